@@ -1,0 +1,535 @@
+"""The policy: a Llama / Qwen decoder written out by hand, its KV cache, its sampler, and the verbs that spread it over GPUs.
+
+    x = x + Attention(RMSNorm(x));   x = x + SwiGLU(RMSNorm(x));   logits = RMSNorm(x) · W_head
+
+The correctness argument of the whole project stands in this file: `sample` (what a rollout records) and `token_logprobs`
+(what training differentiates) are two readings of the same forward pass, so their log-probs agree to rounding.
+
+    python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
+
+A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. State-dict keys are Hugging Face's.
+The classes know nothing of several GPUs; the last section applies FSDP2 to them from outside.
+
+Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size, F feed-forward width,
+V vocabulary, L layers, S cache slots, C cached positions, N scored tokens.
+"""
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+# --------------------------------------------------------------------------------------------------------------------
+# Configuration: config.json, read strictly
+
+
+@dataclass
+class ModelConfig:
+    """The part of Hugging Face's config.json that the forward pass needs. `raw` keeps the file for `save`."""
+    raw: dict
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict | None
+    tie_word_embeddings: bool
+    qkv_bias: bool  # Qwen2
+    qk_norm: bool   # Qwen3
+
+    @classmethod
+    def from_dict(cls, raw: dict, source: str = "config.json") -> "ModelConfig":
+        kind = raw.get("model_type")
+        if kind not in ("llama", "qwen2", "qwen3"):
+            raise ValueError(f"{source}: model_type {kind!r} is not supported; use a llama, qwen2 or qwen3 checkpoint.")
+        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            if not isinstance(raw.get(field), int) or raw[field] <= 0:
+                raise ValueError(f"{source}: {field} must be a positive integer, not {raw.get(field)!r}.")
+        if raw.get("quantization_config"):
+            raise ValueError(f"{source}: quantization_config is set; use the unquantised checkpoint.")
+        if raw.get("use_sliding_window"):
+            raise ValueError(f"{source}: use_sliding_window is on; only full attention is supported.")
+        # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both.
+        rope = raw.get("rope_parameters") or {}
+        scaling = raw.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
+        if scaling and scaling.get("rope_type", scaling.get("type")) not in ("llama3", "default"):
+            raise ValueError(f"{source}: rope_scaling {scaling} is not supported; only llama3 scaling is.")
+        heads, width = raw["num_attention_heads"], raw["hidden_size"]
+        return cls(
+            raw=raw, model_type=kind, vocab_size=raw["vocab_size"], hidden_size=width,
+            intermediate_size=raw["intermediate_size"], num_hidden_layers=raw["num_hidden_layers"],
+            num_attention_heads=heads, num_key_value_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or width // heads, rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+            rope_scaling=scaling if scaling and scaling.get("rope_type", scaling.get("type")) == "llama3" else None,
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=bool(raw.get("attention_bias", kind == "qwen2")), qk_norm=kind == "qwen3")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The decoder
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):  # in float32 whatever x is: squares of bfloat16 lose the small channels
+        return (F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps) * self.weight.float()).to(x.dtype)
+
+
+def rope_frequencies(config: ModelConfig) -> torch.Tensor:
+    """Rotation speed of each of the E/2 coordinate pairs, radians a token. Llama 3.1 slows the slow ones for long contexts."""
+    freq_E = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim)
+    if (s := config.rope_scaling) is None:
+        return freq_E
+    turns = s["original_max_position_embeddings"] * freq_E / (2 * math.pi)  # full turns within the pre-training context
+    low, high = s["low_freq_factor"], s["high_freq_factor"]
+    keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: fast pairs stay; 0: slow pairs are slowed by `factor`
+    return freq_E * keep + freq_E / s["factor"] * (1 - keep)
+
+
+def rotate(x_BHTE, cos_BTE, sin_BTE):
+    """Rotary embedding in Hugging Face's layout: pair i is (x[i], x[i + E/2]), not (x[2i], x[2i+1])."""
+    a, b = x_BHTE.chunk(2, dim=-1)
+    return x_BHTE * cos_BTE[:, None] + torch.cat((-b, a), dim=-1) * sin_BTE[:, None]
+
+
+class KVCache:
+    """Keys and values of S sequences side by side, so that many episodes decode in one batch.
+
+    Position p of a slot is valid once written; what lies beyond a sequence's length is never attended to, so rolling back
+    is only remembering a smaller length (the caller's), and idle slots may write rubbish at their end.
+    Memory: 2 · L · S · K · C · E numbers.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int, length: int, dtype=torch.float32, device="cpu"):
+        shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length, config.head_dim)
+        self.k, self.v = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+        self.slots, self.length = slots, length
+
+
+@dataclass
+class Place:
+    """Where a forward pass with a cache reads and writes. Made once a pass, shared by all layers."""
+    cache: KVCache
+    rows: slice            # the cache slots of the batch's rows: consecutive, so that reading them is a view, not a copy
+    positions_BT: torch.Tensor
+    end: int               # attend to positions below this
+    mask_B1TC: torch.Tensor
+
+    def update(self, layer: int, k_BKTE, v_BKTE):
+        k, v = self.cache.k[layer, self.rows], self.cache.v[layer, self.rows]  # (B, K, C, E), views
+        row_B1 = torch.arange(len(k), device=k.device)[:, None]
+        k[row_B1, :, self.positions_BT] = k_BKTE.transpose(1, 2)
+        v[row_B1, :, self.positions_BT] = v_BKTE.transpose(1, 2)
+        return k[:, :, :self.end], v[:, :, :self.end]
+
+
+class Attention(nn.Module):
+    def __init__(self, c: ModelConfig, layer: int):
+        super().__init__()
+        self.layer, self.heads, self.kv_heads, self.head_dim = layer, c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=c.qkv_bias)
+        self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
+        if c.qk_norm:
+            self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.qk_norm = c.qk_norm
+
+    def forward(self, x_BTD, cos_BTE, sin_BTE, place: Place | None):
+        B, T, _ = x_BTD.shape
+        q = self.q_proj(x_BTD).view(B, T, self.heads, self.head_dim)
+        k = self.k_proj(x_BTD).view(B, T, self.kv_heads, self.head_dim)
+        v = self.v_proj(x_BTD).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)  # (B, K, T, E)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q.transpose(1, 2), cos_BTE, sin_BTE), rotate(k.transpose(1, 2), cos_BTE, sin_BTE)
+        if place is not None:
+            k, v = place.update(self.layer, k, v)
+        # NOTE is_causal aligns the mask at the top left: right for whole rows, wrong for a chunk behind cached keys,
+        # hence the explicit mask there. Rows of unequal length are padded on the right, where causality hides the padding.
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None if place is None else place.mask_B1TC,
+                                           is_causal=place is None, enable_gqa=self.heads != self.kv_heads)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, c: ModelConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, c: ModelConfig, layer: int):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.self_attn = Attention(c, layer)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = MLP(c)
+
+    def forward(self, x_BTD, cos_BTE, sin_BTE, place):
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTE, sin_BTE, place)
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm: `model.*` in Hugging Face's names."""
+
+    def __init__(self, c: ModelConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = nn.ModuleList(Block(c, i) for i in range(c.num_hidden_layers))
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config, self.recompute = config, False  # recompute: trade a second forward for activation memory
+        self.model = Decoder(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.frequencies_E = rope_frequencies(config)  # a plain tensor: not a weight, must stay float32
+
+    def logits(self, x):
+        """(..., D) -> (..., V) by the LM head, which small models share with the embedding."""
+        weight = self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+        return F.linear(x, weight)
+
+    def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None, rows: slice = slice(None), head=None):
+        """Token ids (B, T) -> logits (B, T, V).
+
+        positions_BT: position of each token in its sequence, 0..T-1 by default. cache, rows: write keys and values into
+        these slots at those positions, and attend to everything before. head: what to apply to the final hidden states
+        (B, T, D) instead of the LM head on every position, which for a page of 8,000 tokens would cost 5 GB.
+        """
+        B, T = tokens_BT.shape
+        if positions_BT is None:
+            positions_BT = torch.arange(T, device=tokens_BT.device).expand(B, T)
+        place = None
+        if cache is not None:
+            end = int(positions_BT.max()) + 1
+            assert end <= cache.length, f"{end} positions do not fit the cache's {cache.length}"
+            mask = torch.arange(end, device=tokens_BT.device) <= positions_BT[:, None, :, None]
+            place = Place(cache, rows, positions_BT, end, mask)
+        x_BTD = self.model.embed_tokens(tokens_BT)
+        angle = positions_BT[..., None].float() * self.frequencies_E.to(tokens_BT.device)
+        cos_BTE, sin_BTE = (f(angle).repeat(1, 1, 2).to(x_BTD.dtype) for f in (torch.cos, torch.sin))
+        for block in self.model.layers:
+            if self.recompute and torch.is_grad_enabled():
+                x_BTD = checkpoint(block, x_BTD, cos_BTE, sin_BTE, place, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, cos_BTE, sin_BTE, place)
+        return (head or self.logits)(self.model.norm(x_BTD))
+
+    def init_weights(self, seed: int = 0):
+        """Random weights for a model that starts from nothing.
+
+        W_Q = W_K orthogonal: every token then attends to its own earlier copies from the first step, which is the half of
+        a look-up that gradient descent finds last. Output projections start at zero, so that each block starts as identity.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 1:
+                nn.init.constant_(weight, 0.0 if name.endswith("bias") else 1.0)
+            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.zeros_(weight)
+            else:
+                nn.init.normal_(weight, std=0.02 if "embed" in name else weight.shape[1] ** -0.5, generator=generator)
+        for block in self.model.layers:
+            query, key = block.self_attn.q_proj.weight, block.self_attn.k_proj.weight
+            nn.init.orthogonal_(query, generator=generator)
+            key.data.copy_(query.data[:len(key)])
+        return self
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sampling and scoring: two readings of the same logits
+
+
+def sample(logits_BV, uniform_B, temperature: float = 1.0, top_p: float = 1.0):
+    """Draws one token a row; returns (ids_B, logp_B), the log-probs under the distribution drawn from.
+
+    uniform_B: one number in [0, 1) a row, from the row's own generator: which token a row gets then does not depend on who
+    shares its batch. temperature 0 takes the most likely token and reports its log-prob at temperature 1.
+    """
+    logp_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0:
+        ids_B = logp_BV.argmax(-1)
+    else:
+        if top_p < 1:  # the smallest set of likeliest tokens that holds top_p, renormalised
+            sorted_BV, order_BV = logp_BV.sort(-1, descending=True)
+            outside = sorted_BV.exp().cumsum(-1) - sorted_BV.exp() >= top_p
+            logp_BV = logp_BV.masked_fill(outside.gather(-1, order_BV.argsort(-1)), -torch.inf).log_softmax(-1)
+        cdf_BV = logp_BV.exp().double().cumsum(-1)
+        threshold_B1 = uniform_B.to(cdf_BV)[:, None] * cdf_BV[:, -1:]
+        ids_B = torch.searchsorted(cdf_BV, threshold_B1, right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
+    return ids_B, logp_BV.gather(-1, ids_B[:, None])[:, 0]
+
+
+def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float = 1.0, chunk: int = 1024):
+    """Log-prob and entropy of each token marked in the bool mask action_BT, given everything before it in its row.
+
+    Returns (logp_N, entropy_N) in row-major order of the mask; position 0 cannot be marked. Temperature as in `sample`.
+    The LM head runs on the N marked positions only, `chunk` at a time and recomputed in the backward pass, so that
+    (N, V) float32 logits never exist whole.
+    """
+    assert not action_BT[:, 0].any(), "the first token of a row has no context to be scored in"
+    targets_N = tokens_BT[action_BT]
+    before_BT = action_BT.roll(-1, dims=1)  # token t is predicted by the hidden state at t-1
+
+    def score(x_MD, target_M):
+        logp_MV = (model.logits(x_MD).float() / temperature).log_softmax(-1)
+        return logp_MV.gather(-1, target_M[:, None])[:, 0], -(logp_MV.exp() * logp_MV).sum(-1).detach()
+
+    def head(x_BTD):
+        x_ND = x_BTD[before_BT]
+        parts = [checkpoint(score, x, t, use_reentrant=False) if torch.is_grad_enabled() else score(x, t)
+                 for x, t in zip(x_ND.split(chunk), targets_N.split(chunk))]
+        return tuple(torch.cat(column) for column in zip(*parts)) if parts else (x_ND.sum(-1).float(),) * 2
+
+    return model(tokens_BT, head=head)
+
+
+@torch.no_grad()
+def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, stop=(), seed: int = 0):
+    """Completes one prompt; returns (ids, logps). The teaching version: rollout.py serves many prompts at once."""
+    device, rng = model.model.embed_tokens.weight.device, random.Random(seed)
+    cache = KVCache(model.config, 1, len(prompt_ids) + max_new_tokens, model.model.embed_tokens.weight.dtype, device)
+    ids, logps, new, start = [], [], list(prompt_ids), 0
+    for _ in range(max_new_tokens):
+        positions = torch.arange(start, start + len(new), device=device)[None]
+        logits = model(torch.tensor([new], device=device), positions, cache, head=lambda x: model.logits(x[:, -1]))
+        token, logp = sample(logits, torch.tensor([rng.random()]), temperature)
+        start, new = start + len(new), [int(token)]
+        ids.append(new[0])
+        logps.append(float(logp))
+        if new[0] in stop:
+            break
+    return ids, logps
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Checkpoints in Hugging Face's layout
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+                   "chat_template.jinja")
+
+
+def read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; a checkpoint directory needs it.") from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not readable JSON ({error}); copy it from the original checkpoint again.") from None
+
+
+def resolve(path_or_hub_id: str) -> Path:
+    """A directory as it is; anything else as a hub id, which needs the huggingface_hub package and its cache or a network."""
+    path = Path(path_or_hub_id)
+    if path.is_dir():
+        return path
+    missing = f"no checkpoint at {path_or_hub_id!r}: it is neither a directory here nor a model that the hub could give"
+    if path.is_absolute() or str(path_or_hub_id).count("/") != 1:
+        raise ValueError(f"{missing}; name a directory with config.json, or a hub id such as Qwen/Qwen2.5-3B-Instruct.")
+    try:
+        from huggingface_hub import snapshot_download
+        return Path(snapshot_download(str(path_or_hub_id), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except Exception as error:  # the hub's client raises dozens of kinds; all mean the same to the user
+        raise ValueError(f"{missing} ({type(error).__name__}); check the spelling, or download it first.") from None
+
+
+def load(path_or_hub_id: str, dtype=torch.float32, device="cpu") -> Transformer:
+    """Opens a checkpoint. Tensors are read one at a time into an empty model, so there is never a second full copy."""
+    path = resolve(path_or_hub_id)
+    config = ModelConfig.from_dict(read_json(path / "config.json"), str(path / "config.json"))
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.frequencies_E = rope_frequencies(config)
+    index = path / "model.safetensors.index.json"
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    expected, found = model.state_dict(), {}
+    for name in names:
+        if not (path / name).exists():
+            raise ValueError(f"{path / name} does not exist; the checkpoint is incomplete, copy or train it again.")
+        try:
+            with safe_open(path / name, framework="pt", device=str(device)) as file:
+                for key in file.keys():
+                    if key == "lm_head.weight" and config.tie_word_embeddings:
+                        continue  # some writers store the shared matrix twice
+                    tensor = file.get_tensor(key)
+                    if key not in expected or tensor.shape != expected[key].shape:
+                        wanted = f"shape {tuple(expected[key].shape)}" if key in expected else "no such tensor"
+                        raise ValueError(f"{path / name}: {key} has shape {tuple(tensor.shape)}, config.json asks for {wanted}.")
+                    found[key] = nn.Parameter(tensor.to(dtype))
+        except SafetensorError as error:
+            raise ValueError(f"{path / name} is damaged ({error}); copy or train it again.") from None
+    if missing := sorted(set(expected) - set(found)):
+        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}.")
+    model.load_state_dict(found, assign=True)
+    return model
+
+
+def save(model: Transformer, path: str | Path, like: str | Path | None = None):
+    """Writes a directory that `load`, transformers and vLLM open. All ranks call it; rank 0 writes.
+
+    like: the checkpoint whose tokenizer files go along. The directory appears whole or not at all: it is written under
+    a temporary name and renamed.
+    """
+    state = {key: value.detach().cpu().contiguous() for key, value in full_state(model).items()}
+    if rank() == 0:
+        path = Path(path)
+        fresh, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+        for leftover in (fresh, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
+        (fresh / "config.json").write_text(json.dumps(model.config.raw, indent=2) + "\n")
+        for name in TOKENIZER_FILES:
+            if like is not None and (Path(like) / name).exists():
+                shutil.copy(Path(like) / name, fresh / name)
+        if path.exists():
+            path.rename(old)
+        fresh.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    barrier()
+
+
+def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
+    path = resolve(path_or_hub_id) / "tokenizer.json"
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; copy the tokenizer into the checkpoint directory.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise ValueError(f"{path} is not a tokenizer ({error}); copy it from the original checkpoint again.") from None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Several processes: FSDP2 from outside. One process is the same code with world size 1.
+
+
+def init_dist() -> torch.device:
+    """Joins the other ranks if torchrun started us; returns this rank's device."""
+    cuda = torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ and not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo")
+    return device
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def barrier():
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def all_sum(values) -> torch.Tensor:
+    """Element-wise sum of a list of numbers over all ranks, float64."""
+    total = torch.tensor(values, dtype=torch.float64)
+    if dist.is_initialized():
+        total = total.cuda() if torch.cuda.is_available() else total
+        dist.all_reduce(total)
+    return total.cpu()
+
+
+def shard(model: Transformer) -> Transformer:
+    """FSDP2: every block, then the rest, is cut into world-size parts and gathered just in time.
+
+    bfloat16 compute with float32 masters and reductions on GPUs, float32 throughout on CPU.
+    """
+    if world_size() == 1:
+        return model
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
+    for block in model.model.layers:
+        fully_shard(block, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+@contextmanager
+def unsharded(model: Transformer):
+    """Inside, every rank holds the whole model and may run any number of forward passes (sharded ranks that disagree hang)."""
+    parts = [m for m in model.modules() if hasattr(m, "unshard")]
+    for part in parts:
+        part.set_reshard_after_forward(False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+            part.set_reshard_after_forward(part is not model)
+
+
+def full_state(model: Transformer) -> dict:
+    """The whole state dict; on several ranks gathered, complete on rank 0 only."""
+    if world_size() == 1:
+        return model.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Complete a raw prompt with a checkpoint.")
+    parser.add_argument("model", help="checkpoint directory or hub id")
+    parser.add_argument("prompt")
+    parser.add_argument("--max-new-tokens", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
+    args = parser.parse_args()
+    device = init_dist()
+    tokenizer = load_tokenizer(args.model)
+    model = load(args.model, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
+    prompt_ids = tokenizer.encode(args.prompt).ids
+    stop = model.config.raw.get("eos_token_id") or []
+    ids, logps = generate(model, prompt_ids, args.max_new_tokens, args.temperature,
+                          stop if isinstance(stop, list) else [stop], args.seed)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    print(json.dumps({"prompt_ids": prompt_ids, "ids": ids, "logps": logps, "text": text}) if args.json else args.prompt + text)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"model.py: {error}")
