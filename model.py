@@ -340,7 +340,7 @@ def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, tem
 # Checkpoints in Hugging Face's layout
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-                   "chat_template.jinja")
+                   "chat_template.jinja", "agent.json")  # agent.json: the prompt the policy was trained with
 
 
 def read_json(path: Path) -> dict:

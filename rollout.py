@@ -1,0 +1,692 @@
+"""Everything that touches the browser: actions, observations, episodes, and the engine that serves many episodes at once.
+
+One turn:   observe(page) -> text with element ids -> the policy's response -> parse -> execute -> settle -> next turn
+
+    - `ACTIONS` is the only list of actions: prompt, parser and executor are all read off it, so they cannot drift apart.
+    - The ids an observation writes are the ids an action resolves: both refer to one array of elements held outside the
+      page's reach, so a page that prints ids of its own fools nobody.
+    - What the agent does wrong is data: it reads one sentence about it in its next observation (`ActionError`).
+      What the world does wrong ends the episode as "env_error" (`EnvError`), which is not a reward of 0.
+    - Nothing sleeps. After an action we wait for the navigations it started, as reported by the browser itself.
+    - `Engine` decodes all episodes that wait for a response in one batch, admits whoever is ready and keeps the keys and
+      values of a history between turns, so that a turn prefills only what is new since the last.
+
+Dimension key: B rows, T tokens, V vocabulary.
+"""
+import ast
+import asyncio
+import contextlib
+import os
+import random
+import re
+import shutil
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Awaitable, Callable
+
+import torch
+from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import async_playwright
+
+from compress import Chat, Trajectory, Turn, answer_of, context, fit_page
+from model import KVCache, Transformer, sample, unsharded
+
+
+@dataclass
+class Settings:
+    """Knobs of a rollout; the scripts' Configs inherit them."""
+    max_turns: int = 15            # responses per episode
+    max_new_tokens: int = 1024     # per response
+    max_context: int = 16384       # tokens of history, page and response together
+    concurrency: int = 16          # episodes at once, each with its own browser context and cache slot
+    timeout: float = 30.0          # seconds a page may take to load
+    viewport_only: bool = False    # show only what is within the 1280 x 720 window instead of the whole page
+    max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
+
+
+class ActionError(Exception):
+    """The agent asked for something impossible; the message is what it reads."""
+
+
+class EnvError(Exception):
+    """The world failed: site down, page crashed, browser gone. The episode is void."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Observation: a page as simplified HTML
+
+# Returns {text, elements}. Every usable element is written <tag>name id[ = value]</tag>: name then id, side by side, so that
+# finding an element by its name is copying what once followed that name. elements[id] is the element itself.
+OBSERVE = r"""
+([viewportOnly, maxChars]) => {
+  const elements = [], lines = [];
+  let line = '', size = 0;
+  const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
+  const tidy = s => (s || '').replace(/[\s\u00a0]+/g, ' ').trim();
+  const flush = () => { if (line.trim()) { lines.push(line.trim()); size += line.length; } line = ''; };
+  const put = s => { if (s) line += (line && !line.endsWith(' ') ? ' ' : '') + s; };
+  const ROLES = /^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|menuitem(checkbox|radio)?)$/;
+  const clickHandlers = window[Symbol.for('click handlers')];
+
+  const shown = (el, style) => {
+    if (style.visibility !== 'visible' || style.display === 'none') return false;
+    if (style.display === 'contents') return true;
+    const r = el.getBoundingClientRect();
+    return !(viewportOnly && (r.bottom <= 0 || r.right <= 0 || r.top >= innerHeight || r.left >= innerWidth));
+  };
+  const native = el => el.matches('a[href],button,select,textarea,summary,input:not([type=hidden])');
+  const clickable = (el, style) => !el.disabled && el.getAttribute('aria-disabled') !== 'true' && (native(el)
+    || ROLES.test(el.getAttribute('role') || '') || el.hasAttribute('onclick') || el.isContentEditable && !el.parentElement?.isContentEditable
+    || clickHandlers?.has(el) || el.tabIndex >= 0 && el.hasAttribute('tabindex')
+    || style.cursor === 'pointer' && el.parentElement && getComputedStyle(el.parentElement).cursor !== 'pointer');
+  const covered = el => {  // something else lies on top; can be told only for what is inside the window
+    const r = el.getClientRects()[0];
+    if (!r || r.width < 1 || r.height < 1) return !el.matches('input[type=checkbox],input[type=radio]');
+    const x = r.left + r.width / 2, y = r.top + r.height / 2;
+    if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) return false;
+    const hit = el.getRootNode().elementFromPoint?.(x, y);
+    return hit && !el.contains(hit) && !hit.contains(el) && hit.closest('label')?.control !== el;
+  };
+  const labelText = el => { const c = el.cloneNode(true); c.querySelectorAll('input,select,textarea,button').forEach(x => x.remove()); return tidy(c.textContent); };
+  const nameOf = el => {
+    const control = el.matches('input,select,textarea'), button = el.matches('input[type=submit],input[type=button],input[type=reset]');
+    const by = (el.getAttribute('aria-labelledby') || '').split(/\s+/).map(id => id && el.ownerDocument.getElementById(id)?.textContent).join(' ');
+    return tidy(el.getAttribute('aria-label')) || tidy(by) || (control && el.labels?.length ? labelText(el.labels[0]) : '')
+      || (button ? tidy(el.value) || el.type : '') || (control ? '' : tidy(el.innerText)) || tidy(el.placeholder) || tidy(el.title)
+      || tidy(el.alt || el.querySelector?.('img[alt]')?.alt) || tidy(el.name) || tidy(el.id) || tidy(el.getAttribute('class')) || '';
+  };
+  const kindOf = el => {
+    const type = (el.type || '').toLowerCase();
+    if (el.matches('input')) return /^(checkbox|radio)$/.test(type) ? type : /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
+    return /^(checkbox|radio|button|link)$/.test(el.getAttribute('role') || '') ? el.getAttribute('role').replace('link', 'a') : el.localName;
+  };
+  const valueOf = el => {
+    const kind = kindOf(el);
+    if (kind === 'checkbox' || kind === 'radio') return (el.checked ?? el.getAttribute('aria-checked') === 'true') ? 'on' : 'off';
+    if (el.matches('select')) return tidy(el.selectedOptions[0]?.text) + ' (' + [...el.options].slice(0, 60).map(o => tidy(o.text)).join(' | ') + ')';
+    if (kind === 'input' || kind === 'textarea') return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
+    return '';
+  };
+  const write = el => {
+    const value = valueOf(el), kind = kindOf(el);
+    put(`<${kind}>${escape(nameOf(el).slice(0, 300))} ${elements.length}${value && ' = ' + escape(value)}</${kind}>`);
+    elements.push(el);
+  };
+  const holds = (el) => {  // the innermost clickable wins: is there another one inside?
+    for (const inner of el.querySelectorAll('*')) if (native(inner) || ROLES.test(inner.getAttribute('role') || '') || clickHandlers?.has(inner)) return true;
+    return false;
+  };
+  const children = el => {
+    for (const child of (el.shadowRoot || (el.localName === 'slot' && el.assignedNodes().length ? {childNodes: el.assignedNodes()} : el)).childNodes) visit(child);
+  };
+  const visit = node => {
+    if (size > maxChars) return;
+    if (node.nodeType === 3) return put(escape(tidy(node.data)));
+    if (node.nodeType !== 1 || /^(script|style|noscript|template|head|object|embed)$/.test(node.localName)) return;
+    const style = getComputedStyle(node);
+    if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return;
+    const block = !/^(inline|contents|table-cell|ruby)/.test(style.display) && node.localName !== 'select';
+    if (node.localName === 'br') return flush();
+    if (block && !clickable(node, style)) flush();
+    if (style.display === 'table-cell' && line.trim()) put('|');
+    if (node.localName === 'label' && node.control && shown(node.control, getComputedStyle(node.control))) {
+      if (node.contains(node.control)) visit(node.control);  // its text is the control's name already
+    } else if (clickable(node, style) && (native(node) || !holds(node))) {
+      if (!covered(node)) write(node);
+    } else if (node.localName === 'iframe') {
+      try { if (node.contentDocument?.body) { flush(); visit(node.contentDocument.body); flush(); } } catch { }
+    } else if (/^h[1-6]$/.test(node.localName)) {
+      flush(); children(node); if (line) line = `<${node.localName}>${line.trim()}</${node.localName}>`; flush();
+    } else if (node.localName === 'img') { put(escape(tidy(node.alt)));
+    } else if (node.disabled) { put(escape(nameOf(node)) + ' (disabled)');
+    } else children(node);
+    if (block && !clickable(node, style)) flush();
+  };
+  if (document.title) lines.push(`<title>${escape(tidy(document.title).slice(0, 200))}</title>`);
+  if (document.body) visit(document.body);
+  flush();
+  let text = lines.join('\n');
+  if (text.length > maxChars) text = text.slice(0, maxChars) + '\n[the page goes on]';
+  return {text, elements};
+}
+"""
+
+# Elements that listen for clicks by addEventListener carry no mark that an observation could read; this notes them.
+INIT = r"""
+(() => {
+  const heard = new WeakSet(), add = EventTarget.prototype.addEventListener;
+  Object.defineProperty(window, Symbol.for('click handlers'), {value: heard});
+  EventTarget.prototype.addEventListener = function (type, ...rest) {
+    if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element && this !== document.body
+        && this !== document.documentElement) heard.add(this);
+    return add.call(this, type, ...rest);
+  };
+})();
+"""
+
+# Where to aim the mouse: the centre of the element's first box, scrolled into view, iframe offsets added.
+LOCATE = r"""
+(o, id) => {
+  const el = o.elements[id];
+  if (!el) return {error: `there is no element ${id} on this page`};
+  if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
+  el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+  const r = el.getClientRects()[0];
+  if (!r) return {error: `element ${id} is hidden now`};
+  let x = r.left + r.width / 2, y = r.top + r.height / 2;
+  for (let w = el.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
+    const f = w.frameElement.getBoundingClientRect(); x += f.left; y += f.top;
+  }
+  return {x, y};
+}
+"""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Actions: one table
+
+
+@dataclass(frozen=True)
+class Action:
+    signature: str  # what the prompt shows
+    help: str
+    element: bool   # needs element="12"
+    argument: bool  # needs argument="..."
+    run: Callable[["Session", "Call"], Awaitable[None]] | None
+
+
+@dataclass
+class Call:
+    """One parsed action. str() gives its canonical form."""
+    name: str
+    argument: str | None = None
+    element: str | None = None
+
+    def __str__(self):
+        if self.name == "exit":
+            return f"exit(message={self.argument!r})"
+        pairs = [("action", self.name), ("argument", self.argument), ("element", self.element)]
+        return "do(" + ", ".join(f"{key}={value!r}" for key, value in pairs if value is not None) + ")"
+
+
+async def click(session, call, button="left"):
+    x, y = await session.locate(call.element)
+    await session.page.mouse.click(x, y, button=button)
+
+
+async def type_text(session, call):
+    box = (await session.handle.evaluate_handle("(o, id) => o.elements[id]", int(call.element))).as_element()
+    if box is None:
+        raise ActionError(f"there is no element {call.element} on this page")
+    try:
+        await box.fill(call.argument, timeout=2000)
+        await box.focus()
+    except PlaywrightError as error:
+        if session.dead:
+            raise
+        raise ActionError(f"element {call.element} does not take text ({first_line(error)})") from None
+
+
+async def search(session, call):
+    await type_text(session, call)
+    await session.page.keyboard.press("Enter")
+
+
+async def select_option(session, call):
+    chosen = await session.handle.evaluate("""(o, [id, wanted]) => {
+        const el = o.elements[id], options = [...(el?.options || [])], w = wanted.trim().toLowerCase();
+        const found = options.find(p => p.text.trim().toLowerCase() === w) || options.find(p => p.text.toLowerCase().includes(w));
+        if (!found) return options.length ? 'its options are: ' + options.map(p => p.text.trim()).join(', ') : 'it is no dropdown';
+        found.selected = true;
+        for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
+        return '';
+    }""", [int(call.element), call.argument])
+    if chosen:
+        raise ActionError(f"cannot select {call.argument!r} in element {call.element}: {chosen}")
+
+
+async def history(session, offset):
+    before = session.page.url
+    moved = await (session.page.go_back() if offset < 0 else session.page.go_forward())
+    if moved is None and session.page.url == before:
+        raise ActionError("there is no further page in the history")
+
+
+async def switch_tab(session, call):
+    tabs = [page for page in session.context.pages if not page.is_closed()]
+    if not call.argument.strip().isdigit() or int(call.argument) >= len(tabs):
+        raise ActionError(f"there is no tab {call.argument}; tabs are 0 to {len(tabs) - 1}")
+    session.page = tabs[int(call.argument)]
+    await session.page.bring_to_front()
+
+
+def scroll(direction):
+    return lambda s, c: s.page.evaluate("d => scrollBy({top: d * innerHeight * 2 / 3, behavior: 'instant'})", direction)
+
+
+async def hover(session, call):
+    await session.page.mouse.move(*await session.locate(call.element))
+
+
+ACTIONS = {
+    "Click": Action('do(action="Click", element="12")', "click an element", True, False, click),
+    "Right Click": Action('do(action="Right Click", element="12")', "click with the right button", True, False,
+                          lambda s, c: click(s, c, button="right")),
+    "Type": Action('do(action="Type", argument="text", element="12")', "replace a field's text", True, True, type_text),
+    "Search": Action('do(action="Search", argument="text", element="12")', "type into a field and press Enter", True, True, search),
+    "Select Dropdown Option": Action('do(action="Select Dropdown Option", argument="option", element="12")',
+                                     "choose an option of a dropdown by its text", True, True, select_option),
+    "Hover": Action('do(action="Hover", element="12")', "move the mouse over an element", True, False, hover),
+    "Scroll Up": Action('do(action="Scroll Up")', "scroll up by two thirds of a screen", False, False, scroll(-1)),
+    "Scroll Down": Action('do(action="Scroll Down")', "scroll down by two thirds of a screen", False, False, scroll(1)),
+    "Press Enter": Action('do(action="Press Enter")', "press Enter in the field used last", False, False,
+                          lambda s, c: s.page.keyboard.press("Enter")),
+    "Switch Tab": Action('do(action="Switch Tab", argument="0")', "go to another tab, counted from 0", False, True, switch_tab),
+    "Go Backward": Action("go_backward()", "return to the previous page", False, False, lambda s, c: history(s, -1)),
+    "Go Forward": Action("go_forward()", "undo a go_backward", False, False, lambda s, c: history(s, 1)),
+    "Wait": Action('do(action="Wait")', "let a page that is still loading finish", False, False,
+                   lambda s, c: s.page.wait_for_timeout(1000)),
+    "exit": Action('exit(message="...")', "end the task; the message is the answer, or empty", False, True, None),
+}
+SHORTHANDS = {"go_backward": "Go Backward", "go_forward": "Go Forward"}
+
+
+def actions_help() -> str:
+    """The action list of the system prompt."""
+    return "\n".join(f"- {a.signature}: {a.help}" for a in ACTIONS.values())
+
+
+def parse(response: str) -> Call:
+    """The one call in a response; comment lines and code fences around it are passed over. Raises ActionError."""
+    answer = answer_of(response)
+    if answer is None:
+        raise ActionError("the response was cut before </answer>")
+    lines = [line for line in answer.strip().splitlines() if line.strip() and not line.lstrip().startswith(("#", "```"))]
+    start = next((i for i, line in enumerate(lines) if re.match(r"\s*(do|exit|go_backward|go_forward)\s*\(", line)), None)
+    if start is None:
+        raise ActionError('no action found; write one call such as do(action="Click", element="12")')
+    text = "\\n".join(line.strip("\r") for line in lines[start:]).strip()  # a typed text may span lines
+    try:
+        node = ast.parse(text[:8000], mode="eval").body
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        arguments = {keyword.arg: str(ast.literal_eval(keyword.value)) for keyword in node.keywords}
+        positional = [str(ast.literal_eval(value)) for value in node.args]
+    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+        raise ActionError(f"cannot read the action {text[:80]!r}; write exactly one call a round") from None
+    if node.func.id == "exit":
+        return Call("exit", arguments.get("message", positional[0] if positional else ""))
+    name = SHORTHANDS.get(node.func.id) or arguments.get("action") or (positional[0] if positional else "")
+    action = ACTIONS.get(name)
+    if action is None or name == "exit":
+        raise ActionError(f"unknown action {name!r}; use one of: {', '.join(ACTIONS)}")
+    call = Call(name, arguments.get("argument") if action.argument else None,
+                arguments.get("element", "").strip("[]# ") if action.element else None)
+    if action.element and not (call.element.isascii() and call.element.isdigit() and len(call.element) < 7):
+        raise ActionError(f'{name} needs the id of an element, as in {action.signature}')
+    if action.argument and call.argument is None:
+        raise ActionError(f"{name} needs an argument, as in {action.signature}")
+    return call
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The browser
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+def find_chromium(playwright) -> str:
+    """Playwright's own Chromium if it was downloaded, else one of the system."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    candidates = [playwright.chromium.executable_path, *filter(None, map(shutil.which, names))]
+    found = next((path for path in candidates if os.path.exists(path)), None)
+    if found is None:
+        raise ValueError("no Chromium found: run `playwright install chromium --only-shell`, or install a system one "
+                         "(Debian: apt-get install chromium-headless-shell).")
+    return found
+
+
+class Browser:
+    """One Chromium process with a fresh context (cookies, storage, world) for every episode."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+
+    async def __aenter__(self):
+        self.playwright = await async_playwright().start()
+        try:
+            flags = ["--disable-dev-shm-usage", "--disable-gpu", "--num-raster-threads=1"]
+            flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses its sandbox to root
+            self.chromium = await self.playwright.chromium.launch(executable_path=find_chromium(self.playwright), args=flags)
+        except BaseException:
+            await self.playwright.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_):
+        with contextlib.suppress(PlaywrightError):  # a Chromium that was killed cannot be closed
+            await self.chromium.close()
+        await self.playwright.stop()
+
+    async def open(self, task: dict) -> "Session":
+        """Starts an episode at the task's first start page, in a context and (sandbox tasks) a world of its own."""
+        # The world travels as a header, not as a cookie, so that logging out does not change it.
+        headers = {"X-World": f"{task['world']}-{uuid.uuid4().hex}"} if "world" in task else {}
+        context = await self.chromium.new_context(
+            viewport={"width": 1280, "height": 720}, extra_http_headers=headers, storage_state=task.get("storage_state"),
+            accept_downloads=False, service_workers="block")
+        context.set_default_timeout(1000 * self.settings.timeout)
+        session = Session(context, self.settings)
+        try:
+            await context.add_init_script(INIT)
+            for start_url in task["start_url"].split(" |AND| "):
+                await session.adopt(await context.new_page())
+                await session.page.goto(start_url, wait_until="load")
+            context.on("page", lambda page: session.spawn(session.adopt(page)))
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+
+class Session:
+    """One episode's window on the web: observe, execute, judge."""
+
+    def __init__(self, context, settings: Settings):
+        self.context, self.settings = context, settings
+        self.page = self.handle = None
+        self.dead = ""                          # why the page is lost, once it is
+        self.notes: list[str] = []              # dialogs and the like, told with the next observation
+        self.loading: set = set()               # frames with a navigation under way
+        self.quiet = asyncio.Event()
+        self.quiet.set()
+        self.tasks: set = set()
+
+    def spawn(self, coroutine):  # keeps a reference: asyncio alone would let the task be collected
+        task = asyncio.ensure_future(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task):
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, PlaywrightError):
+            self.dead = self.dead or repr(error)
+
+    async def adopt(self, page):
+        """Makes a tab the current one: the first, or one that a page opened."""
+        self.page = page
+        page.on("dialog", lambda dialog: self.spawn(self._answer(dialog)))
+        page.on("crash", lambda _: setattr(self, "dead", "the page crashed"))
+        page.on("close", lambda closed: self._closed(closed))
+        devtools = await self.context.new_cdp_session(page)
+        # The page's own process announces a navigation before it answers our next message, so a click that starts one is
+        # known to have done so by the time the click's round trip is over. No polling, no guessing.
+        devtools.on("Page.frameRequestedNavigation", lambda e: self._loads(e["frameId"], e["disposition"] == "currentTab"))
+        devtools.on("Page.frameStartedLoading", lambda e: self._loads(e["frameId"], True))
+        devtools.on("Page.frameStoppedLoading", lambda e: self._loads(e["frameId"], False))
+        devtools.on("Page.frameDetached", lambda e: self._loads(e["frameId"], False))
+        await devtools.send("Page.enable")
+
+    def _loads(self, frame: str, started: bool):
+        (self.loading.add if started else self.loading.discard)(frame)
+        (self.quiet.clear if self.loading else self.quiet.set)()
+
+    def _closed(self, page):
+        others = [p for p in self.context.pages if p is not page]
+        if page is self.page and others:
+            self.page = others[-1]
+        self.loading.clear()
+        self.quiet.set()
+
+    async def _answer(self, dialog):
+        self.notes.append(f"the page showed a {dialog.type}: {dialog.message[:200]}")
+        await dialog.accept()
+
+    async def settle(self):
+        """Returns when the navigations under way are over, or when time is up."""
+        with contextlib.suppress(asyncio.TimeoutError, PlaywrightError):
+            await asyncio.wait_for(self.page.evaluate("0"), self.settings.timeout)  # drains events sent before it
+        try:
+            await asyncio.wait_for(self.quiet.wait(), self.settings.timeout)
+            await self.page.wait_for_load_state("domcontentloaded")  # of a tab that opened before we listened to it
+        except (asyncio.TimeoutError, PlaywrightError):
+            self.notes.append("the page is still loading")
+            self._closed(None)
+
+    async def observe(self) -> tuple[str, str]:
+        """(url, simplified HTML) of the current page. Raises EnvError."""
+        for attempt in range(3):  # a page may navigate by itself between two messages
+            await self.settle()
+            if self.dead or self.page.is_closed():
+                raise EnvError(self.dead or "the page is gone")
+            if self.page.url.startswith("chrome-error:"):
+                raise EnvError("the site did not answer")
+            try:
+                arguments = [self.settings.viewport_only, self.settings.max_page_chars]
+                self.handle = await self.page.evaluate_handle(OBSERVE, arguments)
+                text = await self.handle.evaluate("o => o.text")
+                break
+            except PlaywrightError as error:
+                if attempt == 2 or self.dead or "ontext was destroyed" not in str(error):
+                    raise EnvError(first_line(error)) from None
+                self._loads("?", False)
+        notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
+        return self.page.url, notes + text
+
+    async def locate(self, element: str) -> tuple[float, float]:
+        spot = await self.handle.evaluate(LOCATE, int(element))
+        if "error" in spot:
+            raise ActionError(spot["error"])
+        return spot["x"], spot["y"]
+
+    async def execute(self, call: Call):
+        """Carries an action out. Raises ActionError with what the agent should read."""
+        try:
+            await ACTIONS[call.name].run(self, call)
+        except PlaywrightError as error:  # the one place where the browser's complaints become the agent's
+            if self.dead or self.page.is_closed() or not self.context.browser.is_connected():
+                raise EnvError(self.dead or first_line(error)) from None
+            raise ActionError(f"{call.name} failed: {first_line(error)}") from None
+
+    async def close(self):
+        for task in list(self.tasks):
+            task.cancel()
+        with contextlib.suppress(PlaywrightError):
+            await self.context.close()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Episodes
+
+# act(trajectory, slot) -> (action_ids, logps, ended): answers the trajectory's last turn. A model or a scripted expert.
+Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
+Score = Callable[..., Awaitable[float]]  # score(task, answer, page): evaluate.score, handed in
+
+
+async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: int, act: Act, score: Score) -> Trajectory:
+    """Plays one task to its end and judges it once. Never raises for what the world or the agent does."""
+    trajectory, session, error = Trajectory(task, member), None, ""
+    settings = browser.settings
+    try:
+        session = await browser.open(task)
+        while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
+            url, page = await session.observe()
+            page = f"error: {error}\n{page}" if error else page
+            ids, shown, cut = fit_page(chat, trajectory, page, settings.max_context - settings.max_new_tokens)
+            turn = Turn(url, shown, ids, [], [], "", page_cut=cut)
+            trajectory.turns.append(turn)
+            if len(context(chat, trajectory, len(trajectory.turns) - 1)) + settings.max_new_tokens > settings.max_context:
+                trajectory.turns.pop()  # the history alone fills the context: the episode is over, like at the turn limit
+                break
+            turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
+            turn.response = chat.decode(turn.action_ids)
+            error = ""
+            try:
+                call = parse(turn.response)
+                turn.action = str(call)
+                if call.name == "exit":
+                    trajectory.answer = call.argument
+                else:
+                    await session.execute(call)
+            except ActionError as problem:
+                turn.error = error = str(problem)
+        await session.settle()
+        trajectory.reward = await score(task, trajectory.answer, session.page)
+    except (EnvError, PlaywrightError, asyncio.TimeoutError, ConnectionError) as problem:
+        trajectory.status, trajectory.reward = "env_error", 0.0
+        trajectory.checks = [["environment", False, first_line(problem)]]
+    finally:
+        if session is not None:
+            await session.close()
+    return trajectory
+
+
+async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: Settings, group: int = 1,
+               log: Callable[[str], None] | None = None) -> list[Trajectory]:
+    """Plays every task `group` times, at most settings.concurrency at once; returns them ordered by task, then member."""
+    slots: asyncio.PriorityQueue = asyncio.PriorityQueue()
+    for slot in range(settings.concurrency):
+        slots.put_nowait(slot)  # lowest first, so that the slots in use lie together
+    done: list[Trajectory] = []
+    start = said = time.monotonic()
+    async with Browser(settings) as browser:
+        async def one(task, member):
+            nonlocal said
+            slot = await slots.get()
+            try:
+                trajectory = await episode(browser, chat, task, member, slot, act, score)
+                if trajectory.status == "env_error":  # once more, in a fresh context: most such faults are passing ones
+                    trajectory = await episode(browser, chat, task, member, slot, act, score)
+            finally:
+                slots.put_nowait(slot)
+            done.append(trajectory)
+            if log and (time.monotonic() - said > 1 or len(done) == len(tasks) * group):
+                said = time.monotonic()
+                ok = [t for t in done if t.status == "ok"]
+                log(f"{len(done)}/{len(tasks) * group} episodes, {sum(len(t.turns) for t in done) / (said - start):.0f} turns/s, "
+                    f"success {sum(t.reward for t in ok) / max(len(ok), 1):.0%}, env errors {len(done) - len(ok)}")
+            return trajectory
+        jobs = [asyncio.ensure_future(one(task, member)) for task in tasks for member in range(group)]
+        try:
+            return await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The engine: one model, many episodes
+
+
+@dataclass
+class Request:
+    slot: int
+    ids: list[int]             # the context, whole
+    rng: random.Random         # this episode's own
+    future: asyncio.Future
+    out: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+
+
+class Engine:
+    """Continuous batching: prefill whoever arrives, then decode all who are running by one token, and again.
+
+    Each episode owns a cache slot for its life. A new turn's context shares the history up to the last page with what the
+    slot holds; the slot rolls back to the end of the common part and prefills the rest.
+    """
+
+    def __init__(self, model: Transformer, chat: Chat, settings: Settings, temperature: float = 1.0, top_p: float = 1.0):
+        weight = model.model.embed_tokens.weight
+        self.model, self.chat, self.settings, self.device = model, chat, settings, weight.device
+        self.temperature, self.top_p = temperature, top_p
+        self.cache = KVCache(model.config, settings.concurrency, settings.max_context + 1, weight.dtype, weight.device)
+        self.held: list[list[int]] = [[] for _ in range(settings.concurrency)]  # ids whose keys and values a slot holds
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.arrived = asyncio.Event()
+
+    async def respond(self, ids: list[int], slot: int, rng: random.Random) -> tuple[list[int], list[float], bool]:
+        """Samples a response to the context `ids`; returns (ids, logps, whether it ended by itself)."""
+        request = Request(slot, ids, rng, asyncio.get_running_loop().create_future())
+        self.waiting.append(request)
+        self.arrived.set()
+        await request.future
+        return request.out, request.logps, request.out[-1:] == [self.chat.end_id]
+
+    async def serve(self):
+        """Runs until cancelled. Between two forward passes the browsers get their turn."""
+        try:
+            while True:
+                if not self.waiting and not self.running:
+                    self.arrived.clear()
+                    await self.arrived.wait()
+                while self.waiting:
+                    self.prefill(self.waiting[0])
+                    self.running.append(self.waiting.popleft())
+                    await asyncio.sleep(0)
+                self.decode()
+                await asyncio.sleep(0)
+        except Exception as error:
+            for request in [*self.waiting, *self.running]:
+                if not request.future.done():
+                    request.future.set_exception(error)
+            raise
+
+    def prefill(self, request: Request, chunk: int = 2048):
+        """Brings the slot to hold all of the context but its last token, which `decode` feeds."""
+        held, ids = self.held[request.slot], request.ids
+        same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), min(len(held), len(ids)))
+        for start in range(min(same, len(ids) - 1), len(ids) - 1, chunk):
+            part = ids[start:min(start + chunk, len(ids) - 1)]
+            positions = torch.arange(start, start + len(part), device=self.device)[None]
+            self.model(torch.tensor([part], device=self.device), positions, self.cache,
+                       slice(request.slot, request.slot + 1), head=lambda x_BTD: x_BTD[:, :0])
+        self.held[request.slot] = ids[:-1]
+
+    def decode(self):
+        """One token for every running request."""
+        # A consecutive range of slots is a view of the cache; idle slots inside it write one unused position.
+        low = min(r.slot for r in self.running)
+        rows = slice(low, max(r.slot for r in self.running) + 1)
+        tokens, uniform = [[0]] * (rows.stop - low), [0.0] * (rows.stop - low)
+        for r in self.running:
+            tokens[r.slot - low] = [r.out[-1] if r.out else r.ids[-1]]
+            uniform[r.slot - low] = r.rng.random()
+        positions = [[len(self.held[slot])] for slot in range(low, rows.stop)]
+        logits_BV = self.model(torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device),
+                               self.cache, rows, head=lambda x_BTD: self.model.logits(x_BTD[:, -1]))
+        ids_B, logp_B = sample(logits_BV, torch.tensor(uniform, device=self.device), self.temperature, self.top_p)
+        ids, logps = ids_B.tolist(), logp_B.tolist()
+        for r in list(self.running):
+            self.held[r.slot] += tokens[r.slot - low]
+            r.out.append(ids[r.slot - low])
+            r.logps.append(logps[r.slot - low])
+            if r.out[-1] == self.chat.end_id or len(r.out) == self.settings.max_new_tokens:
+                self.running.remove(r)
+                if not r.future.done():
+                    r.future.set_result(None)
+
+
+async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Score, settings: Settings, *, group: int = 1,
+                  seed: int | str = 0, temperature: float = 1.0, top_p: float = 1.0,
+                  log: Callable[[str], None] | None = None) -> list[Trajectory]:
+    """Plays every task `group` times with the model as policy. Random numbers depend on (seed, task, member) only."""
+    engine = Engine(model, chat, settings, temperature, top_p)
+    rngs: dict[int, random.Random] = {}
+
+    async def act(trajectory: Trajectory, slot: int):
+        if len(trajectory.turns) == 1:
+            rngs[slot] = random.Random(f"{seed}/{trajectory.task['task_id']}/{trajectory.member}")
+        return await engine.respond(context(chat, trajectory, len(trajectory.turns) - 1), slot, rngs[slot])
+
+    with unsharded(model), torch.no_grad():
+        server = asyncio.ensure_future(engine.serve())
+        try:
+            return await play(tasks, act, chat, score, settings, group, log)
+        finally:
+            server.cancel()
+
+
