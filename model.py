@@ -24,6 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+# OpenMP's threads spin while they wait, and starve the browser that shares their cores; must be set before torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -398,28 +401,30 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu") -> Transformer:
     return model
 
 
-def save(model: Transformer, path: str | Path, like: str | Path | None = None):
+def save(model: Transformer, path: str | Path, like: str | Path | None = None, run: dict | None = None):
     """Writes a directory that `load`, transformers and vLLM open. All ranks call it; rank 0 writes.
 
-    like: the checkpoint whose tokenizer files go along. The directory appears whole or not at all: it is written under
-    a temporary name and renamed.
+    like: the checkpoint whose tokenizer files go along. run: what made it; kept under "run" in config.json, which other
+    readers pass over. Everything is written to a temporary directory first. A new checkpoint is then renamed into place;
+    in a run's directory, which holds other files too, each file is replaced whole, the weights before the rest.
     """
     state = {key: value.detach().cpu().contiguous() for key, value in full_state(model).items()}
     if rank() == 0:
-        path = Path(path)
-        fresh, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-        for leftover in (fresh, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        path, source = Path(path), resolve(like) if like is not None else None
+        fresh = path.with_name(path.name + ".tmp")
+        shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
-        (fresh / "config.json").write_text(json.dumps(model.config.raw, indent=2) + "\n")
+        (fresh / "config.json").write_text(json.dumps(model.config.raw | ({"run": run} if run else {}), indent=2) + "\n")
         for name in TOKENIZER_FILES:
-            if like is not None and (Path(like) / name).exists():
-                shutil.copy(Path(like) / name, fresh / name)
-        if path.exists():
-            path.rename(old)
-        fresh.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+            if source and (source / name).exists():
+                shutil.copy(source / name, fresh / name)
+        if not path.exists():
+            fresh.rename(path)
+        else:
+            for file in sorted(fresh.iterdir(), key=lambda f: f.suffix != ".safetensors"):
+                file.replace(path / file.name)
+            fresh.rmdir()
     barrier()
 
 
@@ -469,6 +474,15 @@ def all_sum(values) -> torch.Tensor:
         total = total.cuda() if torch.cuda.is_available() else total
         dist.all_reduce(total)
     return total.cpu()
+
+
+def all_max(value: int) -> int:
+    """The largest of the ranks' values; also a point where all ranks meet."""
+    total = torch.tensor(value)
+    if dist.is_initialized():
+        total = total.cuda() if torch.cuda.is_available() else total
+        dist.all_reduce(total, dist.ReduceOp.MAX)
+    return int(total)
 
 
 def shard(model: Transformer) -> Transformer:

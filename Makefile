@@ -1,0 +1,25 @@
+# make help lists the targets. Everything happens inside .venv and runs/; SEED and RUN choose the demo's seed and folder.
+SEED ?= 0
+RUN ?= runs/demo-$(SEED)
+PY := .venv/bin/python
+
+.PHONY: help setup demo test test-slow base
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: .venv/ready ## virtual environment, packages and a browser
+.venv/ready: requirements.txt
+	python3 -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	.ci/browser $(PY)
+	touch $@
+
+demo: setup ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
+	.ci/demo $(PY) $(RUN) $(SEED)
+
+test: setup ## the whole test suite, a two-rank run included
+	$(PY) -m pytest -q -m "not slow" tests
+
+test-slow: setup ## the checks that take long
+	$(PY) -m pytest -q -m slow tests

@@ -1,0 +1,200 @@
+"""Behavior cloning, the paper's first stage: demonstrations to a policy that reinforcement learning can start from.
+
+    L = - E_(h_t, a_t) log pi(a_t | h_t)          (paper §3.1; the mean runs over action tokens)
+
+h_t is put together by `compress.context`, exactly as in a rollout: a page is whole only in the turn that acts on it. Loss
+falls on the response's tokens alone.
+
+    python bc.py                                   # experts show the sandbox's tasks in a real browser; train; save runs/bc
+    python bc.py --data runs/x/trajectories.jsonl  # clone the successful trajectories of a file instead
+    torchrun --nproc_per_node 8 bc.py --model Qwen/Qwen2.5-3B-Instruct --paper --data demos.jsonl
+"""
+import argparse
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+import sandbox
+from compress import Chat, Row, Trajectory, Turn, micro_batches, open_chat, pad, respond, rows
+from evaluate import score, site_urls, start_run
+from model import all_max, all_sum, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
+from rollout import Settings, actions_help, play
+
+
+@dataclass
+class Config(Settings):
+    # Model and data
+    model: str = "sandbox/base"   # checkpoint directory or hub id to start from
+    data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
+    demos: int = 300              # demonstrations to record
+    run: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
+    # Optimization
+    epochs: float = 3.0           # passes over the demonstrations
+    batch: int = 32               # responses per step, over all ranks
+    lr: float = 1e-3              # peak of a cosine
+    warmup: float = 0.05          # share of the steps that lr rises for
+    clip: float = 1.0             # gradient norm
+    max_tokens: int = 8192        # padded tokens per micro-batch: lower it when memory runs out
+    recompute: bool = False       # activation checkpointing
+    seed: int = 0
+    # Rollout, sized for the sandbox and a CPU
+    max_turns: int = 12
+    max_new_tokens: int = 80
+    max_context: int = 1536
+    concurrency: int = 8
+    # Preset
+    paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
+
+
+PAPER = dict(lr=5e-5, batch=128, warmup=0.05, max_context=16384, max_new_tokens=1024, max_turns=15, recompute=True,
+             max_tokens=16384)
+
+
+def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
+    """Demonstrations: the sandbox's experts act in the real browser, through the policy's own observations and actions.
+
+    Cached in RUN/demos.jsonl. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
+    """
+    path = Path(cfg.run) / "demos.jsonl"
+    tasks = site_urls(sandbox.tasks("train", cfg.demos), urls)
+    if path.exists():
+        cached = [json.loads(line) for line in path.read_text().splitlines()]
+        if [r["task_id"] for r in cached] == [t["task_id"] for t in tasks]:
+            return cached
+    experts: dict[int, object] = {}
+
+    async def act(trajectory: Trajectory, slot: int):
+        if len(trajectory.turns) == 1:
+            experts[slot] = sandbox.expert(trajectory.task)
+        thought, action = experts[slot](trajectory.turns[-1].observation)
+        return [*chat.encode(respond(thought, action, chat.think)), chat.end_id], [], True
+
+    played = asyncio.run(play(tasks, act, chat, score, cfg, log=log))
+    if failed := [t for t in played if t.reward < 1]:
+        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first is task {failed[0].task['task_id']} "
+                         f"({failed[0].task['intent']!r}: {failed[0].checks or failed[0].turns[-1].error}).")
+    records = [t.record(chat) for t in played]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(r) + "\n" for r in records))
+    temporary.replace(path)
+    return records
+
+
+def read_demonstrations(path: str) -> list[dict]:
+    """Successful trajectories of a trajectories.jsonl. Raises ValueError naming file and line."""
+    records = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"cannot read demonstrations from {path}: {error.strerror}.") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            [(t["observation"], t["response"], t["url"]) for t in record["turns"]]
+            records += [record] if record.get("reward", 1) == 1 and record["intent"] else []
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not a trajectory ({error!r}).") from None
+    if not records:
+        raise ValueError(f"{path} holds no successful trajectory to clone.")
+    return records
+
+
+def to_rows(chat: Chat, record: dict) -> list[Row]:
+    """A recorded trajectory -> one row per turn, for this chat's tokenizer."""
+    trajectory = Trajectory({"intent": record["intent"], "task_id": record["task_id"], "sites": record["sites"]})
+    for k, t in enumerate(record["turns"]):
+        ids = chat.observation(trajectory.task, k, t["observation"])
+        trajectory.turns.append(Turn(t["url"], t["observation"], ids, [*chat.encode(t["response"]), chat.end_id], [], t["response"]))
+    return rows(chat, trajectory)
+
+
+def learning_rate(step: int, steps: int, cfg: Config) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    warm = max(1, round(cfg.warmup * steps))
+    return cfg.lr * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))))
+
+
+def train_step(model, optimizer, batch: list[Row], cfg: Config, device) -> tuple[float, float]:
+    """One optimizer step on this rank's share of a batch; returns (loss, accuracy-like mean prob) over all ranks."""
+    mine = micro_batches(batch[rank()::world_size()], cfg.max_tokens)
+    total_tokens = sum(row.n_action for row in batch)
+    loss_sum = 0.0
+    # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
+    for i in range(all_max(len(mine))):
+        real = i < len(mine)
+        tokens_BT, action_BT = pad(mine[i] if real else batch[:1], device)
+        logp_N, _ = token_logprobs(model, tokens_BT, action_BT)
+        # FSDP averages gradients over ranks: the sum over the global count, times world size, is the exact mean.
+        loss = -logp_N.sum() / total_tokens * (1.0 if real else 0.0)
+        (loss * world_size()).backward()
+        loss_sum += loss.item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(all_sum([loss_sum])[0]), float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def train(model, dataset: list[Row], cfg: Config, device, log, write) -> None:
+    """Behavior cloning on rows, shuffled anew each epoch by the seed alone, so that every rank sees the same order."""
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    per_epoch = max(1, len(dataset) // cfg.batch)
+    steps, order, start, seen = max(1, round(cfg.epochs * per_epoch)), [], time.monotonic(), 0
+    for step in range(steps):
+        if len(order) < cfg.batch:
+            order = order + random.Random(f"{cfg.seed}/{step}").sample(range(len(dataset)), len(dataset))
+        batch, order = [dataset[i] for i in order[:cfg.batch]], order[cfg.batch:]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, cfg)
+        loss, norm = train_step(model, optimizer, batch, cfg, device)
+        seen += sum(len(row.ids) for row in batch)
+        write({"step": step, "loss": loss, "grad_norm": norm, "tokens_per_second": seen / (time.monotonic() - start)})
+        if step % 10 == 9 or step == steps - 1:
+            log(f"bc step {step + 1}/{steps}  loss {loss:.4f}  {seen / (time.monotonic() - start):.0f} tokens/s")
+
+
+def main(cfg: Config):
+    device = init_dist()
+    log = print if rank() == 0 else (lambda *_: None)
+    torch.manual_seed(cfg.seed)
+    tokenizer = load_tokenizer(cfg.model)
+    chat = open_chat(tokenizer, cfg.model, actions_help())
+    model = load(cfg.model, torch.float32, device)
+    model.recompute = cfg.recompute
+    run = start_run(cfg, device, model.config.raw)
+    if cfg.data == "experts":
+        with sandbox.start() as urls:
+            records = record(chat, cfg, urls, lambda line: log("demonstrations:", line)) if rank() == 0 else None
+        all_max(0)  # the others wait for the recording, then read it
+        records = records or read_demonstrations(Path(cfg.run) / "demos.jsonl")
+    else:
+        records = read_demonstrations(cfg.data)
+    dataset = [row for record_ in records for row in to_rows(chat, record_)]
+    fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
+    log(f"{len(records)} demonstrations, {len(fitting)} responses to learn ({len(dataset) - len(fitting)} over --max-context left out)")
+    train(shard(model), fitting, cfg, device, log, run.write)
+    save(model, cfg.run, like=cfg.model, run=run.config)
+    log(f"saved {cfg.run}; next: python mgrpo.py --model {cfg.run}")
+
+
+def parse_args() -> Config:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for f in fields(Config):
+        kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
+    if parser.parse_known_args()[0].paper:
+        parser.set_defaults(**PAPER)
+    return Config(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_args())
+    except ValueError as error:
+        sys.exit(f"bc.py: {error}")

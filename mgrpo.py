@@ -1,0 +1,246 @@
+"""WebAgent-R1 (arXiv 2505.16421): end-to-end multi-turn reinforcement learning of a web agent with M-GRPO.
+
+For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i earns r_i = 1 if the task
+is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) / std(r), and the policy minimises
+
+    L = - 1/G sum_i  1/|tau_i| sum_j  1/|a_ij| sum_t  [ min(rho A_i, clip(rho, 1-eps, 1+eps) A_i) - beta KL ]
+
+    rho = pi(token | h_j, a_ij,<t) / pi_old(...)    i: episodes, j: turns, t: tokens of a response; h_j: compress.context
+
+    python mgrpo.py                                # the sandbox on a laptop; without --model it runs bc.py's stage first
+    torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
+
+Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's formula
+divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of counting
+as a failure; an episode that never exits earns nothing for its answer. Differs from the released code: see compress.py.
+
+Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
+"""
+import argparse
+import asyncio
+import random
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+import bc
+from compress import Chat, Row, Trajectory, micro_batches, open_chat, pad, rows
+from evaluate import load_tasks, open_sites, report, score, start_run, summarize
+from model import all_max, all_sum, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
+from rollout import Settings, actions_help, rollout
+
+
+@dataclass
+class Config(Settings):
+    # Model and data
+    model: str = ""               # warm-started checkpoint; "": runs/bc, made by bc.py's defaults if it is not there
+    tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
+    run: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
+    # M-GRPO
+    steps: int = 60               # one batch of tasks each
+    batch: int = 16               # tasks per step, over all ranks
+    G: int = 4                    # episodes per task
+    eps: float = 0.2              # clip range of the ratio rho
+    beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
+    loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: every action token alike; constant: 1/(G max_turns max_new_tokens)
+    temperature: float = 1.0      # of sampling, and so of the log-probs in training
+    # Optimization
+    lr: float = 1e-4              # constant
+    clip: float = 1.0             # gradient norm
+    max_tokens: int = 8192        # padded tokens per micro-batch: lower it when memory runs out
+    recompute: bool = False       # activation checkpointing
+    seed: int = 0
+    save_every: int = 20          # steps between checkpoints
+    # Rollout, sized for the sandbox and a CPU
+    max_turns: int = 12
+    max_new_tokens: int = 80
+    max_context: int = 1536
+    concurrency: int = 16
+    # Preset
+    paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
+
+
+PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024, max_turns=15,
+             steps=40, recompute=True, max_tokens=16384)
+
+
+# ------------------------------------------------------------------------------------------ the algorithm: fork here --
+
+
+def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
+    """Sets A_i of a group's valid trajectories; returns those that train: all of the valid ones, or none.
+
+    The baseline is over trajectories, not turns. Broken environments leave the group; fewer than two valid episodes, or
+    equal rewards, teach nothing about what to prefer. std is the sample standard deviation, as in the released code.
+    """
+    valid = [tau for tau in group if tau.status == "ok"]
+    r = torch.tensor([tau.reward for tau in valid], dtype=torch.float64)
+    if len(valid) < 2 or r.std() == 0:
+        return []
+    for tau, A in zip(valid, ((r - r.mean()) / r.std()).tolist()):
+        tau.advantage = A
+    return valid
+
+
+def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
+    """The M-GRPO objective as one weighted token sum; weight_N carries the three nested means. Returns (loss, metrics)."""
+    rho_N = (logp_N - logp_old_N).exp()
+    surrogate_N = torch.min(rho_N * A_N, rho_N.clamp(1 - eps, 1 + eps) * A_N)
+    delta_N = logp_ref_N - logp_N
+    kl_N = delta_N.exp() - delta_N - 1  # k3: unbiased, never negative, 0 where the policies agree
+    loss = -(weight_N * (surrogate_N - beta * kl_N)).sum()
+    clipped_N = (rho_N - 1) * A_N.sign() > eps  # where the minimum took the clipped, gradient-free branch
+    return loss, {"kl": kl_N.sum().item(), "clip_frac": clipped_N.sum().item()}
+
+
+def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
+    """Training rows of the groups that train. Means over groups and tokens are global: counts come from all ranks."""
+    groups, tokens = all_sum([len(kept), sum(len(t.action_ids) for group in kept for tau in group for t in tau.turns)]).tolist()
+    out = []
+    for group in kept:
+        for tau in group:
+            turns = rows(chat, tau)
+            for row in turns:
+                row.weight = {"paper": 1 / (groups * len(group) * len(turns) * row.n_action), "token": 1 / tokens,
+                              "constant": 1 / (groups * len(group) * cfg.max_turns * cfg.max_new_tokens)}[cfg.loss_norm]
+            out += turns
+    return out
+
+
+def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat, cfg: Config, device) -> dict:
+    """One optimizer step on the groups of all ranks; returns the step's training metrics."""
+    samples = weigh(kept, chat, cfg)
+    mine = micro_batches(samples, cfg.max_tokens)
+    sums = dict.fromkeys(("loss", "kl", "clip_frac", "entropy", "logp_gap", "tokens"), 0.0)
+    # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
+    for i in range(all_max(len(mine))):
+        batch = mine[i] if i < len(mine) else [Row([0, 0], 1, 0.0, 0.0, [0.0])]
+        real = i < len(mine)
+        tokens_BT, action_BT = pad(batch, device)
+        expand = lambda value: torch.tensor([v for row in batch for v in value(row)], device=device)
+        logp_old_N = expand(lambda row: row.logps)
+        A_N, weight_N = expand(lambda row: [row.advantage] * row.n_action), expand(lambda row: [row.weight] * row.n_action)
+        logp_N, entropy_N = token_logprobs(model, tokens_BT, action_BT, cfg.temperature)
+        logp_ref_N = logp_N.detach()
+        if reference is not None:
+            with torch.no_grad():
+                logp_ref_N, _ = token_logprobs(reference, tokens_BT, action_BT, cfg.temperature)
+        loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
+        (loss * world_size()).backward()  # FSDP averages over ranks; the weights already hold the global counts
+        if real:
+            gap = (logp_N.detach() - logp_old_N).abs().sum().item()
+            for key, value in (metrics | {"loss": loss.item(), "entropy": entropy_N.sum().item(), "logp_gap": gap,
+                                          "tokens": len(logp_N)}).items():
+                sums[key] += value
+    totals = dict(zip(sums, all_sum(list(sums.values())).tolist()))
+    grad_norm = 0.0
+    if totals["tokens"]:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+        grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    per_token = {key: totals[key] / max(totals["tokens"], 1) for key in ("kl", "clip_frac", "entropy", "logp_gap")}
+    return {"loss": totals["loss"], "grad_norm": grad_norm, **per_token, "tokens_trained": sum(len(row.ids) for row in samples)}
+
+
+def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
+    """The step's tasks: without replacement within a pass, every pass shuffled anew by the seed alone."""
+    out, passes = [], range(step * cfg.batch // len(tasks), (step + 1) * cfg.batch // len(tasks) + 1)
+    for number in passes:
+        order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
+        out += [tasks[i] for k, i in enumerate(order) if step * cfg.batch <= number * len(tasks) + k < (step + 1) * cfg.batch]
+    return out
+
+
+def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]) -> dict:
+    """What the step's episodes looked like, over all ranks."""
+    ok = [tau for tau in trajectories if tau.status == "ok"]
+    turns = [turn for tau in ok for turn in tau.turns]
+    sums = all_sum([len(ok), sum(tau.reward for tau in ok), len(turns), sum(len(t.action_ids) for t in turns),
+                    sum(len(t.action_ids) + len(t.observation_ids) for t in turns), len(kept), len(trajectories) - len(ok),
+                    sum(not t.ended for t in turns), sum(bool(t.error) and not t.action for t in turns),
+                    sum(t.page_cut for t in turns)]).tolist()
+    n, reward, n_turns, response, tokens, groups, env_errors, truncated, invalid, cut = sums
+    n, n_turns = max(n, 1), max(n_turns, 1)
+    return {"reward": reward / n, "success_rate": reward / n, "turns": n_turns / n, "response_tokens": response / n_turns,
+            "trajectory_tokens": tokens / n, "groups_kept": int(groups), "env_errors": int(env_errors),
+            "truncated": int(truncated), "invalid_actions": int(invalid), "pages_cut": int(cut)}
+
+
+# ------------------------------------------------------------------------------------------------------ the script --
+
+
+def warm_start(cfg: Config, log) -> str:
+    """The checkpoint to start from; without one, bc.py's stage is run first."""
+    if cfg.model:
+        return cfg.model
+    if not (Path("runs/bc") / "model.safetensors").exists():
+        log("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
+        bc.main(bc.Config(seed=cfg.seed))
+    return "runs/bc"
+
+
+def main(cfg: Config):
+    if cfg.loss_norm not in ("paper", "token", "constant"):
+        raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
+    device = init_dist()
+    log = print if rank() == 0 else (lambda *_: None)
+    torch.manual_seed(cfg.seed)
+    start = warm_start(cfg, log)
+    chat = open_chat(load_tokenizer(start), start, actions_help())
+    model = load(start, torch.float32, device)
+    model.recompute = cfg.recompute
+    run = start_run(cfg, device, model.config.raw)
+    model = shard(model)
+    reference = shard(load(start, torch.float32, device)).requires_grad_(False) if cfg.beta else None
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    with open_sites(cfg.tasks) as urls:
+        tasks = load_tasks(cfg.tasks, urls)
+        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.run}")
+        for step in range(cfg.steps):
+            # Collect: whole groups per rank, each episode in a browser context and a world of its own.
+            began = time.monotonic()
+            mine = task_batch(tasks, step, cfg)[rank()::world_size()]
+            trajectories = asyncio.run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
+                                               temperature=cfg.temperature))
+            rolled = time.monotonic()
+            # Advantages: who in the group did better than the group?
+            groups = [trajectories[i:i + cfg.G] for i in range(0, len(trajectories), cfg.G)]
+            kept = [group for group in map(group_advantages, groups) if group]
+            # Update.
+            trained = update(model, reference, optimizer, kept, chat, cfg, device)
+            # Log.
+            ended = time.monotonic()
+            line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
+                    "seconds_train": ended - rolled, "tokens_per_second": trained["tokens_trained"] / (ended - rolled)}
+            run.write(line)
+            run.write_trajectories([tau.record(chat, step=step, split="train") for tau in trajectories])
+            log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
+                f"{line['groups_kept']}/{cfg.batch}  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
+                f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s")
+            # Save.
+            if step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1:
+                save(model, cfg.run, like=start, run=run.config)
+                if rank() == 0:
+                    report(cfg.run)
+    log(f"saved {cfg.run}; next: python evaluate.py --model {cfg.run} --tasks sandbox:test")
+
+
+def parse_args() -> Config:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for f in fields(Config):
+        kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
+    if parser.parse_known_args()[0].paper:
+        parser.set_defaults(**PAPER)
+    return Config(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_args())
+    except ValueError as error:
+        sys.exit(f"mgrpo.py: {error}")

@@ -1,0 +1,181 @@
+"""The forward pass against itself: every way of computing a log-prob gives the same number."""
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, tiny_config, tiny_model
+
+from model import KVCache, ModelConfig, generate, load, rope_frequencies, sample, save, token_logprobs
+
+FAMILIES = [("llama", {}), ("llama", {"tie_word_embeddings": False, "rope_scaling": {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
+    ("qwen2", {}), ("qwen3", {"head_dim": 16})]
+families = pytest.mark.parametrize("family, changes", FAMILIES)
+
+
+def naive_forward(model, tokens):
+    """The obvious decoder: one row, loops over heads, no batching, no cache, float64."""
+    c, weights = model.config, {k: v.double() for k, v in model.state_dict().items()}
+    norm = lambda x, w: x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * w
+    x, T, E = weights["model.embed_tokens.weight"][tokens], len(tokens), c.head_dim
+    frequency = rope_frequencies(c).double()
+
+    def turn(v, position):
+        out = v.clone()
+        for i in range(E // 2):
+            angle = position * frequency[i]
+            out[i] = v[i] * angle.cos() - v[i + E // 2] * angle.sin()
+            out[i + E // 2] = v[i + E // 2] * angle.cos() + v[i] * angle.sin()
+        return out
+
+    for n in range(c.num_hidden_layers):
+        w = lambda name: weights[f"model.layers.{n}.{name}"]
+        h = norm(x, w("input_layernorm.weight"))
+        q, k, v = (h @ w(f"self_attn.{p}_proj.weight").T + (w(f"self_attn.{p}_proj.bias") if c.qkv_bias else 0) for p in "qkv")
+        heads = []
+        for head in range(c.num_attention_heads):
+            kv = head // (c.num_attention_heads // c.num_key_value_heads)
+            qs, ks = q[:, head * E:(head + 1) * E], k[:, kv * E:(kv + 1) * E]
+            if c.qk_norm:
+                qs, ks = norm(qs, w("self_attn.q_norm.weight")), norm(ks, w("self_attn.k_norm.weight"))
+            qs, ks = torch.stack([turn(a, t) for t, a in enumerate(qs)]), torch.stack([turn(a, t) for t, a in enumerate(ks)])
+            out = []
+            for t in range(T):
+                p = (ks[:t + 1] @ qs[t] / math.sqrt(E)).softmax(0)
+                out.append(p @ v[:t + 1, kv * E:(kv + 1) * E])
+            heads.append(torch.stack(out))
+        x = x + torch.cat(heads, -1) @ w("self_attn.o_proj.weight").T
+        h = norm(x, w("post_attention_layernorm.weight"))
+        gate = h @ w("mlp.gate_proj.weight").T
+        x = x + (gate * gate.sigmoid() * (h @ w("mlp.up_proj.weight").T)) @ w("mlp.down_proj.weight").T
+    head = weights["model.embed_tokens.weight"] if c.tie_word_embeddings else weights["lm_head.weight"]
+    return norm(x, weights["model.norm.weight"]) @ head.T
+
+
+@families
+def test_forward_equals_the_obvious_loops(family, changes):
+    model = tiny_model(family, **changes)
+    tokens = torch.randint(0, 400, (1, 12), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(tokens)[0].double(), naive_forward(model, tokens[0]), atol=2e-4, rtol=1e-4)
+
+
+@families
+def test_cached_chunked_rolled_back_and_ragged_equal_uncached(family, changes):
+    model = tiny_model(family, **changes)
+    tokens = torch.randint(0, 400, (3, 40), generator=torch.Generator().manual_seed(2))
+    whole = model(tokens)
+    at = lambda start, end: torch.arange(start, end).expand(3, end - start)
+    cache, rows = KVCache(model.config, 6, 64), slice(2, 5)
+    chunks = [model(tokens[:, a:b], at(a, b), cache, rows) for a, b in [(0, 7), (7, 8), (8, 31), (31, 40)]]
+    torch.testing.assert_close(torch.cat(chunks, 1), whole, atol=1e-5, rtol=1e-5)
+    model(torch.randint(0, 400, (3, 20)), at(15, 35), cache, rows)  # a turn that is rolled back to position 15
+    torch.testing.assert_close(model(tokens[:, 15:], at(15, 40), cache, rows), whole[:, 15:], atol=1e-5, rtol=1e-5)
+    ragged = torch.tensor([[5], [20], [39]])  # one decode step, every row at a length of its own
+    step = model(tokens.gather(1, ragged), ragged, cache, rows)
+    torch.testing.assert_close(step[:, 0], whole[torch.arange(3), ragged[:, 0]], atol=1e-5, rtol=1e-5)
+
+
+@families
+def test_sampled_logprobs_equal_scored_logprobs(family, changes):
+    model = tiny_model(family, **changes)
+    prompt = [1, 7, 30, 30, 200]
+    ids, logps = generate(model, prompt, 30, temperature=0.7, seed=3)
+    tokens = torch.tensor([prompt + ids])
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[:, len(prompt):] = True
+    scored, entropy = token_logprobs(model, tokens, action, temperature=0.7, chunk=4)
+    # The generator reports log-probs under the distribution it drew from, temperature included.
+    torch.testing.assert_close(scored.detach(), torch.tensor(logps), atol=1e-5, rtol=1e-5)
+    assert (entropy > 0).all()
+
+
+def test_logprobs_and_gradients_do_not_depend_on_chunks_or_recomputation():
+    tokens = torch.randint(0, 400, (2, 30), generator=torch.Generator().manual_seed(4))
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[0, 5:9] = action[1, 20:30] = True
+    gradients = []
+    for chunk, recompute in [(1000, False), (3, False), (3, True)]:
+        model = tiny_model()
+        model.recompute = recompute
+        logp, _ = token_logprobs(model, tokens, action, chunk=chunk)
+        (logp * torch.arange(14)).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    reference = model(tokens).log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0][action[:, 1:]]
+    torch.testing.assert_close(logp, reference, atol=1e-5, rtol=1e-5)
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], atol=1e-5, rtol=1e-4)
+
+
+def test_sample_draws_from_the_softmax_and_reports_its_logprob():
+    logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]]).expand(20000, 4)
+    uniform = torch.rand(20000, generator=torch.Generator().manual_seed(5))
+    for temperature in (1.0, 0.5):
+        ids, logp = sample(logits, uniform, temperature)
+        p = (logits[0] / temperature).softmax(-1)
+        torch.testing.assert_close(torch.bincount(ids, minlength=4) / 20000, p, atol=0.01, rtol=0)
+        torch.testing.assert_close(logp, p.log()[ids])
+    assert sample(logits, uniform, 0)[0].unique().tolist() == [0]
+    assert set(sample(logits, uniform, 1.0, top_p=0.7)[0].tolist()) == {0, 3}  # 0.66 alone does not reach 0.7
+
+
+def test_a_row_is_sampled_the_same_whoever_shares_its_batch():
+    logits, uniform = torch.randn(8, 50), torch.rand(8)
+    together = sample(logits, uniform)[0]
+    assert together.tolist() == [int(sample(logits[i:i + 1], uniform[i:i + 1])[0]) for i in range(8)]
+
+
+def test_extreme_uniform_numbers_stay_inside_the_vocabulary():
+    logits = torch.full((2, 5), -1e4)
+    logits[:, 2] = 0
+    assert sample(logits, torch.tensor([0.0, 1 - 1e-9], dtype=torch.float64))[0].tolist() == [2, 2]
+
+
+@families
+def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
+    model = tiny_model(family, **changes)
+    save(model, tmp_path / "a", run={"seed": 1})
+    save(model, tmp_path / "a")  # into a directory that is there already
+    again = load(tmp_path / "a")
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    tokens = torch.randint(0, 400, (1, 9))
+    assert torch.equal(model(tokens), again(tokens))
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("changes, word", [({"model_type": "mamba"}, "model_type"), ({"quantization_config": {"bits": 4}}, "quantization"),
+                                           ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling"),
+                                           ({"use_sliding_window": True}, "sliding"), ({"hidden_size": "big"}, "hidden_size")])
+def test_unsupported_configs_are_refused_by_name(changes, word):
+    with pytest.raises(ValueError, match=word):
+        ModelConfig.from_dict(tiny_config(**changes))
+
+
+def test_broken_checkpoints_say_what_is_wrong(tmp_path):
+    with pytest.raises(ValueError, match="no checkpoint at"):
+        load(tmp_path / "nowhere")
+    save(tiny_model(), tmp_path / "a")
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    (tmp_path / "a/config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    with pytest.raises(ValueError, match="config.json asks for shape"):
+        load(tmp_path / "a")
+    (tmp_path / "a/config.json").write_text(json.dumps(config))
+    weights = tmp_path / "a/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="damaged"):
+        load(tmp_path / "a")
+    weights.unlink()
+    with pytest.raises(ValueError, match="incomplete"):
+        load(tmp_path / "a")
+
+
+def test_the_command_line_completes_a_prompt(checkpoint):
+    run = lambda *more: subprocess.run([sys.executable, ROOT / "model.py", checkpoint, "red lamp", "--max-new-tokens", "5", *more],
+                                       capture_output=True, text=True)
+    out = json.loads(run("--json").stdout)
+    assert len(out["ids"]) == len(out["logps"]) == 5 and out["prompt_ids"] and isinstance(out["text"], str)
+    assert run().stdout.startswith("red lamp")
+    bad = subprocess.run([sys.executable, ROOT / "model.py", "/nowhere", "x"], capture_output=True, text=True)
+    assert bad.returncode != 0 and "/nowhere" in bad.stderr and "Traceback" not in bad.stderr
