@@ -1,0 +1,136 @@
+"""What the sites share: the types between a site and the server, HTML building blocks, the stylesheet, logging in and out.
+
+A site is one module with
+    ROOT                   its first path segment, "/shop"
+    seed(rng, people)      its data: a dataclass of dicts ("tables") whose rows are immutable; people[0] is the one logged in
+    nav(user)              the links above every page
+    ROUTES                 (method, pattern below ROOT, handler(tables, request, *groups) -> Page | Redirect)
+Rows are never changed, only replaced, so a private copy of a whole site is a dict.copy() per table.
+Pages work without JavaScript, are all lower-case and short: a small policy reads them on a CPU.
+"""
+
+from functools import wraps
+from html import escape
+from typing import NamedTuple
+
+KEEP = object()  # Redirect.user: leave the session as it is
+
+
+class Request(NamedTuple):
+    user: str | None  # who is logged in
+    query: dict[str, str]
+    form: dict[str, str]  # empty for GET
+
+
+class Page(NamedTuple):
+    title: str
+    body: str
+    status: int = 200
+
+
+class Redirect(NamedTuple):
+    path: str  # below the site's ROOT
+    user: object = KEEP  # a name logs the session in, None logs it out
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #223; background: #f4f5f7; margin: 0 }
+header, main { max-width: 46rem; margin: 0 auto; padding: .6rem 1.2rem }
+header { display: flex; gap: 1.5rem; align-items: center; justify-content: space-between }
+nav, header form { display: flex; gap: .8rem; align-items: center }
+main { background: #fff; border: 1px solid #dde; border-radius: 10px; padding-bottom: 1.2rem }
+h1 { font-size: 1.4rem; margin: .4rem 0 } h2 { font-size: 1.05rem; margin: .8rem 0 .2rem } p { margin: .3rem 0 }
+a { color: #1856b8; text-decoration: none } a:hover { text-decoration: underline }
+ul { list-style: none; padding: 0; margin: .4rem 0 } li { padding: .2rem 0; border-bottom: 1px solid #eef }
+table { border-collapse: collapse; width: 100% } td, th { padding: .3rem .4rem; border-bottom: 1px solid #eef; text-align: left }
+input, select, textarea, button { font: inherit; padding: .2rem .5rem; border: 1px solid #bbc; border-radius: 6px }
+input[type=number] { width: 4rem } textarea { width: 24rem; height: 2.6rem; vertical-align: top }
+button { background: #1856b8; border-color: #1856b8; color: #fff; cursor: pointer }
+nav button { background: none; border: none; color: #1856b8; padding: 0 }
+.error { color: #b3261e } .quiet { color: #667 } .tiles { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem }
+"""
+
+
+def document(title: str, header: str, body: str) -> str:
+    # The style is inline because a fresh browser context has an empty cache: a linked file would cost a request per episode.
+    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+            f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>'
+            f"<body><header>{header}</header><main>{body}</main></body></html>")
+
+
+def link(text: str, href: str) -> str:
+    return f'<a href="{escape(href)}">{escape(text)}</a>'
+
+
+def items(rows) -> str:
+    return "<ul>" + "".join(f"<li>{row}</li>" for row in rows) + "</ul>"
+
+
+def field(name: str, value: object = "", kind: str = "text") -> str:
+    return f'<label for="{name}">{name}</label> <input id="{name}" name="{name}" type="{kind}" value="{escape(str(value))}">'
+
+
+def select(name: str, options, chosen: str = "") -> str:
+    marked = "".join(f"<option{' selected' if option == chosen else ''}>{escape(option)}</option>" for option in options)
+    return f'<label for="{name}">{name}</label> <select id="{name}" name="{name}">{marked}</select>'
+
+
+def form(*fields: str, submit: str, action: str = "") -> str:
+    """A form that posts its fields, one a line, to `action` (default: the page's own address)."""
+    target = f' action="{escape(action)}"' if action else ""
+    return f'<form method="post"{target}>{"".join(f"<p>{f}</p>" for f in fields)}<p><button>{submit}</button></p></form>'
+
+
+def error(text: str) -> str:
+    return f'<p class="error" role="alert">{escape(text)}</p>' if text else ""
+
+
+def too_long_or_empty(name: str, text: str, limit: int = 60) -> str:
+    """The sentence that a form shows, or an empty string when the text is fine."""
+    if not text.strip():
+        return f"{name} must not be empty"
+    return f"{name} must have at most {limit} characters" if len(text) > limit else ""
+
+
+def paginate(rows: list, request: Request, per_page: int, here: str) -> tuple[list, str]:
+    """The rows of the page that the query asks for, and links to its neighbours."""
+    pages = max(1, -(-len(rows) // per_page))
+    number = request.query.get("page", "1")
+    number = min(int(number), pages) if number.isascii() and number.isdigit() and 0 < len(number) < 5 and int(number) else 1
+    neighbours = [("previous page", number - 1)] * (number > 1) + [("next page", number + 1)] * (number < pages)
+    links = " ".join(link(text, f"{here}?page={target}") for text, target in neighbours)
+    return rows[(number - 1) * per_page:number * per_page], f"<p>{links}</p>" if links else ""
+
+
+NOT_FOUND = Page("not found", "<h1>not found</h1><p>this page does not exist</p>", 404)
+
+
+def members_only(handler):
+    """Sends whoever is not logged in to the login form."""
+    @wraps(handler)
+    def guarded(tables, request, *groups):
+        return handler(tables, request, *groups) if request.user else Redirect("/login")
+    return guarded
+
+
+LOG_OUT = '<form method="post" action="{root}/logout"><button>log out</button></form>'
+
+
+def login_page(tables, request, problem=""):
+    name = request.form.get("username", "")
+    return Page("log in", f"<h1>log in</h1>{error(problem)}"
+                + form(field("username", name), field("password", kind="password"), submit="log in"))
+
+
+def login(tables, request):
+    account = tables.accounts.get(request.form.get("username", ""))
+    if account is None or account.password != request.form.get("password"):
+        return login_page(tables, request, "wrong username or password")
+    return Redirect("", user=account.user)
+
+
+def logout(tables, request):
+    return Redirect("", user=None)
+
+
+LOGIN_ROUTES = [("GET", "/login", login_page), ("POST", "/login", login), ("POST", "/logout", logout)]

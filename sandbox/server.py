@@ -1,0 +1,175 @@
+"""The embedded web server: worlds, sessions, and plain HTTP on the loopback address.
+
+Every episode sends `X-World: SEED-UNIQUE`. SEED picks the data (catalogue, users, posts), UNIQUE an own copy of it, made at the
+first request: siblings of a group start identical and cannot see each other's writes. The header, not a cookie, names the world,
+so logging out (which clears the session cookie) does not lose it. Without the header the world is "0-default".
+"""
+
+import re
+import secrets
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import fields
+from functools import lru_cache
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from . import forum, shop
+from .page import NOT_FOUND, KEEP, Redirect, Request, document, items, link
+from .words import NAMES
+
+SITES = {"shop": shop, "forum": forum}
+PLACEHOLDERS = {"SHOPPING": shop, "REDDIT": forum}  # WebArena's names for the roles of these sites
+MAX_BODY = 64 * 1024  # bytes of a posted form
+MAX_WORLDS = 1024  # live at once; the least recently used goes first
+
+
+@lru_cache(maxsize=512)
+def seeded(seed: int) -> tuple[str, dict]:
+    """The main user and each site's data in the worlds of this seed. Shared by all of them: copy before writing."""
+    people = Random(seed).sample(NAMES, 8)
+    # A generator per site: a site added later leaves the data of the others as it was.
+    return people[0], {name: site.seed(Random(f"{seed} {name}"), people) for name, site in SITES.items()}
+
+
+class World:
+    """One private, writable copy of the seeded data, and who is logged in where."""
+
+    def __init__(self, seed: int):
+        self.lock = threading.Lock()
+        self.user, data = seeded(seed)
+        self.sites = {name: type(tables)(*(getattr(tables, f.name).copy() for f in fields(tables))) for name, tables in data.items()}
+        self.sessions = {}  # token: user
+        self.greeted = set()  # sites that have been visited; the first visitor of each finds himself logged in
+
+    def respond(self, name: str, method: str, path: str, request: Request, token: str | None):
+        """(status, headers, html) of one request to the site `name`."""
+        site, tables, headers = SITES[name], self.sites[name], {}
+        if token not in self.sessions and name not in self.greeted:
+            token = self.log_in(self.user)
+            headers["Set-Cookie"] = f"{name}_session={token}; Path={site.ROOT}; HttpOnly; SameSite=Lax"
+        self.greeted.add(name)
+        request = request._replace(user=self.sessions.get(token))
+        reply = NOT_FOUND
+        for wanted, pattern, handler in site.ROUTES:
+            match = re.fullmatch(pattern, path)
+            if match and wanted == method:
+                reply = handler(tables, request, *match.groups())
+                break
+        if isinstance(reply, Redirect):
+            if reply.user is not KEEP:
+                self.sessions.pop(token, None)
+                token, age = (self.log_in(reply.user), "") if reply.user else ("", "; Max-Age=0")
+                headers["Set-Cookie"] = f"{name}_session={token}; Path={site.ROOT}; HttpOnly; SameSite=Lax{age}"
+            return 303, headers | {"Location": site.ROOT + reply.path}, ""
+        return reply.status, headers, document(reply.title, site.nav(request.user), reply.body)
+
+    def log_in(self, user: str) -> str:
+        token = secrets.token_hex(8)
+        self.sessions[token] = user
+        return token
+
+
+class Worlds:
+    """The live worlds by their full name, SEED-UNIQUE."""
+
+    def __init__(self):
+        self.lock, self.live = threading.Lock(), OrderedDict()
+
+    def get(self, header: str) -> World | None:
+        """None when the header is malformed."""
+        match = re.fullmatch(r"([0-9]{1,9})-[A-Za-z0-9_.-]{1,80}", header)
+        if match is None:
+            return None
+        with self.lock:
+            world = self.live.get(header) or World(int(match[1]))
+            self.live[header] = world
+            self.live.move_to_end(header)
+            if len(self.live) > MAX_WORLDS:
+                self.live.popitem(last=False)
+        return world
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "sandbox", ""
+    # With Nagle's algorithm, or with headers and body written apart, a page waits 30-40 ms for a delayed acknowledgement.
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def do_GET(self):
+        self.answer()
+
+    do_HEAD = do_GET
+
+    def do_POST(self):
+        self.answer()
+
+    def answer(self):
+        length = self.headers.get("Content-Length", "0")
+        if not (length.isascii() and length.isdigit() and len(length) < 12) or "Transfer-Encoding" in self.headers:
+            return self.refuse("Content-Length must be a number")
+        if int(length) > MAX_BODY:
+            return self.refuse(f"a request body may have at most {MAX_BODY} bytes")
+        posted = self.rfile.read(int(length)).decode("utf-8", "replace")
+        try:
+            address = urlsplit(self.path)
+            query, form = (dict(parse_qsl(text, keep_blank_values=True, max_num_fields=100)) for text in (address.query, posted))
+        except ValueError as problem:
+            return self.refuse(str(problem))
+        world = self.server.worlds.get(self.headers.get("X-World", "0-default"))
+        if world is None:
+            return self.refuse("X-World must be SEED-UNIQUE, as in 7-a1: a number, a hyphen, a name of letters and digits")
+        name, path = re.fullmatch("/?([^/]*)(.*)", unquote(address.path), re.DOTALL).groups()
+        if name not in SITES:
+            return self.send(*((404, {}, "not found") if name else (200, {}, index(world))))
+        method = "POST" if self.command == "POST" else "GET"
+        cookie = re.search(rf"(?:^|;\s*){name}_session=([0-9a-f]+)", self.headers.get("Cookie", ""))
+        with world.lock:
+            reply = world.respond(name, method, path.rstrip("/"), Request(None, query, form), cookie and cookie[1])
+        self.send(*reply)
+
+    def send(self, status: int, headers: dict, html: str):
+        body = html.encode()
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")  # the same address shows another page in another world
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def refuse(self, problem: str):
+        self.close_connection = True  # the body may be unread, so the next request could not be found
+        self.send(400, {"Connection": "close"}, document("bad request", "", f"<h1>bad request</h1><p>{escape(problem)}</p>"))
+
+    def log_message(self, *ignored):
+        pass
+
+
+def index(world: World) -> str:
+    """The page for a person: where the sites are and how to log in again."""
+    rows = [link(name, site.ROOT) + f" logged in as {world.user}, password {world.sites[name].accounts[world.user].password}"
+            for name, site in SITES.items()]
+    return document("sandbox", "", "<h1>sandbox</h1><p>stateful websites for web agents</p>" + items(rows))
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # dozens of browser contexts may connect in the same moment
+
+    def __init__(self, port: int = 0):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.worlds = Worlds()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.sites = {placeholder: self.url + site.ROOT for placeholder, site in PLACEHOLDERS.items()}
+
+    def handle_error(self, request, client_address):
+        """A browser that closes its connection half-way is no news; anything else is a bug and keeps its traceback."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
