@@ -1,0 +1,693 @@
+"""Everything that judges: task files, `score`, the benchmark loop, tables with intervals, the report.
+
+    score(task, answer, page) = string_match(answer) * url_match(page.url) * program_html(page)      each 0 or 1
+
+The factors are those that the task's "eval_types" names. One function is the training reward and the benchmark's metric.
+Its semantics are VisualAgentBench's, the ones behind the paper's numbers (WebArena's own differ in places). On purpose
+we differ from them where they pay for nothing, or cannot be trusted in training:
+
+    - an episode that never exits has no answer: its answer is judged 0, also where "N/A" is the reference;
+    - a missing element fails its check, whatever the check; a site that does not answer raises and voids the episode;
+    - pages to look at are opened in a tab of the judge's own, in the same browser context and so in the same world;
+    - a helper function in a task file is looked up by name in a table; no text of a file is ever run as Python;
+    - tasks that only a language model could judge (fuzzy_match) are left out and counted, never guessed.
+
+    python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
+    python evaluate.py --model runs/mgrpo --tasks test_webarena_lite.raw.json     # needs SHOPPING, REDDIT, ... in the environment
+    python evaluate.py --validate test_webarena_lite.raw.json                     # what is in a task file, what is broken
+    python evaluate.py --run runs/mgrpo --report                                  # only write the report.html of a run again
+"""
+import argparse
+import ast
+import asyncio
+import contextlib
+import copy
+import json
+import math
+import operator
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections import Counter, deque
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+import sandbox
+from compress import Chat, Trajectory, open_chat
+from model import Transformer, init_dist, load, load_tokenizer, rank
+from rollout import EnvError, Settings, actions_help, rollout
+
+# --------------------------------------------------------------------------------------------------------------------
+# Task files: plain dicts in WebArena's JSON schema
+
+SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")  # WebArena's variables
+PLACEHOLDER = re.compile(f"__({'|'.join(SITES)})__")
+REQUIRED = {"task_id": (int, str), "sites": list, "intent": str, "start_url": str, "eval": dict}
+EVAL_TYPES = ("string_match", "url_match", "program_html")
+INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
+
+
+def check_contents(contents, field: str, remarks: list[str], faults: list[str]):
+    """Brings reference_answers or required_contents into uniform types, in place; says what was mended or is wrong."""
+    if not isinstance(contents, dict) or not any(value is not None for value in contents.values()):
+        faults.append(f"{field} names nothing to check; give it one of {', '.join(MATCHERS)} or fuzzy_match")
+        return
+    for key, value in list(contents.items()):
+        if value is None:
+            del contents[key]
+        elif key not in MATCHERS and key != "fuzzy_match":
+            faults.append(f"{field}.{key} is an unknown check; use one of {', '.join(MATCHERS)} or fuzzy_match")
+        elif key == "exact_match" or (key, value) == ("fuzzy_match", "N/A"):
+            if isinstance(value, (str, int, float)):
+                contents[key] = str(value)
+            else:
+                faults.append(f"{field}.{key} is {type(value).__name__}; make it a string")
+        else:
+            if isinstance(value, str):  # iterating a string would look for its letters one by one
+                remarks.append(f"{field}.{key} is a bare string and was wrapped in a list")
+                contents[key] = value = [value]
+            if not isinstance(value, list) or not value or not all(isinstance(v, (str, int, float)) and str(v) for v in value):
+                faults.append(f"{field}.{key} is not a list of non-empty strings; make it one")
+            else:
+                contents[key] = value = [str(v) for v in value]
+                if key == "required_values" and not all(INEQUALITY.fullmatch(x) for v in value for x in v.split(" |OR| ")):
+                    faults.append(f'{field}.{key} has an entry that is not like "<= 700"; write an operator and a number')
+
+
+def check_eval(spec: dict, remarks: list[str], faults: list[str]):
+    """The same for a row's "eval"."""
+    types = spec.get("eval_types")
+    if not isinstance(types, list) or not types or not all(t in EVAL_TYPES for t in types):
+        faults.append(f"eval.eval_types is {types!r}; make it a list of {', '.join(EVAL_TYPES)}")
+        return
+    if "string_match" in types:
+        check_contents(spec.get("reference_answers"), "eval.reference_answers", remarks, faults)
+    if "url_match" in types:
+        if not isinstance(spec.get("reference_url"), str) or not spec["reference_url"]:
+            faults.append("eval.reference_url is empty; give the URL that the episode must end on")
+        if spec.get("url_note") not in (None, "EXACT", "GOLD in PRED"):
+            faults.append(f'eval.url_note is {spec["url_note"]!r}; use "EXACT" or "GOLD in PRED"')
+    if "program_html" in types:
+        targets = spec.get("program_html")
+        if not isinstance(targets, list) or not targets or not all(isinstance(target, dict) for target in targets):
+            faults.append("eval.program_html is not a list of objects; give url, locator and required_contents of each page")
+            return
+        for i, target in enumerate(targets):
+            field = f"eval.program_html[{i}]"
+            if not isinstance(target.get("url"), str) or not target["url"]:
+                faults.append(f'{field}.url is missing; give an address, or "last" for the page the episode ended on')
+            locator = target.get("locator")
+            if not isinstance(locator, str) or not re.match(r"\s*$|document\.|\[\.\.\.document\.|func:", locator):
+                faults.append(f'{field}.locator is {locator!r}; use "" for the whole page or JavaScript starting with document.')
+            check_contents(target.get("required_contents"), f"{field}.required_contents", remarks, faults)
+
+
+def check_row(row) -> tuple[dict, list[str], list[str]]:
+    """A row -> (task in uniform types, remarks on what was mended, faults: each names the field and the remedy)."""
+    if not isinstance(row, dict):
+        return {}, [], [f"it is {type(row).__name__}; make it an object"]
+    task, remarks, faults = copy.deepcopy(row), [], []
+    for key, kind in REQUIRED.items():
+        if key not in task:
+            faults.append(f"{key} is missing; add it")
+        elif not isinstance(task[key], kind) or task[key] in ("", []) or isinstance(task[key], bool):
+            names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            faults.append(f"{key} is {task[key]!r:.60}; make it a non-empty {names}")
+    if isinstance(task.get("eval"), dict):
+        check_eval(task["eval"], remarks, faults)
+    return task, remarks, faults
+
+
+def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:
+    """A task file -> (usable tasks, remarks, faults), each remark and fault naming its row."""
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read the task file {path} ({error.strerror}); give a JSON file in WebArena's format, "
+                         "or sandbox:train, sandbox:test, sandbox:test-unseen.") from None
+    except ValueError as error:
+        raise ValueError(f"the task file {path} is not JSON ({error}); mend it or export it again.") from None
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"the task file {path} holds no list of tasks; make it a JSON list of objects.")
+    tasks, remarks, faults = [], [], []
+    for i, row in enumerate(rows):
+        task, mended, broken = check_row(row)
+        ids = [f"{key} {task[key]}" for key in ("task_id", "old_task_id") if key in task]
+        where = f"row {i}" + (f" ({', '.join(ids)})" if ids else "")
+        remarks += [f"{where}: {text}" for text in mended]
+        faults += [f"{where}: {text}" for text in broken]
+        tasks += [] if broken else [task]
+    return tasks, remarks, faults
+
+
+def all_contents(task: dict) -> list[dict]:
+    """reference_answers and required_contents, as far as the task's eval_types use them."""
+    spec = task["eval"]
+    return ([spec["reference_answers"]] if "string_match" in spec["eval_types"] else []) + \
+        ([target["required_contents"] for target in spec["program_html"]] if "program_html" in spec["eval_types"] else [])
+
+
+def needs_judge(task: dict) -> bool:
+    """Whether only a language model could judge it."""
+    return any("fuzzy_match" in contents for contents in all_contents(task))
+
+
+def missing_helper(task: dict) -> str:
+    """Name of a `func:` helper that the task needs and that is not in HELPERS, else ""."""
+    targets = task["eval"]["program_html"] if "program_html" in task["eval"]["eval_types"] else []
+    calls = [text for target in targets for text in (target["url"], target["locator"]) if text.startswith("func:")]
+    return next((name for name, _ in map(parse_helper, calls) if name not in HELPERS), "")
+
+
+def site_urls(tasks: list[dict], sites: dict[str, str]) -> list[dict]:
+    """The tasks with every placeholder (__SHOPPING__ ...) of start page and evaluators replaced by the site's address."""
+    def fill(value, task):
+        if isinstance(value, dict):
+            return {key: fill(v, task) for key, v in value.items()}
+        if isinstance(value, list):
+            return [fill(v, task) for v in value]
+        return PLACEHOLDER.sub(lambda m: address(m[1], task), value) if isinstance(value, str) else value
+
+    def address(name, task):
+        if not sites.get(name):
+            raise ValueError(f"task {task['task_id']} uses the site __{name}__, but {name} is not set; "
+                             f"export {name}=http://HOST:PORT, the address of your {name.lower()} site.")
+        return sites[name].rstrip("/")
+
+    return [task | {key: fill(task[key], task) for key in ("start_url", "eval")} for task in tasks]
+
+
+@contextlib.contextmanager
+def open_sites(spec: str):
+    """Yields {SITE: address}: the sandbox's, started for the length of the block, or those of the environment."""
+    sites = {name: os.environ[name] for name in SITES if os.environ.get(name)}
+    if not any(part.startswith("sandbox") for part in spec.split(",")):
+        yield sites
+        return
+    try:
+        with sandbox.start() as started:
+            yield sites | started
+    except RuntimeError as error:
+        if "sandbox did not start" not in str(error):
+            raise
+        raise ValueError(f"{error}.") from None
+
+
+def check_world(tasks: list[dict]):
+    """Raises one sentence if a start page's server does not answer or a login file is missing."""
+    origins = {}
+    for task in tasks:
+        origins |= {urlsplit(url).netloc: (url, task) for url in task["start_url"].split(" |AND| ")}
+        state = task.get("storage_state")
+        if isinstance(state, str) and not Path(state).exists():
+            raise ValueError(f"task {task['task_id']} starts logged in through {state}, which does not exist; write it with "
+                             "the benchmark's auto_login.py, or set storage_state to null.")
+    for url, task in origins.values():
+        parts = urlsplit(url)
+        try:
+            address = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+            socket.create_connection(address, timeout=10).close()
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"cannot reach {url}, where task {task['task_id']} starts ({error}); start the site, or "
+                             "correct its variable or start_url.") from None
+
+
+def load_tasks(spec: str, sites: dict[str, str], reach: bool = True) -> list[dict]:
+    """Tasks ready to play: "sandbox:SPLIT[:N]", a task file, or several of these with commas between.
+
+    Tasks that we cannot judge are left out, and it is said how many. reach: also make sure that their sites answer.
+    """
+    log = print if rank() == 0 else (lambda *_: None)
+    tasks = []
+    for part in spec.split(","):
+        if part.startswith("sandbox"):
+            found = re.fullmatch(r"sandbox:([a-z-]+)(?::(\d+))?", part)
+            if not found:
+                raise ValueError(f"--tasks {part}: write sandbox:SPLIT or sandbox:SPLIT:N, for example sandbox:test:50.")
+            tasks += sandbox.tasks(found[1], found[2] and int(found[2]))
+            continue
+        rows, remarks, faults = read_tasks(part)
+        if faults:
+            raise ValueError(f"the task file {part} has {len(faults)} faults, the first in {faults[0]} "
+                             f"(python evaluate.py --validate {part} lists all).")
+        for remark in remarks:
+            log(f"{part}, {remark}")
+        judged = sum(map(needs_judge, rows))
+        usable = [task for task in rows if not needs_judge(task) and not missing_helper(task)]
+        if len(usable) < len(rows):
+            log(f"{part}: left out {judged} tasks that need a language model as judge and {len(rows) - judged - len(usable)} "
+                f"that need a helper we lack; {len(usable)} of {len(rows)} remain")
+        tasks += usable
+    if not tasks:
+        raise ValueError(f"--tasks {spec} leaves no task to play; choose another split or file.")
+    tasks = site_urls(tasks, sites)
+    if reach:
+        check_world(tasks)
+    return tasks
+
+
+def validate(path: str) -> int:
+    """Prints what a task file holds and what is broken in it; returns the exit status."""
+    tasks, remarks, faults = read_tasks(path)
+    strings = [t["eval"]["reference_answers"] for t in tasks if "string_match" in t["eval"]["eval_types"]]
+    targets = [p for t in tasks if "program_html" in t["eval"]["eval_types"] for p in t["eval"]["program_html"]]
+    na = sum(any(v in ("N/A", ["N/A"]) for v in contents.values()) for contents in strings)
+    helpers = Counter(filter(None, map(missing_helper, tasks)))
+    counts = {"evaluators": Counter(" + ".join(t["eval"]["eval_types"]) for t in tasks),
+              "answers by": Counter(" + ".join(sorted(contents)) for contents in strings),
+              "pages by": Counter(key for p in targets for key in p["required_contents"]),
+              "sites": Counter(" + ".join(map(str, t["sites"])) for t in tasks)}
+    print(f"{path}: {len(tasks)} usable tasks, {len({fault.split(':')[0] for fault in faults})} broken rows")
+    for title, counter in counts.items():
+        print(f"  {title:<12}" + ", ".join(f"{name} {n}" for name, n in counter.most_common()))
+    print(f"  {sum(map(needs_judge, tasks))} tasks need an LLM judge, {len(tasks) - sum(map(needs_judge, tasks))} do not; "
+          f"{na} have the reference N/A")
+    if helpers:
+        print("  helpers we lack: " + ", ".join(f"{name} ({n} tasks)" for name, n in helpers.items()))
+    shown = [f"mended  {text}" for text in remarks] + [f"BROKEN  {text}" for text in faults]
+    for line in shown[:50]:
+        print(f"  {line}")
+    if len(shown) > 50:
+        print(f"  ... and {len(shown) - 50} more")
+    return 1 if faults else 0
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Evaluators
+
+# Where nltk's word_tokenize, which the benchmark's numbers rest on, puts its cuts. One simplification: a full stop before
+# a space is always cut off, where nltk first decides whether it ends an abbreviation.
+CUTS = re.compile(r"""\.{2,} | -- | [][(){}<>;@#$%&?!*"`“”‘’«»„] | [:,](?!\d) | \.(?=[])}>"'”’»]*(?:\s|$))
+                      | (?<=\w)(?:n't|'(?:s|m|d|ll|re|ve))(?!\w) | (?<!\w)' | '(?!\w)""", re.VERBOSE)
+
+
+def words(text: str) -> list[str]:
+    return CUTS.sub(r" \g<0> ", text).split()
+
+
+def clean(text: str) -> str:
+    """Lower case, without one pair of quotes around it. VisualAgentBench does not strip spaces, so neither do we."""
+    quoted = any(text.startswith(quote) and text.endswith(quote) for quote in "'\"")
+    return (text[1:-1] if quoted else text).lower()
+
+
+def includes(ref: str, text: str) -> bool:
+    """Whether text has ref in it: as a word if ref is a single word (so 170 is not in 000000170), else as a substring."""
+    ref, text = clean(ref), clean(text)
+    if len(words(ref)) != 1:
+        return ref in text
+    return words(ref)[0] in {part for word in words(text) for part in (word, *word.split("/"))}
+
+
+OPERATORS = {"<=": operator.le, ">=": operator.ge, "==": math.isclose, "<": operator.lt, ">": operator.gt}
+
+
+def satisfies(text: str, inequality: str) -> bool:
+    """Whether a number, thousands separators allowed, satisfies something like "<= 700"."""
+    sign, bound = INEQUALITY.fullmatch(inequality).groups()
+    try:
+        return OPERATORS[sign](float(text.strip().replace(",", "")), float(bound))
+    except ValueError:
+        return False
+
+
+MATCHERS = {  # check -> (reference, text) -> passed. Every reference of a list must pass; of one_of's, one
+    "exact_match": lambda ref, text: clean(text) == clean(ref),
+    "must_include": lambda ref, text: any(includes(r, text) for r in ref.split(" |OR| ")),
+    "must_exclude": lambda ref, text: not includes(ref, text),
+    "one_of": lambda ref, text: clean(ref) in clean(text),
+    "required_values": lambda ref, text: any(satisfies(text, r) for r in ref.split(" |OR| ")),
+}
+
+
+def contents_checks(contents: dict, text: str | None, subject: str) -> list[tuple]:
+    """Every check of `contents` on a text; None, a text that is not there, fails all. Returns [(name, passed, detail)]."""
+    checks = []
+    seen = f"there is no {subject}" if text is None else f"the {subject} is “{' '.join(text.split())[:200]}”"
+    for kind, refs in contents.items():
+        if kind not in MATCHERS:
+            raise ValueError(f"{kind} cannot be decided without a language model as judge; leave this task out (needs_judge).")
+        refs = [str(refs)] if not isinstance(refs, list) else [str(ref) for ref in refs]
+        passed = [text is not None and MATCHERS[kind](ref, text) for ref in refs]
+        if kind == "one_of":
+            refs, passed = [" |OR| ".join(refs)], [any(passed)]
+        checks += [(f"{kind} “{ref}”", ok, seen) for ref, ok in zip(refs, passed)]
+    return checks
+
+
+def string_match(answer: str | None, reference_answers: dict) -> bool:
+    """Judges an answer; None (the episode never exited) fails. Raises ValueError where a language model would be needed."""
+    text = None if answer is None else clean(str(answer))  # cleaned here and again in the matchers, as the original does
+    return all(passed for _, passed, _ in contents_checks(reference_answers, text, "answer"))
+
+
+def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool:
+    """EXACT (the default): equal up to localhost and one trailing slash. GOLD in PRED: a reference is part of the URL."""
+    def tidy(text):
+        return text.replace("localhost", "127.0.0.1").removesuffix("/")
+    references = [tidy(reference) for reference in reference_url.split(" |OR| ")]
+    if url_note == "GOLD in PRED":
+        return any(reference in tidy(url) for reference in references)
+    if url_note not in (None, "EXACT"):
+        raise ValueError(f'url_note {url_note!r}: use "EXACT" or "GOLD in PRED".')
+    return tidy(url) in references
+
+
+async def reddit_get_post_url(page, url: str) -> str:
+    """The post that a comment's or an edit page's address belongs to."""
+    parts = urlsplit(url)
+    steps = parts.path.split("/")
+    return f"{parts.scheme}://{parts.netloc}/f/{steps[2]}/{steps[3]}/" if len(steps) > 3 and steps[1] == "f" else url
+
+
+async def gitlab_get_project_memeber_role(page, account: str) -> str:  # the misspelt name is the benchmark's
+    return await page.evaluate("""account => {
+        const names = [...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")];
+        const role = document.querySelectorAll("td.col-max-role span")[names.findIndex(n => n.outerText === '@' + account)];
+        return role ? role.outerText : ''; }""", account)
+
+
+HELPERS = {f.__name__: f for f in (reddit_get_post_url, gitlab_get_project_memeber_role)}
+
+
+def parse_helper(text: str) -> tuple[str, list]:
+    """'func:name(__page__, "x")' -> (name, ["x"]). Arguments are literals; the page is handed over anyway."""
+    found = re.fullmatch(r"func:(\w+)\((.*)\)\s*", text, re.DOTALL)
+    try:
+        return found[1], list(ast.literal_eval(f"[{re.sub(r'__page__ *,? *', '', found[2])}]"))
+    except (TypeError, ValueError, SyntaxError):
+        raise ValueError(f"cannot read the helper call {text!r}; write func:NAME('ARGUMENT', ...).") from None
+
+
+async def call_helper(text: str, page, last_url: str) -> str:
+    name, arguments = parse_helper(text)
+    if name not in HELPERS:
+        raise ValueError(f"the helper {name} is not available; leave this task out (missing_helper).")
+    return await HELPERS[name](page, *[last_url if argument == "__last_url__" else argument for argument in arguments])
+
+
+async def evaluate_js(page, expression: str) -> str | None:
+    """The value of an expression as text, None if it throws or is null: the element is missing. A dead page raises."""
+    try:
+        value = await page.evaluate(f"() => {{ try {{ return {expression}\n}} catch {{ return null }} }}")
+    except PlaywrightError as error:
+        if "SyntaxError" in str(error):
+            return None
+        raise
+    return None if value is None else str(value)
+
+
+async def select(page, target: dict, last_url: str) -> str | None:
+    """The text a program_html target speaks of."""
+    locator = target["locator"].strip()
+    if not locator:
+        return await page.content()
+    if locator.startswith("func:"):
+        return await call_helper(locator, page, last_url)
+    for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
+        await evaluate_js(page, action)
+    return await evaluate_js(page, locator)
+
+
+@contextlib.asynccontextmanager
+async def tab(page, url: str):
+    """A page of its own, in the world of `page`, for the length of the block. Raises if the site does not answer."""
+    judged = await page.context.new_page()
+    try:
+        response = await judged.goto(url, wait_until="load")
+        if response and response.status >= 500:
+            raise EnvError(f"{url} answered {response.status} while the episode was judged")
+        if await judged.evaluate("document.scripts.length"):  # the page may still be building itself
+            with contextlib.suppress(PlaywrightTimeout):
+                await judged.wait_for_load_state("networkidle", timeout=10_000)
+        yield judged
+    finally:
+        with contextlib.suppress(PlaywrightError):
+            await judged.close()
+
+
+async def html_checks(target: dict, page) -> list[tuple]:
+    """One program_html target."""
+    last, url = page.url, target["url"]
+    if url.startswith("func:"):
+        url = await call_helper(url, page, last)
+    if url == "last":
+        text = await select(page, target, last)
+    else:
+        async with tab(page, url) as judged:
+            text = await select(judged, target, last)
+    where = f"{target['locator'].strip() or 'page'} of {last if url == 'last' else url}"
+    return contents_checks(target["required_contents"], text, where)
+
+
+async def checks(task: dict, answer: str | None, page) -> list[tuple]:
+    """Everything the task's reward hangs on, as [(name, passed, detail)]. `page` is where the episode ended.
+
+    Raises PlaywrightError or EnvError if a site does not answer: that says nothing about the policy.
+    """
+    spec, out = task["eval"], []
+    if "string_match" in spec["eval_types"]:
+        text = None if answer is None else clean(answer)
+        out += contents_checks(spec["reference_answers"], text, "answer")
+    if "url_match" in spec["eval_types"]:
+        note = spec.get("url_note")
+        passed = url_match(page.url, spec["reference_url"], note)
+        out.append((f"url_match {note or 'EXACT'} “{spec['reference_url']}”", passed, f"the episode ended on {page.url}"))
+    if "program_html" in spec["eval_types"]:
+        for target in spec["program_html"]:
+            out += await html_checks(target, page)
+    if not out:
+        raise ValueError(f"task {task['task_id']} checks nothing (eval_types {spec['eval_types']}); see --validate.")
+    return out
+
+
+async def score(task: dict, answer: str | None, page, why: list | None = None) -> float:
+    """The reward: 1.0 if every check passes, else 0.0. `why`, if given, receives the checks."""
+    made = await checks(task, answer, page)
+    if why is not None:
+        why += made
+    return float(all(passed for _, passed, _ in made))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The benchmark: episodes, figures, tables
+
+
+async def evaluate(model: Transformer, chat: Chat, tasks: list[dict], settings: Settings, *, temperature: float = 0.0,
+                   seed: int = 0, log=None) -> list[Trajectory]:
+    """Plays each task once, greedily by default."""
+    return await rollout(model, chat, tasks, score, settings, seed=seed, temperature=temperature, log=log)
+
+
+def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95% interval of a success rate; unlike the normal one it is right near 0 and 1."""
+    if n == 0:
+        return 0.0, 1.0
+    p, zz = successes / n, z * z / n
+    middle, half = p + zz / 2, z * math.sqrt(p * (1 - p) / n + zz / n / 4)
+    return max(0.0, (middle - half) / (1 + zz)), min(1.0, (middle + half) / (1 + zz))
+
+
+def rate(trajectories: list[Trajectory]) -> dict:
+    """Success rate with its interval. Episodes that the environment broke say nothing and do not count."""
+    rewards = [t.reward for t in trajectories if t.status == "ok"]
+    return {"success_rate": sum(rewards) / max(len(rewards), 1), "ci95": list(wilson(sum(rewards), len(rewards))), "n": len(rewards)}
+
+
+def summarize(trajectories: list[Trajectory]) -> dict:
+    """The figures of summary.json. turns and tokens are means per episode, truncated and invalid_actions count responses."""
+    ok = [t for t in trajectories if t.status == "ok"]
+    turns = [turn for t in ok for turn in t.turns]
+    sites, templates = {}, {}
+    for t in trajectories:
+        sites.setdefault(" + ".join(t.task["sites"]), []).append(t)
+        templates.setdefault(str(t.task.get("intent_template_id")), []).append(t)
+    return {**rate(trajectories), "episodes": len(trajectories), "env_errors": len(trajectories) - len(ok),
+            "turns": len(turns) / max(len(ok), 1), "response_tokens": sum(len(t.action_ids) for t in turns) / max(len(turns), 1),
+            "exited": sum(t.answer is not None for t in ok) / max(len(ok), 1),
+            "truncated": sum(not t.ended for t in turns), "invalid_actions": sum(bool(t.error) and not t.action for t in turns),
+            "per_site": {name: rate(group) for name, group in sorted(sites.items())},
+            "per_template": {name: rate(group) | {"template": group[0].task.get("intent_template") or group[0].task["intent"]}
+                             for name, group in templates.items()}}
+
+
+def table(rows: list[tuple[str, dict]]) -> str:
+    """[(name, figures of `summarize` or `rate`)] as plain text."""
+    cells = [["", "success", "95% interval", "n", "turns", "env errors"]]
+    for name, s in rows:
+        low, high = s["ci95"]
+        cells.append([name, f"{s['success_rate']:.1%}", f"{low:.1%} to {high:.1%}", str(s["n"]),
+                      f"{s['turns']:.1f}" if "turns" in s else "", str(s.get("env_errors", ""))])
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                               for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in cells)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a run leaves behind
+
+
+class Run:
+    """A run's directory. Only rank 0 writes."""
+
+    def __init__(self, path: str | Path, config: dict):
+        self.path, self.config = Path(path), config
+
+    def _append(self, name: str, rows: list[dict]):
+        if rank() == 0 and rows:
+            with open(self.path / name, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+    def write(self, row: dict):
+        self._append("metrics.jsonl", [row])
+
+    def write_trajectories(self, records: list[dict]):
+        self._append("trajectories.jsonl", records)
+
+
+def describe_run(cfg, device) -> dict:
+    """The resolved configuration and what else is needed to repeat the run."""
+    def git(*arguments):
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except OSError:  # no git here
+        commit = ""
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    return {"script": Path(sys.argv[0]).name, **asdict(cfg), "commit": commit, "torch": torch.__version__, "device": name}
+
+
+def start_run(cfg, device, model_config: dict | None = None) -> Run:
+    """Begins runs/NAME: config.json, and no metrics or trajectories of an earlier run. It tells its config once."""
+    run = Run(cfg.run, describe_run(cfg, device))
+    if rank() == 0:
+        run.path.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics.jsonl", "trajectories.jsonl"):
+            (run.path / name).unlink(missing_ok=True)
+        (run.path / "config.json").write_text(json.dumps((model_config or {}) | {"run": run.config}, indent=2) + "\n")
+        print("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
+    return run
+
+
+def newest(path: Path, count: int, size: int) -> tuple[list[dict], int]:
+    """The last rows of a .jsonl file, at most `count` and about `size` characters; and how many were left out."""
+    lines, total = deque(), 0
+    if path.exists():
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                lines.append(line)
+                total += 1
+                size -= len(line)
+                while len(lines) > count or (size < 0 and len(lines) > 1):
+                    size += len(lines.popleft())
+    rows = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # the last line of a run that is being written, or was cut off
+            rows.append(json.loads(line))
+    return rows, total - len(rows)
+
+
+def report(run_dir: str | Path) -> Path:
+    """Writes run_dir/report.html from what the run left behind: one file, no network. Returns its path."""
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise ValueError(f"there is no run at {run_dir}; give --run the directory of a run.")
+    trajectories, left_out = newest(run_dir / "trajectories.jsonl", 2000, 40_000_000)
+    metrics, _ = newest(run_dir / "metrics.jsonl", 100_000, 40_000_000)
+    config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
+    data = {"name": run_dir.name, "config": config.get("run", {}), "metrics": metrics, "trajectories": trajectories,
+            "left_out": left_out, "summaries": [json.loads(p.read_text()) for p in sorted(run_dir.glob("summary*.json"))]}
+    template = (Path(__file__).parent / "assets" / "report.html").read_text(encoding="utf-8")
+    # Page text is hostile: without a "<" in the data, nothing in it can close the script element that holds it.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    path = run_dir / "report.html"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(template.replace("/*DATA*/", text), encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The script
+
+
+@dataclass
+class Config(Settings):
+    # What to do
+    model: str = "runs/mgrpo"     # checkpoint directory or hub id
+    tasks: str = "sandbox:test"   # sandbox:SPLIT[:N] or task files in WebArena's JSON format, commas between several
+    run: str = "runs/eval"        # where summary.json, trajectories.jsonl and report.html go; a training run's is fine
+    validate: str = ""            # only say what this task file holds and what is broken in it
+    report: bool = False          # only write the report of --run again
+    # How to play. A checkpoint remembers the sizes it was trained with; they replace these defaults.
+    temperature: float = 0.0      # 0: greedy
+    seed: int = 0                 # of sampling, at a temperature above 0
+    max_turns: int = 12
+    max_new_tokens: int = 80
+    max_context: int = 1536
+
+
+def keep_other_splits(path: Path, splits: list[str]):
+    """Drops an earlier evaluation's trajectories of the same splits."""
+    if path.exists():
+        temporary = path.with_suffix(".tmp")
+        with open(path, encoding="utf-8") as old, open(temporary, "w", encoding="utf-8") as new:
+            new.writelines(line for line in old if json.loads(line).get("split") not in splits)
+        temporary.replace(path)
+
+
+def main(cfg: Config):
+    if cfg.validate:
+        sys.exit(validate(cfg.validate))
+    if cfg.report:
+        print(report(cfg.run))
+        return
+    device = init_dist()
+    chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
+    model = load(cfg.model, torch.float32, device)
+    run, splits, rows, everything = Run(cfg.run, describe_run(cfg, device)), {}, [], []
+    run.path.mkdir(parents=True, exist_ok=True)
+    keep_other_splits(run.path / "trajectories.jsonl", cfg.tasks.split(","))
+    with open_sites(cfg.tasks) as sites:
+        for split in cfg.tasks.split(","):
+            trajectories = asyncio.run(evaluate(model, chat, load_tasks(split, sites), cfg, temperature=cfg.temperature,
+                                                seed=cfg.seed, log=lambda line: print(f"{split}: {line}", flush=True)))
+            if all(t.status != "ok" for t in trajectories):
+                raise ValueError(f"the environment broke all {len(trajectories)} episodes, the first with "
+                                 f"{trajectories[0].checks or 'no word'}; check that the sites work in a browser.")
+            run.write_trajectories([t.record(chat, step=None, split=split) for t in trajectories])
+            splits[split] = summarize(trajectories)
+            rows += [(split, splits[split])] + [(f"  {site}", r) for site, r in splits[split]["per_site"].items()]
+            everything += trajectories
+    config = run.path / "config.json"
+    if not config.exists() or "model_type" not in json.loads(config.read_text()):  # a training run keeps its own
+        config.write_text(json.dumps({"run": run.config}, indent=2) + "\n")
+    (run.path / "summary.json").write_text(json.dumps(summarize(everything) | {"run": run.config, "splits": splits}, indent=2) + "\n")
+    print(table(rows))
+    print(f"report: {report(run.path)}")
+
+
+def parse_args() -> Config:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for f in fields(Config):
+        kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
+    checkpoint = Path(parser.parse_known_args()[0].model) / "config.json"
+    trained = json.loads(checkpoint.read_text()).get("run", {}) if checkpoint.exists() else {}
+    parser.set_defaults(**{key: trained[key] for key in ("max_turns", "max_new_tokens", "max_context", "viewport_only") if key in trained})
+    return Config(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_args())
+    except ValueError as error:
+        sys.exit(f"evaluate.py: {error}")
