@@ -323,7 +323,7 @@ def exercises(seed: int, size: int = 18):
 
 # A word takes its one trailing space along; numbers are cut into at most two digits; a tag takes a trailing space or newline;
 # the fixed parts of a response are one piece each. Pieces that occur become tokens, everything else falls apart into bytes.
-PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# Element: |Task: |\*\* Simplified html \*\*|</?[a-z0-9]+>[ \n]?'
+PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# (?:Element|Note): |Task: |\*\* Simplified html \*\*|</?[a-z0-9]+>[ \n]?'
           r'|[A-Za-z]+ ?|[0-9]{1,2}|\$|\n+|<|[^A-Za-z0-9<$\n]+')
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ACTIONS = "Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward Forward Wait".split()
@@ -336,13 +336,13 @@ def vocabulary() -> list[str]:
     """Every piece that is a token: all words with and without their space, 0 to 99, markup, and what 2,000 exercises show often."""
     names = ADJECTIVES + NOUNS + TOPICS + SCENERY + NAMES + CITIES + MONTHS + FORUMS + list(CATEGORIES)
     labels = " ".join(LINKS + BUTTONS + FIELDS + FACTS + list(CHOICES) + STATES + ["gift wrap newsletter remove edit delete view issue point find please"])
-    words = dict.fromkeys(names + labels.split() + OTHER + ACTIONS + ["You", "Round", "N", "A"])
+    words = dict.fromkeys(names + labels.split() + OTHER + ACTIONS + ["You", "Round", "Note", "N", "A"])
     pieces = dict.fromkeys([*(w + end for w in words for end in ("", " ")), *map(str, range(100)), *MARKUP])
     seen, source = Counter(), exercises(0)
     for _ in range(2000):
         record = next(source)
         for k, turn in enumerate(record["turns"]):
-            text = f'Task: {record["intent"]}\n\nRound {k}\n\n{turn["observation"]}\n** Simplified html **\n{turn["response"]}go_backward()go_forward()")'
+            text = f'Task: {record["intent"]}\n\nRound {k}\n\n{turn["observation"]}\n** Simplified html **\n{turn["response"]}go_backward()go_forward()")# Note: '
             seen.update(re.findall(PIECES, text))
     return list(pieces | dict.fromkeys(sorted(p for p, n in seen.items() if n >= 20)))
 
