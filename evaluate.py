@@ -284,7 +284,7 @@ def validate(path: str) -> int:
 
 # Where nltk's word_tokenize, which the benchmark's numbers rest on, puts its cuts. One simplification: a full stop before
 # a space is always cut off, where nltk first decides whether it ends an abbreviation.
-CUTS = re.compile(r"""\.{2,} | -- | [][(){}<>;@#$%&?!*"`“”‘’«»„] | [:,](?!\d) | \.(?=[])}>"'”’»]*(?:\s|$))
+CUTS = re.compile(r"""\.{2,} | -- | [][(){}<>;@#$%&?!*"`“”‘’«»„–—] | [:,](?!\d) | \.(?=[])}>"'”’»]*(?:\s|$))
                       | (?<=\w)(?:n't|'(?:s|m|d|ll|re|ve))(?!\w) | (?<!\w)' | '(?!\w)""", re.VERBOSE)
 
 
