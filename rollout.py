@@ -129,11 +129,12 @@ OBSERVE = r"""
     if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return;
     const block = !/^(inline|contents|table-cell|ruby)/.test(style.display) && node.localName !== 'select';
     if (node.localName === 'br') return flush();
-    if (block && !clickable(node, style)) flush();
+    const usable = clickable(node, style) && (native(node) || !holds(node));
+    if (block && !usable) flush();
     if (style.display === 'table-cell' && line.trim()) put('|');
     if (node.localName === 'label' && node.control && shown(node.control, getComputedStyle(node.control))) {
       if (node.contains(node.control)) visit(node.control);  // its text is the control's name already
-    } else if (clickable(node, style) && (native(node) || !holds(node))) {
+    } else if (usable) {
       if (!covered(node)) write(node);
     } else if (node.localName === 'iframe') {
       try { if (node.contentDocument?.body) { flush(); visit(node.contentDocument.body); flush(); } } catch { }
@@ -142,7 +143,7 @@ OBSERVE = r"""
     } else if (node.localName === 'img') { put(escape(tidy(node.alt)));
     } else if (node.disabled) { put(escape(nameOf(node)) + ' (disabled)');
     } else children(node);
-    if (block && !clickable(node, style)) flush();
+    if (block && !usable) flush();
   };
   if (document.title) lines.push(`<title>${escape(tidy(document.title).slice(0, 200))}</title>`);
   if (document.body) visit(document.body);
@@ -250,7 +251,9 @@ async def select_option(session, call):
 async def history(session, offset):
     before = session.page.url
     moved = await (session.page.go_back() if offset < 0 else session.page.go_forward())
-    if moved is None and session.page.url == before:
+    if moved is None and session.page.url in (before, "about:blank"):
+        if session.page.url != before:
+            await session.page.go_forward()  # every tab began on an empty page, where there is nothing to do
         raise ActionError("there is no further page in the history")
 
 
@@ -397,7 +400,7 @@ class Session:
 
     def __init__(self, context, settings: Settings):
         self.context, self.settings = context, settings
-        self.page = self.handle = None
+        self.page = self.handle = self.devtools = None
         self.dead = ""                          # why the page is lost, once it is
         self.notes: list[str] = []              # dialogs and the like, told with the next observation
         self.loading: set = set()               # frames with a navigation under way
@@ -421,14 +424,16 @@ class Session:
         page.on("dialog", lambda dialog: self.spawn(self._answer(dialog)))
         page.on("crash", lambda _: setattr(self, "dead", "the page crashed"))
         page.on("close", lambda closed: self._closed(closed))
-        devtools = await self.context.new_cdp_session(page)
+        devtools = self.devtools = await self.context.new_cdp_session(page)
         # The page's own process announces a navigation before it answers our next message, so a click that starts one is
         # known to have done so by the time the click's round trip is over. No polling, no guessing.
         devtools.on("Page.frameRequestedNavigation", lambda e: self._loads(e["frameId"], e["disposition"] == "currentTab"))
         devtools.on("Page.frameStartedLoading", lambda e: self._loads(e["frameId"], True))
         devtools.on("Page.frameStoppedLoading", lambda e: self._loads(e["frameId"], False))
+        devtools.on("Page.windowOpen", lambda e: self._loads("new tab", True))
         devtools.on("Page.frameDetached", lambda e: self._loads(e["frameId"], False))
         await devtools.send("Page.enable")
+        self._loads("new tab", False)
 
     def _loads(self, frame: str, started: bool):
         (self.loading.add if started else self.loading.discard)(frame)
@@ -446,14 +451,19 @@ class Session:
         await dialog.accept()
 
     async def settle(self):
-        """Returns when the navigations under way are over, or when time is up."""
-        with contextlib.suppress(asyncio.TimeoutError, PlaywrightError):
-            await asyncio.wait_for(self.page.evaluate("0"), self.settings.timeout)  # drains events sent before it
+        """Returns when the navigations under way are over; one that takes too long is stopped, and the agent is told."""
+        async def wait():
+            with contextlib.suppress(PlaywrightError):  # the page may be navigating away under the question
+                await self.page.evaluate("0")  # drains the events sent before it
+            await self.quiet.wait()
+            with contextlib.suppress(PlaywrightError):
+                await self.page.wait_for_load_state("domcontentloaded")  # of a tab that opened before we listened to it
         try:
-            await asyncio.wait_for(self.quiet.wait(), self.settings.timeout)
-            await self.page.wait_for_load_state("domcontentloaded")  # of a tab that opened before we listened to it
-        except (asyncio.TimeoutError, PlaywrightError):
-            self.notes.append("the page is still loading")
+            await asyncio.wait_for(wait(), self.settings.timeout)
+        except asyncio.TimeoutError:
+            self.notes.append(f"the page did not finish loading within {self.settings.timeout:.0f} s and was stopped")
+            with contextlib.suppress(PlaywrightError):
+                await self.devtools.send("Page.stopLoading")
             self._closed(None)
 
     async def observe(self) -> tuple[str, str]:
@@ -466,13 +476,14 @@ class Session:
                 raise EnvError("the site did not answer")
             try:
                 arguments = [self.settings.viewport_only, self.settings.max_page_chars]
-                self.handle = await self.page.evaluate_handle(OBSERVE, arguments)
-                text = await self.handle.evaluate("o => o.text")
+                self.handle = await asyncio.wait_for(self.page.evaluate_handle(OBSERVE, arguments), self.settings.timeout)
+                text = await asyncio.wait_for(self.handle.evaluate("o => o.text"), self.settings.timeout)
                 break
+            except asyncio.TimeoutError:
+                raise EnvError(f"the page did not answer within {self.settings.timeout:.0f} s") from None
             except PlaywrightError as error:
                 if attempt == 2 or self.dead or "ontext was destroyed" not in str(error):
                     raise EnvError(first_line(error)) from None
-                self._loads("?", False)
         notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
         return self.page.url, notes + text
 
@@ -503,7 +514,7 @@ class Session:
 
 # act(trajectory, slot) -> (action_ids, logps, ended): answers the trajectory's last turn. A model or a scripted expert.
 Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
-Score = Callable[..., Awaitable[float]]  # score(task, answer, page): evaluate.score, handed in
+Score = Callable[..., Awaitable[float]]  # score(task, answer, page, why): evaluate.score, handed in; fills the list `why`
 
 
 async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: int, act: Act, score: Score) -> Trajectory:
@@ -534,7 +545,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
             except ActionError as problem:
                 turn.error = error = str(problem)
         await session.settle()
-        trajectory.reward = await score(task, trajectory.answer, session.page)
+        trajectory.reward = await score(task, trajectory.answer, session.page, trajectory.checks)
     except (EnvError, PlaywrightError, asyncio.TimeoutError, ConnectionError) as problem:
         trajectory.status, trajectory.reward = "env_error", 0.0
         trajectory.checks = [["environment", False, first_line(problem)]]

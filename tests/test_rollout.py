@@ -1,0 +1,347 @@
+"""The browser side against real pages on loopback in a real Chromium, and the engine against the plain forward pass."""
+import asyncio
+import random
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+
+from compress import Chat, Trajectory, context, rows, pad
+from model import token_logprobs
+from rollout import ACTIONS, ActionError, Browser, Call, Engine, EnvError, Settings, actions_help, episode, parse, play, rollout
+
+SETTINGS = Settings(max_turns=4, max_new_tokens=12, max_context=600, concurrency=4, timeout=5)
+
+
+def browse(test, start_url, settings=SETTINGS, **task):
+    """Runs the coroutine function test(session) in a session of its own."""
+    async def run():
+        async with Browser(settings) as browser:
+            session = await browser.open({"start_url": start_url, **task})
+            try:
+                await test(session)
+            finally:
+                await session.close()
+    asyncio.run(run())
+
+
+async def act(session, text) -> str:
+    """Executes an action; returns the observation that follows."""
+    await session.execute(parse(text))
+    return (await session.observe())[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ grammar
+
+CALLS = [
+    ('do(action="Click", element="12")', Call("Click", None, "12")),
+    ("<think>hm</think><answer># Element: red lamp 12\ndo(action='Click', element='12')</answer>", Call("Click", None, "12")),
+    ('# Note: $24\n```python\ndo(action="Type", argument="a, \\"b\\" (c)", element="3")\n```', Call("Type", 'a, "b" (c)', "3")),
+    ('do(action="Type", argument="two\nlines", element="3")', Call("Type", "two\nlines", "3")),
+    ('do("Click", element=7)', Call("Click", None, "7")),
+    ('do(action="Select Dropdown Option", argument="blue", element="[4]")', Call("Select Dropdown Option", "blue", "4")),
+    ("go_backward()", Call("Go Backward")), ("go_forward()", Call("Go Forward")), ('do(action="Go Backward")', Call("Go Backward")),
+    ('do(action="Scroll Down")', Call("Scroll Down")), ('do(action="Wait")', Call("Wait")),
+    ('exit(message="$24")', Call("exit", "$24")), ("exit()", Call("exit", "")), ('exit("N/A")', Call("exit", "N/A")),
+    ('I will search.\ndo(action="Search", argument="do(x)", element="1")', Call("Search", "do(x)", "1")),
+]
+
+
+@pytest.mark.parametrize("text, call", CALLS)
+def test_the_grammar_of_the_paper_is_understood(text, call):
+    assert parse(text) == call
+    assert parse(str(call)) == call  # the canonical form is in the grammar, too
+
+
+@pytest.mark.parametrize("text, says", [
+    ("", "no action"), ("click the lamp", "no action"), ('do(action="Click")', "needs the id"), ('do(action="Click", element="a7")', "needs the id"),
+    ('do(action="Type", element="3")', "needs an argument"), ('do(action="Fly", element="3")', "unknown action"),
+    ('do(action="Click", element="3"', "cannot read"), ('do(action="Click", element="1")\nexit(message="a")', "cannot read"),
+    ('do(action=__import__("os").getcwd(), element="1")', "cannot read"), ("do(" * 3000, "cannot read"),
+    ("<answer>do(action=", "was cut"), ('do(action="Click", element="²")', "needs the id"),
+])
+def test_what_is_not_an_action_is_explained_to_the_agent(text, says):
+    with pytest.raises(ActionError, match=says):
+        parse(text)
+
+
+def test_prompt_and_parser_share_one_table():
+    for line in actions_help().splitlines():
+        call = parse(line[2:].split(": ")[0])
+        assert call.name in ACTIONS
+    assert len(actions_help().splitlines()) == len(ACTIONS)
+
+
+# -------------------------------------------------------------------------------------------------------- observation
+
+PAGE = """<title>lamps &amp; more</title><nav><a href="/two">home</a> <a href="/two">cart</a></nav><h1>lamps</h1>
+<form action="/two"><label>search <input name=q></label><button>go</button></form>
+<ul><li><a href="/two">red  lamp</a> $24</li><li><a href="/two"><b>blue</b> lamp</a> $31</li></ul>
+<table><tr><td>order 12<td>shipped<td><a href="/two">view</a></tr></table>
+<select aria-label=size><option>small<option>large</select> <label><input type=checkbox>gift wrap</label>
+<p>not an element: &lt;a>trap 3&lt;/a></p><div style="display:none">hidden <a href=x>no</a></div><script>var x = "code"</script>
+<div id=spot style="cursor:pointer">spot <button>inner</button></div><button disabled>later</button>
+<span role=button onclick="document.title='clicked'">do it</span><textarea placeholder=note>old</textarea><input type=hidden value=h>"""
+TEXT = """<title>lamps &amp; more</title>
+<a>home 0</a> <a>cart 1</a>
+<h1>lamps</h1>
+<input>search 2</input> <button>go 3</button>
+<a>red lamp 4</a> $24
+<a>blue lamp 5</a> $31
+order 12 | shipped | <a>view 6</a>
+<select>size 7 = small (small | large)</select> <checkbox>gift wrap 8 = off</checkbox>
+not an element: &lt;a&gt;trap 3&lt;/a&gt;
+spot <button>inner 9</button>
+later (disabled) <button>do it 10</button> <textarea>note 11 = old</textarea>"""
+
+
+def test_a_page_becomes_text_with_ids_in_document_order(site):
+    async def test(session):
+        assert (await session.observe())[1] == TEXT
+    browse(test, site({"/": PAGE, "/two": "two"}))
+
+
+def test_every_action_does_what_it_says(site):
+    async def test(session):
+        await session.observe()
+        assert "search 2 = warm light" in await act(session, 'do(action="Type", argument="warm light", element="2")')
+        assert "search 2 = new" in await act(session, 'do(action="Type", argument="new", element="2")')  # replaces
+        assert "size 7 = large" in await act(session, 'do(action="Select Dropdown Option", argument="LARGE", element="7")')
+        assert "wrap 8 = on" in await act(session, 'do(action="Click", element="8")')
+        assert "<title>clicked" in await act(session, 'do(action="Click", element="10")')
+        assert "second" in await act(session, 'do(action="Search", argument="a b", element="2")')
+        assert session.page.url.endswith("/two?q=a+b")
+        assert "lamps" in await act(session, "go_backward()")
+        assert "second" in await act(session, "go_forward()")
+        assert "lamps" in await act(session, 'do(action="Click", element="0")')
+        await act(session, 'do(action="Type", argument="x", element="2")')
+        assert "second" in await act(session, 'do(action="Press Enter")')
+        assert "over" in await act(session, 'do(action="Hover", element="1")')
+        assert "menu" in await act(session, 'do(action="Right Click", element="1")')
+        assert "second" in await act(session, 'do(action="Wait")')
+        assert "pop" in await act(session, 'do(action="Click", element="2")')
+        assert "second" in await act(session, 'do(action="Switch Tab", argument="0")')
+        await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate("scrollY") > 300
+        await act(session, 'do(action="Scroll Up")')
+        assert await session.page.evaluate("scrollY") == 0
+    browse(test, site({"/": PAGE, "/pop": "pop", "/two": """second <a href="/">back</a> <button onmouseover="this.textContent='over'"
+        oncontextmenu="this.textContent='menu'">hover</button> <a href="/pop" target=_blank>tab</a><div style="height:3000px">"""}))
+
+
+@pytest.mark.parametrize("text, says", [
+    ('do(action="Click", element="99")', "no element 99"), ('do(action="Type", argument="x", element="0")', "does not take text"),
+    ('do(action="Select Dropdown Option", argument="pink", element="7")', "options are: small, large"), ("go_backward()", "no further page"),
+    ('do(action="Switch Tab", argument="5")', "no tab 5")])
+def test_impossible_actions_become_sentences(site, text, says):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match=says):
+            await session.execute(parse(text))
+        await session.observe()  # and the session goes on
+    browse(test, site({"/": PAGE, "/two": "two"}))
+
+
+def test_navigation_is_awaited_however_slow_and_costs_nothing_when_fast(site):
+    def slow(handler):
+        time.sleep(0.7)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "4")
+        handler.end_headers()
+        handler.wfile.write(b"late")
+
+    async def test(session):
+        await session.observe()
+        assert await act(session, 'do(action="Click", element="0")') == "late"
+    browse(test, site({"/": '<a href="/slow">go</a>', "/slow": slow}))
+
+
+def test_a_site_that_never_answers_is_stopped_and_told(site):
+    held = threading.Event()
+
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Click", element="0")')
+        assert "did not finish loading within 1 s" in text and "<a>go 0</a>" in text
+        held.set()
+    browse(test, site({"/": '<a href="/never">go</a>', "/never": lambda handler: held.wait(20)}), Settings(timeout=1))
+
+
+def test_dialogs_are_answered_and_told(site):
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Click", element="0")')
+        assert "note: the page showed a confirm: sure?" in text and "yes" in text
+    browse(test, site({"/": "<button onclick=\"document.title = confirm('sure?') ? 'yes' : 'no'\">delete</button>"}))
+
+
+def test_iframes_and_shadow_trees_are_read_and_clicked(site):
+    async def test(session):
+        text = (await session.observe())[1]
+        assert "<a>inside 0</a>" in text and "<button>shadow 1</button>" in text
+        assert "<title>hit" in await act(session, 'do(action="Click", element="1")')
+        assert "second" in await act(session, 'do(action="Click", element="0")')
+    browse(test, site({"/": """<iframe src="/frame"></iframe><div id=host></div><script>
+        const root = document.getElementById('host').attachShadow({mode: 'open'});
+        root.innerHTML = '<button>shadow</button>';
+        root.querySelector('button').onclick = () => document.title = 'hit';</script>""",
+                       "/frame": '<p>x<p><a href="/two" target=_top>inside</a>', "/two": "second"}))
+
+
+def test_covered_elements_are_out_and_a_page_is_capped(site):
+    async def test(session):
+        text = (await session.observe())[1]
+        assert "below" not in text and "above" in text and len(text) < 700 and text.endswith("[the page goes on]")
+    browse(test, site({"/": '<div style="position:relative"><a href=x>below</a><div style="position:absolute;inset:0;background:red">'
+                            '<a href=y>above</a></div></div>' + "<p>word</p>" * 5000}), Settings(max_page_chars=500))
+
+
+# ----------------------------------------------------------------------------------------------------------- episodes
+
+async def always_one(task, answer, page, why):
+    return 1.0
+
+
+def scripted(chat, texts):
+    async def act(trajectory, slot):
+        text = texts[min(len(trajectory.turns), len(texts)) - 1]
+        return [*chat.encode(text), chat.end_id], [], True
+    return act
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer):
+    return Chat(tokenizer, "You browse the web.")
+
+
+def task_at(url, **more):
+    return {"task_id": 0, "intent": "look around", "sites": ["x"], "start_url": url, **more}
+
+
+def run_episode(chat, url, texts, score=always_one, settings=SETTINGS):
+    async def run():
+        async with Browser(settings) as browser:
+            return await episode(browser, chat, task_at(url), 0, 0, scripted(chat, texts), score)
+    return asyncio.run(run())
+
+
+def test_an_error_is_read_in_the_next_observation(site, chat):
+    tau = run_episode(chat, site({"/": PAGE}), ['do(action="Click", element="99")', "nonsense", 'exit(message="red")'])
+    assert (tau.answer, tau.reward, tau.status, len(tau.turns)) == ("red", 1.0, "ok", 3)
+    assert tau.turns[1].observation.startswith("error: there is no element 99") and tau.turns[2].observation.startswith("error: no action")
+    assert not tau.turns[0].observation.startswith("error")
+
+
+def test_the_turn_limit_leaves_no_answer(site, chat):
+    tau = run_episode(chat, site({"/": PAGE}), ['do(action="Wait")'], settings=Settings(max_turns=2, max_context=900, max_new_tokens=20))
+    assert tau.answer is None and len(tau.turns) == 2
+
+
+def test_a_broken_world_is_no_failure_of_the_agent(site, chat):
+    assert run_episode(chat, "http://127.0.0.1:9/", ["exit()"]).status == "env_error"
+
+    def drop(handler):
+        handler.close_connection = True
+        handler.connection.shutdown(socket.SHUT_RDWR)
+    tau = run_episode(chat, site({"/": '<a href="/gone">x</a>', "/gone": drop}), ['do(action="Click", element="0")', "exit()"])
+    assert tau.status == "env_error" and tau.reward == 0 and tau.checks
+
+    async def cannot_judge(task, answer, page, why):
+        raise EnvError("the judged site is down")
+    assert run_episode(chat, site({"/": PAGE}), ["exit()"], cannot_judge).status == "env_error"
+
+
+def test_a_history_that_fills_the_context_ends_the_episode(site, chat):
+    settings = Settings(max_turns=50, max_context=400, max_new_tokens=60)
+    tau = run_episode(chat, site({"/": PAGE}), ['# Note: ' + "word " * 12 + '\ndo(action="Scroll Down")'], settings=settings)
+    assert tau.status == "ok" and 1 < len(tau.turns) < 50
+    assert all(len(context(chat, tau, t)) <= 400 - 60 for t in range(len(tau.turns)))
+
+
+# ------------------------------------------------------------------------------------------------------------- engine
+
+def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat):
+    """Many episodes in one cache, several turns each, joining and leaving: same ids and log-probs as one row at a time."""
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    settings = Settings(max_new_tokens=10, max_context=200, concurrency=5)
+
+    async def talk(engine, slot):
+        rng, ids, out = random.Random(slot), [slot + 3] * (4 + slot), []
+        for turn in range(4):
+            response, logps, ended = await engine.respond(ids, slot, rng)
+            out.append((list(ids), response, logps))
+            ids = ids[:-2] + response + [9, 9, turn, slot]  # rolls back two positions, as a page does
+            await asyncio.sleep(0.001 * slot)
+        return out
+
+    async def run():
+        engine = Engine(model, chat, settings)
+        server = asyncio.ensure_future(engine.serve())
+        try:
+            return await asyncio.gather(*(talk(engine, slot) for slot in range(5)))
+        finally:
+            server.cancel()
+
+    with torch.no_grad():
+        for talked in asyncio.run(run()):
+            for ids, response, logps in talked:
+                logits = model(torch.tensor([ids + response]))[0].log_softmax(-1)
+                expected = [float(logits[len(ids) - 1 + k, token]) for k, token in enumerate(response)]
+                assert logps == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_engine_that_fails_fails_the_rollout_instead_of_hanging(site, chat):
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model.logits = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(rollout(model, chat, [task_at(site({"/": PAGE}))], always_one, SETTINGS))
+
+
+def test_rollout_logprobs_equal_training_logprobs_on_fifty_trajectories(site, chat):
+    """The claim of the project, on real pages: every action token, float32, 1e-4."""
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    tasks = [task_at(site({"/": PAGE, "/two": "two"}), task_id=i) for i in range(25)]
+    trajectories = asyncio.run(rollout(model, chat, tasks, always_one, SETTINGS, group=2, seed=1, temperature=0.8))
+    assert len(trajectories) == 50 and all(tau.status == "ok" and len(tau.turns) == 4 for tau in trajectories)
+    samples = [row for tau in trajectories for row in rows(chat, tau)]
+    scored = torch.cat([token_logprobs(model, *pad([row]), temperature=0.8)[0].detach() for row in samples])
+    sampled = torch.tensor([x for row in samples for x in row.logps])
+    assert len(sampled) > 1500
+    torch.testing.assert_close(scored, sampled, atol=1e-4, rtol=0)
+
+
+def test_a_rollout_does_not_depend_on_how_many_run_at_once(site, chat):
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    tasks = [task_at(site({"/": PAGE}), task_id=i) for i in range(4)]
+    runs = [asyncio.run(rollout(model, chat, tasks, always_one, Settings(max_turns=2, max_new_tokens=12, max_context=600, concurrency=n),
+                                group=2, seed=5)) for n in (1, 8)]
+    for a, b in zip(*runs):
+        assert [t.action_ids for t in a.turns] == [t.action_ids for t in b.turns]
+
+
+def test_siblings_live_in_worlds_of_their_own(site, chat):
+    seen = []
+
+    def page(handler):
+        seen.append(handler.headers["X-World"])
+        handler.send_response(200)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+    asyncio.run(play([task_at(site({"/": page}), world=7)], scripted(chat, ["exit()"]), chat, always_one, SETTINGS, group=3))
+    worlds = {w for w in seen if w}
+    assert len(worlds) == 3 and all(w.startswith("7-") for w in worlds)
+
+
+def test_no_chromium_is_one_sentence_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(Path("nowhere").absolute()))
+
+    async def run():
+        async with Browser(SETTINGS):
+            pass
+    with pytest.raises(ValueError, match="playwright install"):
+        asyncio.run(run())
