@@ -1,8 +1,8 @@
 """The embedded world: stateful websites, seeded tasks in WebArena's schema, scripted experts. Standard library only.
 
-    with sandbox.start() as sites:                      # {"SHOPPING": "http://127.0.0.1:PORT/shop", "REDDIT": ...}
-        for task in sandbox.tasks("train", 600):        # dicts; task["world"] seeds the world of its episodes
-            act = sandbox.expert(task)                  # observation -> (thought, action), stateful over one episode
+    with sandbox.start() as sites:                # {"SHOPPING": "http://127.0.0.1:PORT/shop", "REDDIT": ...}
+        for task in sandbox.tasks("train", 600):  # dicts; task["world"] seeds the world of its episodes
+            act = sandbox.expert(task)            # observation -> (thought, action), stateful over one episode
 """
 
 import json
@@ -19,12 +19,12 @@ __all__ = ["start", "tasks", "expert", "random_policy"]
 
 @contextmanager
 def start():
-    """Serve the sites from a process of their own and yield their addresses. It ends with this block, or with this process."""
-    # A session of its own, so that Ctrl-C lets the episodes under way finish; its end is the closing of its standard input.
+    """Serve the sites from a process of their own, yield their addresses. It ends with this block or this process."""
+    # In a session of its own Ctrl-C does not reach it: it ends when its standard input closes, after whoever uses it.
     process = subprocess.Popen([sys.executable, "-m", "sandbox", "--pipe"], cwd=Path(__file__).parent.parent, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     with process:  # leaving closes the pipes and waits
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the sandbox did not start (exit status {process.wait()}); try `python -m sandbox` to see why")
+            raise RuntimeError(f"the sandbox did not start (exit status {process.wait()}): try `python -m sandbox`")
         yield json.loads(line)

@@ -9,7 +9,7 @@ from .server import Server
 
 parser = argparse.ArgumentParser(prog="python -m sandbox", description="Serve the embedded websites on 127.0.0.1.")
 parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-parser.add_argument("--pipe", action="store_true", help="print the sites' addresses as JSON; end when standard input closes")
+parser.add_argument("--pipe", action="store_true", help="print the addresses as JSON; end when standard input closes")
 args = parser.parse_args()
 try:
     server = Server(args.port)

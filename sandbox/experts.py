@@ -1,10 +1,11 @@
 """Scripted experts: one short generator a template, seeing nothing but observations and saying nothing but actions.
 
-A script reads the page of the moment (`page`), yields (thought, action), and finds the next page there when it goes on. Scripts
-look before they act, so they work from whichever page a task starts on. Gold answers are read off the pages, never passed in.
+A script reads the page of the moment (`page`), yields (thought, action), and finds the next page there when it goes on.
+Scripts look before they act, so they work from any page a task starts on. Answers are read off the pages.
 """
 
 import re
+from functools import partial
 from random import Random
 
 ELEMENT = re.compile(r"<(a|button|input|textarea|select|checkbox)>([^<]*?) ?([0-9]+)(?: =([^<]*))?</\1>")
@@ -19,24 +20,32 @@ class Page:
 
     text = ""
 
-    def ids(self, name: str) -> list[str]:
-        return [number for _, found, number, _ in ELEMENT.findall(self.text) if found == name]
+    def find(self, name: str) -> str | None:
+        """The id of the first element of that name."""
+        return next((number for _, found, number, _ in ELEMENT.findall(self.text) if found == name), None)
 
-    def has(self, name: str) -> bool:
-        return bool(self.ids(name))
+    def at(self, heading: str) -> bool:
+        return f"<h1>{heading}</h1>" in self.text
 
-    def do(self, action: str, name: str, thought: str, argument: str | None = None):
-        if not self.has(name):
-            raise Lost(f"no element named {name!r} to {action.lower()} on this page:\n{self.text}")
-        number = self.ids(name)[0]
+    def read(self, pattern: str) -> str:
+        """The part of the page that the pattern's parentheses enclose."""
+        match = re.search(pattern, self.text)
+        if match is None:
+            raise Lost(f"nothing like {pattern!r} on this page:\n{self.text}")
+        return match[1]
+
+    def do(self, action: str, name: str, thought: str, argument: str | None = None) -> tuple[str, str]:
+        number = self.find(name)
+        if number is None:
+            raise Lost(f"no element {name!r} to {action.lower()} on this page:\n{self.text}")
         words = f'argument="{argument}", ' if argument is not None else ""
         return thought, f'# Element: {name} {number}\ndo(action="{action}", {words}element="{number}")'
 
     def click(self, name: str, thought: str = ""):
         return self.do("Click", name, thought or f"click {name}")
 
-    def type(self, name: str, text: object):
-        return self.do("Type", name, f"type {text} into {name}", str(text))
+    def type(self, name: str, text: str):
+        return self.do("Type", name, f"type {text} into {name}", text)
 
     def search(self, text: str):
         return self.do("Search", "search", f"search for {text}", text)
@@ -44,100 +53,107 @@ class Page:
     def choose(self, name: str, option: str):
         return self.do("Select Dropdown Option", name, f"choose {option} as {name}", option)
 
-    def read(self, pattern: str) -> str:
-        """The part in parentheses, read off the page."""
-        match = re.search(pattern, self.text)
-        if match is None:
-            raise Lost(f"nothing like {pattern!r} on this page:\n{self.text}")
-        return match[1]
 
-
-def done(answer: str = "done"):
-    return ("the task is done" if answer == "done" else f"the answer is {answer}"), f'exit(message="{answer}")'
+def done(message: str = "done") -> tuple[str, str]:
+    return ("the task is done" if message == "done" else f"the answer is {message}"), f'exit(message="{message}")'
 
 
 # ---- ways through the sites
-def to_listing(page, name: str, section: str):
-    """Until the page lists `name`: through the home page to its section, then from page to page."""
-    if not page.has(name) and not page.has(section) and page.has("home") and f"<h1>{section}</h1>" not in page.text:
+def to_listing(page, name, section):
+    """Until the page lists `name`: from the home page to its section, there from page to page."""
+    if not page.find(name) and not page.find(section) and not page.at(section):
         yield page.click("home", f"go home to find {section}")
-    if not page.has(name) and page.has(section):
+    if not page.find(name) and not page.at(section):
         yield page.click(section, f"open {section} to find {name}")
-    while not page.has(name):
-        yield page.click("next page", f"look for {name} on the next page")
+    while not page.find(name):
+        yield page.click("next page", f"find {name} on the next page")
 
 
-def to_page(page, name: str, section: str):
-    if f"<h1>{name}</h1>" not in page.text:
+def to_page(page, name, section):
+    if not page.at(name):
         yield from to_listing(page, name, section)
         yield page.click(name)
 
 
-def add(page, product, category, size=None):
-    yield from to_page(page, product, category)
+def visit(page, heading):
+    if not page.at(heading):
+        yield page.click(heading)
+
+
+def add(page, name, section, size=None):
+    yield from to_page(page, name, section)
     if size:
         yield page.choose("size", size)
-    yield page.click("add to cart", f"put {product} into the cart")
+    yield page.click("add to cart", f"put {name} into the cart")
 
 
-def visit(page, heading: str, by: str):
-    if f"<h1>{heading}</h1>" not in page.text:
-        yield page.click(by)
+def save_bio(page, bio):
+    if not page.find("edit profile"):
+        yield page.click("profile")
+    yield page.click("edit profile")
+    yield page.type("bio", bio)
+    yield page.click("save")
 
 
-# ---- one script a template
-def price(page, product, category):
-    yield from to_listing(page, product, category)
-    yield done(page.read(rf"{product} [0-9]+</a> (\$[0-9]+)"))
+# ---- scripts
+def price(page, name, section):
+    yield from to_listing(page, name, section)
+    yield done(page.read(rf"{name} [0-9]+</a> (\$[0-9]+)"))
 
 
-def stock(page, product, category):
-    yield from to_page(page, product, category)
-    yield done(page.read(r"stock ([0-9]+)"))
+def look_up(pattern, page, name, section):
+    yield from to_page(page, name, section)
+    yield done(page.read(pattern))
 
 
-def open_page(page, product=None, category=None, post=None, forum=None):
-    yield from to_page(page, product or post, category or forum)
+def open_page(page, name, section):
+    yield from to_page(page, name, section)
     yield done()
 
 
-def search_product(page, product):
-    yield page.search(product)
-    yield page.click(product)
+def press(button, page, name, section):
+    yield from to_page(page, name, section)
+    yield page.click(button)
+    yield done()
+
+
+def search_product(page, name):
+    yield page.search(name)
+    yield page.click(name)
     yield done()
 
 
 def count_search(page, word):
     yield page.search(word)
-    yield done(page.read(r"([0-9]+) found"))
+    yield done(page.read("([0-9]+) found"))
 
 
-def add_to_cart(page, product, category, size=None):
-    yield from add(page, product, category, size)
+def add_to_cart(page, name, section, size=None):
+    yield from add(page, name, section, size)
     yield done()
 
 
-def add_two(page, product, other, category):
-    yield from add(page, product, category)
-    yield from add(page, other, category)
+def add_two(page, name, other, section):
+    yield from add(page, name, section)
+    yield from add(page, other, section)
     yield done()
 
 
-def remove_from_cart(page, product):
-    yield from visit(page, "cart", "cart")
-    yield page.click(f"remove {product}")
+def remove_from_cart(page, name):
+    yield from visit(page, "cart")
+    yield page.click(f"remove {name}")
     yield done()
 
 
-def set_quantity(page, product, quantity):
-    yield from visit(page, "cart", "cart")
-    yield page.type(product, quantity)
+def set_quantity(page, name, quantity):
+    yield from visit(page, "cart")
+    yield page.type(name, quantity)
     yield page.click("update cart")
     yield done()
 
 
-def buy(page, product, category, shipping):
-    yield from add(page, product, category)
+def buy(page, name, section, shipping):
+    yield from add(page, name, section)
     yield page.click("checkout")
     yield page.choose("shipping", shipping)
     yield page.click("continue")
@@ -145,23 +161,14 @@ def buy(page, product, category, shipping):
     yield done()
 
 
-def to_order(page, number):
-    yield from visit(page, "orders", "orders")
+def look_up_order(pattern, page, number):
+    yield from visit(page, "orders")
     yield page.click(f"order {number}")
-
-
-def order_status(page, number):
-    yield from to_order(page, number)
-    yield done(page.read(r"status ([a-z]+)"))
-
-
-def order_total(page, number):
-    yield from to_order(page, number)
-    yield done(page.read(r"total (\$[0-9]+)"))
+    yield done(page.read(pattern))
 
 
 def set_account(page, **fields):
-    yield from visit(page, "account", "account")
+    yield from visit(page, "account")
     yield page.click("edit account")
     for name, value in fields.items():
         yield page.type(name, value)
@@ -169,41 +176,19 @@ def set_account(page, **fields):
     yield done()
 
 
-def who_wrote(page, post, forum):
-    yield from to_page(page, post, forum)
-    yield done(page.read(r"author <a>([a-z]+) "))
-
-
-def count_votes(page, post, forum):
-    yield from to_page(page, post, forum)
-    yield done(page.read(r"votes ([0-9]+)"))
-
-
-def upvote(page, post, forum):
-    yield from to_page(page, post, forum)
-    yield page.click("upvote")
-    yield done()
-
-
-def downvote(page, post, forum):
-    yield from to_page(page, post, forum)
-    yield page.click("downvote")
-    yield done()
-
-
-def comment(page, text, post, forum):
-    yield from to_page(page, post, forum)
+def comment(page, text, name, section):
+    yield from to_page(page, name, section)
     yield page.type("comment", text)
     yield page.click("send")
     yield done()
 
 
-def save_bio(page, bio):
-    if not page.has("edit profile"):
-        yield page.click("profile")
-    yield page.click("edit profile")
-    yield page.type("bio", bio)
-    yield page.click("save")
+def create_post(page, title, section):
+    yield page.click("new post")
+    yield page.choose("forum", section)
+    yield page.type("title", title)
+    yield page.click("create post")
+    yield done()
 
 
 def set_bio(page, bio):
@@ -211,29 +196,25 @@ def set_bio(page, bio):
     yield done()
 
 
-def log_out(page):
-    yield page.click("log out")
+def log_out_and_open(page, name, section):
+    yield page.click("log out", f"log out then find {name}")  # first: logging out leads away from the post
+    yield from to_page(page, name, section)
     yield done()
 
 
 def log_out_and_set_bio(page, bio):
-    yield from save_bio(page, bio)  # first: logged out, nobody can edit
+    yield from save_bio(page, bio)  # first: nobody can edit once logged out
     yield page.click("log out", "the bio is saved so log out")
     yield done()
 
 
-def create_post(page, title, forum):
-    yield page.click("new post")
-    yield page.choose("forum", forum)
-    yield page.type("title", title)
-    yield page.click("create post")
-    yield done()
-
-
-SCRIPTS = {1: price, 2: open_page, 3: search_product, 4: count_search, 5: add_to_cart, 6: add_to_cart, 7: remove_from_cart,
-           8: set_quantity, 9: buy, 10: order_status, 11: set_account, 20: open_page, 21: who_wrote, 22: upvote, 23: comment,
-           24: set_bio, 25: log_out, 26: log_out_and_set_bio, 27: create_post,
-           101: stock, 102: order_total, 103: set_account, 104: add_two, 120: count_votes, 121: downvote}
+SCRIPTS = {  # by intent_template_id
+    1: price, 2: open_page, 3: search_product, 4: count_search, 5: add_to_cart, 6: add_to_cart, 7: remove_from_cart,
+    8: set_quantity, 9: buy, 10: partial(look_up_order, "status ([a-z]+)"), 11: set_account,
+    21: open_page, 22: partial(look_up, "author <a>([a-z]+) "), 23: partial(press, "upvote"), 24: comment,
+    25: create_post, 26: set_bio, 27: log_out_and_open, 28: log_out_and_set_bio,
+    101: partial(look_up, "stock ([0-9]+)"), 102: add_two, 103: partial(look_up_order, r"total (\$[0-9]+)"),
+    104: set_account, 121: partial(look_up, "votes ([0-9]+)"), 122: partial(press, "downvote")}
 
 
 def expert(task: dict):
@@ -248,7 +229,7 @@ def expert(task: dict):
 
 
 def random_policy(seed):
-    """A callable that acts at random on whatever it sees, and answers with a random word of the page now and then."""
+    """A callable that acts at random on whatever it sees and, now and then, answers with a word of the page."""
     rng = Random(seed)
 
     def act(observation: str) -> tuple[str, str]:
@@ -257,11 +238,11 @@ def random_policy(seed):
         if not elements or rng.random() < 0.1:
             return done(rng.choice(words))
         tag, name, number, value = rng.choice(elements)
-        head, tail = f"# Element: {name} {number}\ndo(", f'element="{number}")'
+        call = 'action="Click"'
         if tag == "select":
-            options = re.findall(r"[^(|)]+", value.partition("(")[2]) or words
-            return "", f'{head}action="Select Dropdown Option", argument="{rng.choice(options).strip()}", {tail}'
-        if tag in ("input", "textarea"):
-            return "", f'{head}action="{rng.choice(("Type", "Search"))}", argument="{rng.choice(words)}", {tail}'
-        return "", f'{head}action="Click", {tail}'
+            option = rng.choice(re.findall(r"[^(|)]+", value.partition("(")[2]) or words).strip()
+            call = f'action="Select Dropdown Option", argument="{option}"'
+        elif tag in ("input", "textarea"):
+            call = f'action="{rng.choice(("Type", "Search"))}", argument="{rng.choice(words)}"'
+        return "", f'# Element: {name} {number}\ndo({call}, element="{number}")'
     return act

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from .page import (LOG_OUT, LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, field, form, items, link, members_only, paginate,
-                   select, too_long_or_empty)
-from .words import ADJECTIVES, FORUMS, SCENERY, TOPICS, names, phrase
+from .page import (LOG_OUT, LOGIN_ROUTES, NOT_FOUND, Page, Redirect, area, error, field, form, items, link,
+                   members_only, paginate, select, unfit)
+from .words import ADJECTIVES, FORUMS, TOPICS, names, password, phrase
 
 ROOT = "/forum"
 CHOOSE = "choose"
@@ -42,14 +42,15 @@ class Forum:
 
 
 def seed(rng, people: list[str]) -> Forum:
-    accounts = {user: Account(user, f"{rng.choice(ADJECTIVES)}-{rng.choice(SCENERY)}", phrase(rng)) for user in people}
+    accounts = {user: Account(user, password(rng), phrase(rng)) for user in people}
     homes = [forum for forum in FORUMS for _ in range(rng.randint(4, 7))]
     rng.shuffle(homes)
     posts, comments = {}, {}
     for number, (forum, title) in enumerate(zip(homes, names(rng, TOPICS, len(homes))), start=10):
         body = f"what do you think of the {rng.choice(ADJECTIVES)} one and the {rng.choice(ADJECTIVES)} one"
         posts[number] = Post(number, forum, title, rng.choice(people), body, rng.randint(1, 60))
-        comments[number] = tuple(Comment(rng.choice(people), f"too {rng.choice(ADJECTIVES)} for me") for _ in range(rng.randint(0, 2)))
+        comments[number] = tuple(Comment(rng.choice(people), f"too {rng.choice(ADJECTIVES)} for me")
+                                 for _ in range(rng.randint(0, 2)))
     return Forum(accounts, posts, comments, {})
 
 
@@ -104,16 +105,15 @@ def post_page(forum, request, name, number, problem=""):
         return NOT_FOUND
     votes = post.votes + sum(cast for (_, voted), cast in forum.votes.items() if voted == post.number)
     said = items(f"{comment.author} : {escape(comment.text)}" for comment in forum.comments[post.number])
-    here, tools = ROOT + address(post), "<p>log in to vote and comment</p>"
+    here, buttons, write = ROOT + address(post), "<p>log in to vote and comment</p>", ""
     if request.user:
-        tools = (f'<form method="post" action="{here}/vote"><p><button name="cast" value="1">upvote</button> '
-                 '<button name="cast" value="-1">downvote</button></p></form>')
-        typed = escape(request.form.get("comment", ""))
-        write = form(f'<label for="comment">comment</label> <textarea id="comment" name="comment">{typed}</textarea>',
-                     submit="send", action=f"{here}/comment")
-    return Page("post", f'<h1 id="title">{escape(post.title)}</h1>{error(problem)}<p>author {link(post.author, f"/forum/user/{post.author}")}</p>'
-                        f'<p>votes <span id="votes">{votes}</span></p><p id="body">{escape(post.body)}</p>{tools}'
-                        f'<h2>comments</h2><div id="comments">{said}</div>{write if request.user else ""}')
+        buttons = (f'<form method="post" action="{here}/vote"><p><button name="cast" value="1">upvote</button> '
+                   '<button name="cast" value="-1">downvote</button></p></form>')
+        write = form(area("comment", request.form.get("comment", "")), submit="send", action=f"{here}/comment")
+    return Page("post", f'<h1 id="title">{escape(post.title)}</h1>{error(problem)}'
+                        f'<p>author {link(post.author, f"/forum/user/{post.author}")}</p>'
+                        f'<p>votes <span id="votes">{votes}</span></p><p>{escape(post.body)}</p>{buttons}'
+                        f"<h2>comments</h2>{said}{write}")
 
 
 # ---- writing
@@ -122,7 +122,7 @@ def vote(forum, request, name, number):
     post, cast = find(forum, name, number), {"1": 1, "-1": -1}.get(request.form.get("cast"))
     if post is None or cast is None:
         return NOT_FOUND
-    forum.votes[request.user, post.number] = cast  # one vote a user: a second click changes nothing, the other button turns it
+    forum.votes[request.user, post.number] = cast  # one vote a user; the other button turns it
     return Redirect(address(post))
 
 
@@ -131,7 +131,7 @@ def add_comment(forum, request, name, number):
     post, text = find(forum, name, number), request.form.get("comment", "")
     if post is None:
         return NOT_FOUND
-    problem = too_long_or_empty("comment", text, 200)
+    problem = unfit("comment", text, 200)
     if problem:
         return post_page(forum, request, name, number, problem)
     forum.comments[post.number] += (Comment(request.user, text.strip()),)
@@ -140,17 +140,15 @@ def add_comment(forum, request, name, number):
 
 @members_only
 def post_form(forum, request, problem=""):
-    sent = request.form
-    body = f'<label for="body">body</label> <textarea id="body" name="body">{escape(sent.get("body", ""))}</textarea>'
-    return Page("new post", f"<h1>new post</h1>{error(problem)}"
-                + form(select("forum", (CHOOSE, *FORUMS), sent.get("forum", "")), field("title", sent.get("title", "")), body,
-                       submit="create post"))
+    name, title, body = (request.form.get(key, "") for key in ("forum", "title", "body"))
+    fields = select("forum", (CHOOSE, *FORUMS), name), field("title", title), area("body", body)
+    return Page("new post", f"<h1>new post</h1>{error(problem)}" + form(*fields, submit="create post"))
 
 
 @members_only
 def create_post(forum, request):
     name, title, body = (request.form.get(key, "").strip() for key in ("forum", "title", "body"))
-    problem = "choose a forum" if name not in FORUMS else too_long_or_empty("title", title)
+    problem = "choose a forum" if name not in FORUMS else unfit("title", title)
     if problem or len(body) > 500:
         return post_form(forum, request, problem or "body must have at most 500 characters")
     number = max(forum.posts, default=9) + 1
@@ -167,7 +165,7 @@ def profile_form(forum, request, problem=""):
 @members_only
 def edit_profile(forum, request):
     bio = request.form.get("bio", "")
-    problem = too_long_or_empty("bio", bio, 200)
+    problem = unfit("bio", bio, 200)
     if problem:
         return profile_form(forum, request, problem)
     forum.accounts[request.user] = forum.accounts[request.user]._replace(bio=bio.strip())

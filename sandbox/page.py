@@ -1,14 +1,15 @@
-"""What the sites share: the types between a site and the server, HTML building blocks, the stylesheet, logging in and out.
+"""What the sites share: the types between site and server, HTML building blocks, the style, logging in and out.
 
 A site is one module with
     ROOT                   its first path segment, "/shop"
-    seed(rng, people)      its data: a dataclass of dicts ("tables") whose rows are immutable; people[0] is the one logged in
+    seed(rng, people)      its data: a dataclass of dicts ("tables") with immutable rows; people[0] is the one logged in
     nav(user)              the links above every page
     ROUTES                 (method, pattern below ROOT, handler(tables, request, *groups) -> Page | Redirect)
 Rows are never changed, only replaced, so a private copy of a whole site is a dict.copy() per table.
 Pages work without JavaScript, are all lower-case and short: a small policy reads them on a CPU.
 """
 
+import re
 from functools import wraps
 from html import escape
 from typing import NamedTuple
@@ -42,7 +43,7 @@ main { background: #fff; border: 1px solid #dde; border-radius: 10px; padding-bo
 h1 { font-size: 1.4rem; margin: .4rem 0 } h2 { font-size: 1.05rem; margin: .8rem 0 .2rem } p { margin: .3rem 0 }
 a { color: #1856b8; text-decoration: none } a:hover { text-decoration: underline }
 ul { list-style: none; padding: 0; margin: .4rem 0 } li { padding: .2rem 0; border-bottom: 1px solid #eef }
-table { border-collapse: collapse; width: 100% } td, th { padding: .3rem .4rem; border-bottom: 1px solid #eef; text-align: left }
+table { border-collapse: collapse; width: 100% } td { padding: .3rem .4rem; border-bottom: 1px solid #eef }
 input, select, textarea, button { font: inherit; padding: .2rem .5rem; border: 1px solid #bbc; border-radius: 6px }
 input[type=number] { width: 4rem } textarea { width: 24rem; height: 2.6rem; vertical-align: top }
 button { background: #1856b8; border-color: #1856b8; color: #fff; cursor: pointer }
@@ -52,7 +53,7 @@ nav button { background: none; border: none; color: #1856b8; padding: 0 }
 
 
 def document(title: str, header: str, body: str) -> str:
-    # The style is inline because a fresh browser context has an empty cache: a linked file would cost a request per episode.
+    # The style is inline because a fresh browser context has an empty cache: a file would cost a request an episode.
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
             f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>'
             f"<body><header>{header}</header><main>{body}</main></body></html>")
@@ -67,36 +68,45 @@ def items(rows) -> str:
 
 
 def field(name: str, value: object = "", kind: str = "text") -> str:
-    return f'<label for="{name}">{name}</label> <input id="{name}" name="{name}" type="{kind}" value="{escape(str(value))}">'
+    value = escape(str(value))
+    return f'<label for="{name}">{name}</label> <input id="{name}" name="{name}" type="{kind}" value="{value}">'
+
+
+def area(name: str, value: str = "") -> str:
+    return f'<label for="{name}">{name}</label> <textarea id="{name}" name="{name}">{escape(value)}</textarea>'
 
 
 def select(name: str, options, chosen: str = "") -> str:
-    marked = "".join(f"<option{' selected' if option == chosen else ''}>{escape(option)}</option>" for option in options)
-    return f'<label for="{name}">{name}</label> <select id="{name}" name="{name}">{marked}</select>'
+    choices = "".join(f"<option{' selected' if o == chosen else ''}>{escape(o)}</option>" for o in options)
+    return f'<label for="{name}">{name}</label> <select id="{name}" name="{name}">{choices}</select>'
 
 
 def form(*fields: str, submit: str, action: str = "") -> str:
     """A form that posts its fields, one a line, to `action` (default: the page's own address)."""
     target = f' action="{escape(action)}"' if action else ""
-    return f'<form method="post"{target}>{"".join(f"<p>{f}</p>" for f in fields)}<p><button>{submit}</button></p></form>'
+    lines = "".join(f"<p>{line}</p>" for line in (*fields, f"<button>{submit}</button>"))
+    return f'<form method="post"{target}>{lines}</form>'
 
 
 def error(text: str) -> str:
     return f'<p class="error" role="alert">{escape(text)}</p>' if text else ""
 
 
-def too_long_or_empty(name: str, text: str, limit: int = 60) -> str:
+def unfit(name: str, text: str, limit: int = 60) -> str:
     """The sentence that a form shows, or an empty string when the text is fine."""
     if not text.strip():
         return f"{name} must not be empty"
     return f"{name} must have at most {limit} characters" if len(text) > limit else ""
 
 
+def whole_number(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else None
+
+
 def paginate(rows: list, request: Request, per_page: int, here: str) -> tuple[list, str]:
     """The rows of the page that the query asks for, and links to its neighbours."""
     pages = max(1, -(-len(rows) // per_page))
-    number = request.query.get("page", "1")
-    number = min(int(number), pages) if number.isascii() and number.isdigit() and 0 < len(number) < 5 and int(number) else 1
+    number = min(max(whole_number(request.query.get("page", "")) or 1, 1), pages)
     neighbours = [("previous page", number - 1)] * (number > 1) + [("next page", number + 1)] * (number < pages)
     links = " ".join(link(text, f"{here}?page={target}") for text, target in neighbours)
     return rows[(number - 1) * per_page:number * per_page], f"<p>{links}</p>" if links else ""

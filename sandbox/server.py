@@ -1,8 +1,8 @@
 """The embedded web server: worlds, sessions, and plain HTTP on the loopback address.
 
-Every episode sends `X-World: SEED-UNIQUE`. SEED picks the data (catalogue, users, posts), UNIQUE an own copy of it, made at the
-first request: siblings of a group start identical and cannot see each other's writes. The header, not a cookie, names the world,
-so logging out (which clears the session cookie) does not lose it. Without the header the world is "0-default".
+Every episode sends `X-World: SEED-UNIQUE`. SEED picks the data (catalogue, users, posts), UNIQUE a copy of it, made
+at the first request: siblings of a group start identical and cannot see each other's writes. A header and no cookie names
+the world, so logging out, which clears the session's cookie, does not lose it. Without the header it is "0-default".
 """
 
 import re
@@ -35,13 +35,18 @@ def seeded(seed: int) -> tuple[str, dict]:
     return people[0], {name: site.seed(Random(f"{seed} {name}"), people) for name, site in SITES.items()}
 
 
+def copy_tables(tables):
+    """Rows are immutable, so copying the dicts that hold them is enough: a few microseconds instead of a deep copy."""
+    return type(tables)(*(getattr(tables, each.name).copy() for each in fields(tables)))
+
+
 class World:
     """One private, writable copy of the seeded data, and who is logged in where."""
 
     def __init__(self, seed: int):
         self.lock = threading.Lock()
         self.user, data = seeded(seed)
-        self.sites = {name: type(tables)(*(getattr(tables, f.name).copy() for f in fields(tables))) for name, tables in data.items()}
+        self.sites = {name: copy_tables(tables) for name, tables in data.items()}
         self.sessions = {}  # token: user
         self.greeted = set()  # sites that have been visited; the first visitor of each finds himself logged in
 
@@ -50,7 +55,7 @@ class World:
         site, tables, headers = SITES[name], self.sites[name], {}
         if token not in self.sessions and name not in self.greeted:
             token = self.log_in(self.user)
-            headers["Set-Cookie"] = f"{name}_session={token}; Path={site.ROOT}; HttpOnly; SameSite=Lax"
+            headers["Set-Cookie"] = cookie(name, token)
         self.greeted.add(name)
         request = request._replace(user=self.sessions.get(token))
         reply = NOT_FOUND
@@ -63,7 +68,7 @@ class World:
             if reply.user is not KEEP:
                 self.sessions.pop(token, None)
                 token, age = (self.log_in(reply.user), "") if reply.user else ("", "; Max-Age=0")
-                headers["Set-Cookie"] = f"{name}_session={token}; Path={site.ROOT}; HttpOnly; SameSite=Lax{age}"
+                headers["Set-Cookie"] = cookie(name, token, age)
             return 303, headers | {"Location": site.ROOT + reply.path}, ""
         return reply.status, headers, document(reply.title, site.nav(request.user), reply.body)
 
@@ -71,6 +76,10 @@ class World:
         token = secrets.token_hex(8)
         self.sessions[token] = user
         return token
+
+
+def cookie(name: str, token: str, age: str = "") -> str:
+    return f"{name}_session={token}; Path={SITES[name].ROOT}; HttpOnly; SameSite=Lax{age}"
 
 
 class Worlds:
@@ -96,7 +105,7 @@ class Worlds:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "sandbox", ""
-    # With Nagle's algorithm, or with headers and body written apart, a page waits 30-40 ms for a delayed acknowledgement.
+    # With Nagle's algorithm, or headers and body written apart, a page waits 30-40 ms for a delayed acknowledgement.
     disable_nagle_algorithm = True
     wbufsize = -1
 
@@ -117,19 +126,21 @@ class Handler(BaseHTTPRequestHandler):
         posted = self.rfile.read(int(length)).decode("utf-8", "replace")
         try:
             address = urlsplit(self.path)
-            query, form = (dict(parse_qsl(text, keep_blank_values=True, max_num_fields=100)) for text in (address.query, posted))
+            query, form = (dict(parse_qsl(text, keep_blank_values=True, max_num_fields=99))
+                           for text in (address.query, posted))
         except ValueError as problem:
             return self.refuse(str(problem))
         world = self.server.worlds.get(self.headers.get("X-World", "0-default"))
         if world is None:
-            return self.refuse("X-World must be SEED-UNIQUE, as in 7-a1: a number, a hyphen, a name of letters and digits")
+            return self.refuse("X-World must be SEED-UNIQUE, as in 7-a1: a number, a hyphen, letters and digits")
         name, path = re.fullmatch("/?([^/]*)(.*)", unquote(address.path), re.DOTALL).groups()
         if name not in SITES:
             return self.send(*((404, {}, "not found") if name else (200, {}, index(world))))
         method = "POST" if self.command == "POST" else "GET"
-        cookie = re.search(rf"(?:^|;\s*){name}_session=([0-9a-f]+)", self.headers.get("Cookie", ""))
+        session = re.search(rf"(?:^|;\s*){name}_session=([0-9a-f]+)", self.headers.get("Cookie", ""))
         with world.lock:
-            reply = world.respond(name, method, path.rstrip("/"), Request(None, query, form), cookie and cookie[1])
+            request = Request(None, query, form)
+            reply = world.respond(name, method, path.rstrip("/"), request, session and session[1])
         self.send(*reply)
 
     def send(self, status: int, headers: dict, html: str):
@@ -146,7 +157,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def refuse(self, problem: str):
         self.close_connection = True  # the body may be unread, so the next request could not be found
-        self.send(400, {"Connection": "close"}, document("bad request", "", f"<h1>bad request</h1><p>{escape(problem)}</p>"))
+        body = f"<h1>bad request</h1><p>{escape(problem)}</p>"
+        self.send(400, {"Connection": "close"}, document("bad request", "", body))
 
     def log_message(self, *ignored):
         pass
@@ -154,8 +166,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def index(world: World) -> str:
     """The page for a person: where the sites are and how to log in again."""
-    rows = [link(name, site.ROOT) + f" logged in as {world.user}, password {world.sites[name].accounts[world.user].password}"
-            for name, site in SITES.items()]
+    secret = {name: tables.accounts[world.user].password for name, tables in world.sites.items()}
+    rows = [link(name, SITES[name].ROOT) + f" logged in as {world.user}, password {secret[name]}" for name in SITES]
     return document("sandbox", "", "<h1>sandbox</h1><p>stateful websites for web agents</p>" + items(rows))
 
 

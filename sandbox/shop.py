@@ -1,12 +1,12 @@
-"""The shop: departments, products with options, search, a cart, a checkout over several pages, orders and an account."""
+"""The shop: departments, products with options, search, a cart, a checkout over several pages, orders, an account."""
 
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from .page import (LOG_OUT, LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, field, form, items, link, members_only, paginate,
-                   select, too_long_or_empty)
-from .words import ADJECTIVES, CATEGORIES, CITIES, MONTHS, SCENERY, names
+from .page import (LOG_OUT, LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, field, form, items, link,
+                   members_only, paginate, select, unfit, whole_number)
+from .words import ADJECTIVES, CATEGORIES, CITIES, MONTHS, names, password
 
 ROOT = "/shop"
 SIZES = ("small", "medium", "large")
@@ -57,14 +57,19 @@ class Shop:
     orders: dict[int, Order]
 
 
+def slug_of(name: str) -> str:
+    """The name in addresses and element ids."""
+    return name.replace(" ", "-")
+
+
 def seed(rng, people: list[str]) -> Shop:
     adjectives = rng.sample(ADJECTIVES, 16)  # few, so that a search for one of them finds several products
     products = {}
     for category, nouns in CATEGORIES.items():
         for name in names(rng, nouns, rng.choice((5, 6, 6, 8)), adjectives):
-            slug = name.replace(" ", "-")
-            products[slug] = Product(slug, name, category, rng.randint(3, 79), rng.randint(6, 60), rng.randint(1, 5))
-    accounts = {user: Account(user, f"{rng.choice(ADJECTIVES)}-{rng.choice(SCENERY)}", user, rng.choice(CITIES)) for user in people}
+            slug, price, stock = slug_of(name), rng.randint(3, 79), rng.randint(6, 60)
+            products[slug] = Product(slug, name, category, price, stock, rng.randint(1, 5))
+    accounts = {user: Account(user, password(rng), user, rng.choice(CITIES)) for user in people}
     lines = [Line(slug, rng.choice(SIZES), 1) for slug in rng.sample(sorted(products), 8)]
     carts = {user: () for user in people} | {people[0]: tuple(lines[:3])}
     orders = {}
@@ -81,7 +86,8 @@ def nav(user: str | None) -> str:
     if user is None:
         links = [("home", ROOT), ("log in", "/shop/login")]
     return ("<nav>" + " ".join(link(*each) for each in links) + (LOG_OUT.format(root=ROOT) if user else "") + "</nav>"
-            '<form action="/shop/search"><input name="q" aria-label="search" placeholder="search"><button>go</button></form>')
+            '<form action="/shop/search"><input name="q" aria-label="search" placeholder="search">'
+            "<button>go</button></form>")
 
 
 # ---- the catalogue
@@ -90,7 +96,8 @@ def product_list(products) -> str:
 
 
 def home(shop, request):
-    return Page("shop", "<h1>shop</h1><h2>departments</h2>" + items(link(c, f"/shop/category/{c}") for c in CATEGORIES))
+    departments = items(link(name, f"/shop/category/{name}") for name in CATEGORIES)
+    return Page("shop", "<h1>shop</h1><h2>departments</h2>" + departments)
 
 
 def category(shop, request, name):
@@ -153,7 +160,8 @@ def cart(shop, request, problem=""):
                  f'<input form="update" id="q{i}" name="q{i}" type="number" value="{line.quantity}"></td>'
                  f'<td class="size">{line.size}</td><td>${p.price}</td>'
                  f'<td><button form="remove" name="line" value="{i}">remove {p.name}</button></td></tr>')
-    return Page("cart", f'<h1>cart</h1>{error(problem)}<table id="cart">{rows}</table><p>total ${value_of(shop, lines)}</p>'
+    return Page("cart", f'<h1>cart</h1>{error(problem)}<table id="cart">{rows}</table>'
+                        f"<p>total ${value_of(shop, lines)}</p>"
                         '<form id="remove" method="post" action="/shop/cart/remove"></form>'
                         '<form id="update" method="post" action="/shop/cart"><p><button>update cart</button></p></form>'
                         f'<p>{link("checkout", "/shop/checkout")}</p>')
@@ -163,10 +171,10 @@ def cart(shop, request, problem=""):
 def update_cart(shop, request):
     lines = []
     for i, line in enumerate(shop.carts[request.user]):
-        wanted, stock = request.form.get(f"q{i}", str(line.quantity)).strip(), shop.products[line.slug].stock
-        if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 5 and 0 < int(wanted) <= stock):
-            return cart(shop, request, f"the quantity of {shop.products[line.slug].name} must be between 1 and {stock}")
-        lines.append(line._replace(quantity=int(wanted)))
+        p, wanted = shop.products[line.slug], whole_number(request.form.get(f"q{i}", str(line.quantity)))
+        if wanted is None or not 0 < wanted <= p.stock:
+            return cart(shop, request, f"the quantity of {p.name} must be between 1 and {p.stock}")
+        lines.append(line._replace(quantity=wanted))
     shop.carts[request.user] = tuple(lines)
     return Redirect("/cart")
 
@@ -182,7 +190,8 @@ def remove_from_cart(shop, request):
 def checkout(shop, request, problem=""):
     if not shop.carts[request.user]:
         return Redirect("/cart")
-    return Page("checkout", f"<h1>checkout</h1>{error(problem)}" + form(select("shipping", (CHOOSE, *SHIPPING)), submit="continue"))
+    shipping = select("shipping", (CHOOSE, *SHIPPING))
+    return Page("checkout", f"<h1>checkout</h1>{error(problem)}" + form(shipping, submit="continue"))
 
 
 @members_only
@@ -195,7 +204,7 @@ def choose_shipping(shop, request):
 
 def describe(shop, lines, shipping, total) -> str:
     bought = items(f"{line.quantity} {line.size} {shop.products[line.slug].name}" for line in lines)
-    return f'<div id="order">{bought}<p>shipping {shipping}</p><p>total <span id="total">${total}</span></p></div>'
+    return f'<div id="order">{bought}<p>shipping {shipping}</p><p>total ${total}</p></div>'
 
 
 @members_only
@@ -224,7 +233,8 @@ def place_order(shop, request):
 @members_only
 def orders(shop, request):
     mine = [o for o in shop.orders.values() if o.user == request.user]
-    return Page("orders", "<h1>orders</h1>" + items(f'{link(f"order {o.number}", f"/shop/orders/{o.number}")} {o.date}' for o in mine))
+    rows = items(link(f"order {o.number}", f"/shop/orders/{o.number}") + " " + o.date for o in mine)
+    return Page("orders", "<h1>orders</h1>" + rows)
 
 
 @members_only
@@ -232,7 +242,7 @@ def order(shop, request, number):
     o = shop.orders.get(int(number))
     if o is None or o.user != request.user:
         return NOT_FOUND
-    return Page("order", f'<h1>order {o.number}</h1><p>date {o.date}</p><p>status <span id="status">{o.status}</span></p>'
+    return Page("order", f"<h1>order {o.number}</h1><p>date {o.date}</p><p>status {o.status}</p>"
                 + describe(shop, o.lines, o.shipping, o.total))
 
 
@@ -240,7 +250,8 @@ def order(shop, request, number):
 def account(shop, request):
     a = shop.accounts[request.user]
     return Page("account", f'<h1>account</h1><p>name <span id="name">{escape(a.name)}</span></p>'
-                           f'<p>city <span id="city">{escape(a.city)}</span></p><p>{link("edit account", "/shop/account/edit")}</p>')
+                           f'<p>city <span id="city">{escape(a.city)}</span></p>'
+                           f'<p>{link("edit account", "/shop/account/edit")}</p>')
 
 
 @members_only
@@ -254,7 +265,7 @@ def account_form(shop, request, problem=""):
 @members_only
 def edit_account(shop, request):
     name, city = request.form.get("name", ""), request.form.get("city", "")
-    problem = too_long_or_empty("name", name) or too_long_or_empty("city", city)
+    problem = unfit("name", name) or unfit("city", city)
     if problem:
         return account_form(shop, request, problem)
     shop.accounts[request.user] = shop.accounts[request.user]._replace(name=name.strip(), city=city.strip())
