@@ -1,6 +1,6 @@
-# make help lists the targets. Everything happens inside .venv and runs/; SEED and RUN choose the demo's seed and folder.
+# make help lists the targets. Everything happens inside .venv and runs/; SEED and OUT choose the demo's seed and folder.
 SEED ?= 0
-RUN ?= runs/demo-$(SEED)
+OUT ?= runs/demo-$(SEED)
 PY := .venv/bin/python
 
 .PHONY: help setup demo test test-slow base
@@ -16,7 +16,7 @@ setup: .venv/ready ## virtual environment, packages and a browser
 	touch $@
 
 demo: setup ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
-	.ci/demo $(PY) $(RUN) $(SEED)
+	.ci/demo $(PY) $(OUT) $(SEED)
 
 test: setup ## the whole test suite, a two-rank run included
 	$(PY) -m pytest -q -m "not slow" tests

@@ -34,7 +34,7 @@ class Config(Settings):
     model: str = "sandbox/base"   # checkpoint directory or hub id to start from
     data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
     demos: int = 300              # demonstrations to record
-    run: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
+    out: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
     # Optimization
     epochs: float = 3.0           # passes over the demonstrations
     batch: int = 32               # responses per step, over all ranks
@@ -62,7 +62,7 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
 
     Cached in RUN/demos.jsonl. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
     """
-    path = Path(cfg.run) / "demos.jsonl"
+    path = Path(cfg.out) / "demos.jsonl"
     tasks = site_urls(sandbox.tasks("train", cfg.demos), urls)
     if path.exists():
         cached = [json.loads(line) for line in path.read_text().splitlines()]
@@ -172,15 +172,15 @@ def main(cfg: Config):
         with sandbox.start() as urls:
             records = record(chat, cfg, urls, lambda line: log("demonstrations:", line)) if rank() == 0 else None
         all_max(0)  # the others wait for the recording, then read it
-        records = records or read_demonstrations(Path(cfg.run) / "demos.jsonl")
+        records = records or read_demonstrations(Path(cfg.out) / "demos.jsonl")
     else:
         records = read_demonstrations(cfg.data)
     dataset = [row for record_ in records for row in to_rows(chat, record_)]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn ({len(dataset) - len(fitting)} over --max-context left out)")
     train(shard(model), fitting, cfg, device, log, run.write)
-    save(model, cfg.run, like=cfg.model, run=run.config)
-    log(f"saved {cfg.run}; next: python mgrpo.py --model {cfg.run}")
+    save(model, cfg.out, like=cfg.model, run=run.config)
+    log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
 
 
 def parse_args() -> Config:

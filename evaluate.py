@@ -15,7 +15,7 @@ we differ from them where they pay for nothing, or cannot be trusted in training
     python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
     python evaluate.py --model runs/mgrpo --tasks test_webarena_lite.raw.json     # needs SHOPPING, REDDIT, ... in the environment
     python evaluate.py --validate test_webarena_lite.raw.json                     # what is in a task file, what is broken
-    python evaluate.py --run runs/mgrpo --report                                  # only write the report.html of a run again
+    python evaluate.py --out runs/mgrpo --report                                  # only write the report.html of a run again
 """
 import argparse
 import ast
@@ -49,79 +49,89 @@ from rollout import EnvError, Settings, actions_help, rollout
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")  # WebArena's variables
 PLACEHOLDER = re.compile(f"__({'|'.join(SITES)})__")
-REQUIRED = {"task_id": (int, str), "sites": list, "intent": str, "start_url": str, "eval": dict}
+REQUIRED = {"task_id": (int, str), "sites": (list,), "intent": (str,), "start_url": (str,), "eval": (dict,)}
 EVAL_TYPES = ("string_match", "url_match", "program_html")
 INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 
-def check_contents(contents, field: str, remarks: list[str], faults: list[str]):
-    """Brings reference_answers or required_contents into uniform types, in place; says what was mended or is wrong."""
-    if not isinstance(contents, dict) or not any(value is not None for value in contents.values()):
-        faults.append(f"{field} names nothing to check; give it one of {', '.join(MATCHERS)} or fuzzy_match")
-        return
-    for key, value in list(contents.items()):
-        if value is None:
-            del contents[key]
-        elif key not in MATCHERS and key != "fuzzy_match":
-            faults.append(f"{field}.{key} is an unknown check; use one of {', '.join(MATCHERS)} or fuzzy_match")
-        elif key == "exact_match" or (key, value) == ("fuzzy_match", "N/A"):
-            if isinstance(value, (str, int, float)):
+def used_contents(spec: dict) -> list[tuple[str, dict]]:
+    """[(field, reference_answers or required_contents)] as far as the eval_types use them; whatever stands in a broken row."""
+    types, targets = spec.get("eval_types") or (), spec.get("program_html")
+    targets = targets if "program_html" in types and isinstance(targets, list) else []
+    return [("eval.reference_answers", spec.get("reference_answers"))] * ("string_match" in types) + \
+        [(f"eval.program_html[{i}].required_contents", target.get("required_contents"))
+         for i, target in enumerate(targets) if isinstance(target, dict)]
+
+
+def mend(spec: dict) -> list[str]:
+    """Brings an "eval" into uniform types, in place; returns what a person should know of it."""
+    remarks = []
+    for field, contents in used_contents(spec):
+        for key, value in list(contents.items()) if isinstance(contents, dict) else []:
+            if value is None:
+                del contents[key]
+            elif isinstance(value, list):
+                contents[key] = [str(v) if isinstance(v, (int, float)) else v for v in value]
+            elif isinstance(value, (str, int, float)) and (key == "exact_match" or (key, value) == ("fuzzy_match", "N/A")):
                 contents[key] = str(value)
-            else:
-                faults.append(f"{field}.{key} is {type(value).__name__}; make it a string")
-        else:
-            if isinstance(value, str):  # iterating a string would look for its letters one by one
+            elif isinstance(value, str):  # looked through like a list, a string would be a list of letters
+                contents[key] = [value]
                 remarks.append(f"{field}.{key} is a bare string and was wrapped in a list")
-                contents[key] = value = [value]
-            if not isinstance(value, list) or not value or not all(isinstance(v, (str, int, float)) and str(v) for v in value):
-                faults.append(f"{field}.{key} is not a list of non-empty strings; make it one")
-            else:
-                contents[key] = value = [str(v) for v in value]
-                if key == "required_values" and not all(INEQUALITY.fullmatch(x) for v in value for x in v.split(" |OR| ")):
-                    faults.append(f'{field}.{key} has an entry that is not like "<= 700"; write an operator and a number')
+    return remarks
 
 
-def check_eval(spec: dict, remarks: list[str], faults: list[str]):
-    """The same for a row's "eval"."""
-    types = spec.get("eval_types")
+def eval_faults(spec: dict):
+    """Yields what makes a mended "eval" unusable: the field, what is wrong with it, the remedy."""
+    types, targets = spec.get("eval_types"), spec.get("program_html")
     if not isinstance(types, list) or not types or not all(t in EVAL_TYPES for t in types):
-        faults.append(f"eval.eval_types is {types!r}; make it a list of {', '.join(EVAL_TYPES)}")
+        yield f"eval.eval_types is {types!r}; make it a list of {', '.join(EVAL_TYPES)}"
         return
-    if "string_match" in types:
-        check_contents(spec.get("reference_answers"), "eval.reference_answers", remarks, faults)
     if "url_match" in types:
         if not isinstance(spec.get("reference_url"), str) or not spec["reference_url"]:
-            faults.append("eval.reference_url is empty; give the URL that the episode must end on")
+            yield "eval.reference_url is empty; give the URL that the episode must end on"
         if spec.get("url_note") not in (None, "EXACT", "GOLD in PRED"):
-            faults.append(f'eval.url_note is {spec["url_note"]!r}; use "EXACT" or "GOLD in PRED"')
+            yield f'eval.url_note is {spec["url_note"]!r}; use "EXACT" or "GOLD in PRED"'
     if "program_html" in types:
-        targets = spec.get("program_html")
         if not isinstance(targets, list) or not targets or not all(isinstance(target, dict) for target in targets):
-            faults.append("eval.program_html is not a list of objects; give url, locator and required_contents of each page")
+            yield "eval.program_html is not a list of objects; give url, locator and required_contents of each page"
             return
         for i, target in enumerate(targets):
-            field = f"eval.program_html[{i}]"
             if not isinstance(target.get("url"), str) or not target["url"]:
-                faults.append(f'{field}.url is missing; give an address, or "last" for the page the episode ended on')
+                yield f'eval.program_html[{i}].url is missing; give an address, or "last" for the page the episode ended on'
             locator = target.get("locator")
             if not isinstance(locator, str) or not re.match(r"\s*$|document\.|\[\.\.\.document\.|func:", locator):
-                faults.append(f'{field}.locator is {locator!r}; use "" for the whole page or JavaScript starting with document.')
-            check_contents(target.get("required_contents"), f"{field}.required_contents", remarks, faults)
+                yield f'eval.program_html[{i}].locator is {locator!r}; use "" for the whole page or JavaScript from document.'
+            for call in (target.get("url"), locator):
+                if isinstance(call, str) and call.startswith("func:") and parse_helper(call) is None:
+                    yield f"eval.program_html[{i}] calls {call!r}; write func:NAME('ARGUMENT', ...)"
+    for field, contents in used_contents(spec):
+        if not isinstance(contents, dict) or not contents:
+            yield f"{field} names nothing to check; give it one of {', '.join(MATCHERS)} or fuzzy_match"
+            continue
+        for key, value in contents.items():
+            if key not in MATCHERS and key != "fuzzy_match":
+                yield f"{field}.{key} is an unknown check; use one of {', '.join(MATCHERS)} or fuzzy_match"
+            elif key == "exact_match" and not isinstance(value, str):
+                yield f"{field}.exact_match is {value!r:.60}; make it a string"
+            elif not isinstance(value, str) and not (isinstance(value, list) and value and all(isinstance(v, str) and v for v in value)):
+                yield f"{field}.{key} is {value!r:.60}; make it a list of non-empty strings"
+            elif key == "required_values" and not all(INEQUALITY.fullmatch(x) for v in value for x in v.split(" |OR| ")):
+                yield f'{field}.required_values is {value!r:.60}; write an operator and a number, like "<= 700"'
 
 
 def check_row(row) -> tuple[dict, list[str], list[str]]:
-    """A row -> (task in uniform types, remarks on what was mended, faults: each names the field and the remedy)."""
+    """A row -> (task in uniform types, remarks on what was mended, faults)."""
     if not isinstance(row, dict):
         return {}, [], [f"it is {type(row).__name__}; make it an object"]
     task, remarks, faults = copy.deepcopy(row), [], []
-    for key, kind in REQUIRED.items():
+    for key, kinds in REQUIRED.items():
         if key not in task:
             faults.append(f"{key} is missing; add it")
-        elif not isinstance(task[key], kind) or task[key] in ("", []) or isinstance(task[key], bool):
-            names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-            faults.append(f"{key} is {task[key]!r:.60}; make it a non-empty {names}")
+        elif not isinstance(task[key], kinds) or task[key] in ("", []) or isinstance(task[key], bool):
+            faults.append(f"{key} is {task[key]!r:.60}; make it a non-empty {' or '.join(kind.__name__ for kind in kinds)}")
     if isinstance(task.get("eval"), dict):
-        check_eval(task["eval"], remarks, faults)
+        remarks = mend(task["eval"])
+        faults += eval_faults(task["eval"])
     return task, remarks, faults
 
 
@@ -147,23 +157,16 @@ def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:
     return tasks, remarks, faults
 
 
-def all_contents(task: dict) -> list[dict]:
-    """reference_answers and required_contents, as far as the task's eval_types use them."""
-    spec = task["eval"]
-    return ([spec["reference_answers"]] if "string_match" in spec["eval_types"] else []) + \
-        ([target["required_contents"] for target in spec["program_html"]] if "program_html" in spec["eval_types"] else [])
-
-
 def needs_judge(task: dict) -> bool:
     """Whether only a language model could judge it."""
-    return any("fuzzy_match" in contents for contents in all_contents(task))
+    return any("fuzzy_match" in contents for _, contents in used_contents(task["eval"]))
 
 
 def missing_helper(task: dict) -> str:
     """Name of a `func:` helper that the task needs and that is not in HELPERS, else ""."""
     targets = task["eval"]["program_html"] if "program_html" in task["eval"]["eval_types"] else []
-    calls = [text for target in targets for text in (target["url"], target["locator"]) if text.startswith("func:")]
-    return next((name for name, _ in map(parse_helper, calls) if name not in HELPERS), "")
+    calls = [parse_helper(text) for target in targets for text in (target["url"], target["locator"]) if text.startswith("func:")]
+    return next((name for name, _ in calls if name not in HELPERS), "")
 
 
 def site_urls(tasks: list[dict], sites: dict[str, str]) -> list[dict]:
@@ -342,10 +345,14 @@ def contents_checks(contents: dict, text: str | None, subject: str) -> list[tupl
     return checks
 
 
+def answer_checks(answer: str | None, reference_answers: dict) -> list[tuple]:
+    # Cleaned here and again by the matchers, as the original does: two layers of quotes come off.
+    return contents_checks(reference_answers, None if answer is None else clean(str(answer)), "answer")
+
+
 def string_match(answer: str | None, reference_answers: dict) -> bool:
     """Judges an answer; None (the episode never exited) fails. Raises ValueError where a language model would be needed."""
-    text = None if answer is None else clean(str(answer))  # cleaned here and again in the matchers, as the original does
-    return all(passed for _, passed, _ in contents_checks(reference_answers, text, "answer"))
+    return all(passed for _, passed, _ in answer_checks(answer, reference_answers))
 
 
 def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool:
@@ -377,17 +384,17 @@ async def gitlab_get_project_memeber_role(page, account: str) -> str:  # the mis
 HELPERS = {f.__name__: f for f in (reddit_get_post_url, gitlab_get_project_memeber_role)}
 
 
-def parse_helper(text: str) -> tuple[str, list]:
-    """'func:name(__page__, "x")' -> (name, ["x"]). Arguments are literals; the page is handed over anyway."""
+def parse_helper(text: str) -> tuple[str, list] | None:
+    """'func:name(__page__, "x")' -> (name, ["x"]); None if it is no such call. The page is handed over anyway."""
     found = re.fullmatch(r"func:(\w+)\((.*)\)\s*", text, re.DOTALL)
     try:
-        return found[1], list(ast.literal_eval(f"[{re.sub(r'__page__ *,? *', '', found[2])}]"))
-    except (TypeError, ValueError, SyntaxError):
-        raise ValueError(f"cannot read the helper call {text!r}; write func:NAME('ARGUMENT', ...).") from None
+        return found and (found[1], ast.literal_eval(f"[{re.sub('__page__ *,? *', '', found[2])}]"))
+    except (ValueError, SyntaxError):
+        return None
 
 
 async def call_helper(text: str, page, last_url: str) -> str:
-    name, arguments = parse_helper(text)
+    name, arguments = parse_helper(text) or (text, [])
     if name not in HELPERS:
         raise ValueError(f"the helper {name} is not available; leave this task out (missing_helper).")
     return await HELPERS[name](page, *[last_url if argument == "__last_url__" else argument for argument in arguments])
@@ -454,8 +461,7 @@ async def checks(task: dict, answer: str | None, page) -> list[tuple]:
     """
     spec, out = task["eval"], []
     if "string_match" in spec["eval_types"]:
-        text = None if answer is None else clean(answer)
-        out += contents_checks(spec["reference_answers"], text, "answer")
+        out += answer_checks(answer, spec["reference_answers"])
     if "url_match" in spec["eval_types"]:
         note = spec.get("url_note")
         passed = url_match(page.url, spec["reference_url"], note)
@@ -567,7 +573,7 @@ def describe_run(cfg, device) -> dict:
 
 def start_run(cfg, device, model_config: dict | None = None) -> Run:
     """Begins runs/NAME: config.json, and no metrics or trajectories of an earlier run. It tells its config once."""
-    run = Run(cfg.run, describe_run(cfg, device))
+    run = Run(cfg.out, describe_run(cfg, device))
     if rank() == 0:
         run.path.mkdir(parents=True, exist_ok=True)
         for name in ("metrics.jsonl", "trajectories.jsonl"):
@@ -599,7 +605,7 @@ def report(run_dir: str | Path) -> Path:
     """Writes run_dir/report.html from what the run left behind: one file, no network. Returns its path."""
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
-        raise ValueError(f"there is no run at {run_dir}; give --run the directory of a run.")
+        raise ValueError(f"there is no run at {run_dir}; give --out the directory of a run.")
     trajectories, left_out = newest(run_dir / "trajectories.jsonl", 2000, 40_000_000)
     metrics, _ = newest(run_dir / "metrics.jsonl", 100_000, 40_000_000)
     config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
@@ -624,9 +630,9 @@ class Config(Settings):
     # What to do
     model: str = "runs/mgrpo"     # checkpoint directory or hub id
     tasks: str = "sandbox:test"   # sandbox:SPLIT[:N] or task files in WebArena's JSON format, commas between several
-    run: str = "runs/eval"        # where summary.json, trajectories.jsonl and report.html go; a training run's is fine
+    out: str = "runs/eval"        # where summary.json, trajectories.jsonl and report.html go; a training run's is fine
     validate: str = ""            # only say what this task file holds and what is broken in it
-    report: bool = False          # only write the report of --run again
+    report: bool = False          # only write the report of --out again
     # How to play. A checkpoint remembers the sizes it was trained with; they replace these defaults.
     temperature: float = 0.0      # 0: greedy
     seed: int = 0                 # of sampling, at a temperature above 0
@@ -648,12 +654,12 @@ def main(cfg: Config):
     if cfg.validate:
         sys.exit(validate(cfg.validate))
     if cfg.report:
-        print(report(cfg.run))
+        print(report(cfg.out))
         return
     device = init_dist()
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model = load(cfg.model, torch.float32, device)
-    run, splits, rows, everything = Run(cfg.run, describe_run(cfg, device)), {}, [], []
+    run, splits, rows, everything = Run(cfg.out, describe_run(cfg, device)), {}, [], []
     run.path.mkdir(parents=True, exist_ok=True)
     keep_other_splits(run.path / "trajectories.jsonl", cfg.tasks.split(","))
     with open_sites(cfg.tasks) as sites:

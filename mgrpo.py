@@ -38,7 +38,7 @@ class Config(Settings):
     # Model and data
     model: str = ""               # warm-started checkpoint; "": runs/bc, made by bc.py's defaults if it is not there
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
-    run: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
+    out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
     # M-GRPO
     steps: int = 60               # one batch of tasks each
     batch: int = 16               # tasks per step, over all ranks
@@ -199,7 +199,7 @@ def main(cfg: Config):
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
     with open_sites(cfg.tasks) as urls:
         tasks = load_tasks(cfg.tasks, urls)
-        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.run}")
+        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}")
         for step in range(cfg.steps):
             # Collect: whole groups per rank, each episode in a browser context and a world of its own.
             began = time.monotonic()
@@ -223,10 +223,10 @@ def main(cfg: Config):
                 f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s")
             # Save.
             if step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1:
-                save(model, cfg.run, like=start, run=run.config)
+                save(model, cfg.out, like=start, run=run.config)
                 if rank() == 0:
-                    report(cfg.run)
-    log(f"saved {cfg.run}; next: python evaluate.py --model {cfg.run} --tasks sandbox:test")
+                    report(cfg.out)
+    log(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks sandbox:test")
 
 
 def parse_args() -> Config:

@@ -409,7 +409,7 @@ def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path):
 
 @pytest.mark.parametrize("arguments, words", [
     (["--model", "no/such/checkpoint"], ["no/such/checkpoint"]), (["--validate", "nowhere.json"], ["nowhere.json"]),
-    (["--report", "--run", "nowhere"], ["nowhere", "--run"])])
+    (["--report", "--out", "nowhere"], ["nowhere", "--out"])])
 def test_bad_input_gives_one_sentence_and_a_status(arguments, words):
     done = run_script(*arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1, done.stderr
@@ -418,7 +418,7 @@ def test_bad_input_gives_one_sentence_and_a_status(arguments, words):
 
 def test_a_checkpoint_is_evaluated_end_to_end(checkpoint, tmp_path):
     """A random policy on the sandbox: no success, but every file, and a second evaluation replaces the first."""
-    arguments = ("--model", checkpoint, "--tasks", "sandbox:test:3,sandbox:test-unseen:2", "--run", tmp_path / "run", "--max-turns", 2,
+    arguments = ("--model", checkpoint, "--tasks", "sandbox:test:3,sandbox:test-unseen:2", "--out", tmp_path / "run", "--max-turns", 2,
                  "--max-new-tokens", 8, "--max-context", 2000)
     for _ in range(2):
         done = run_script(*arguments)
