@@ -45,10 +45,11 @@ a { color: #1856b8; text-decoration: none } a:hover { text-decoration: underline
 ul { list-style: none; padding: 0; margin: .4rem 0 } li { padding: .2rem 0; border-bottom: 1px solid #eef }
 table { border-collapse: collapse; width: 100% } td { padding: .3rem .4rem; border-bottom: 1px solid #eef }
 input, select, textarea, button { font: inherit; padding: .2rem .5rem; border: 1px solid #bbc; border-radius: 6px }
-input[type=number] { width: 4rem } textarea { width: 24rem; height: 2.6rem; vertical-align: top }
+main form label { display: inline-block; min-width: 5rem } input[type=number] { width: 4rem }
+textarea { width: 24rem; height: 2.6rem; vertical-align: top }
 button { background: #1856b8; border-color: #1856b8; color: #fff; cursor: pointer }
 nav button { background: none; border: none; color: #1856b8; padding: 0 }
-.error { color: #b3261e } .quiet { color: #667 } .tiles { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem }
+.error { color: #b3261e } .tiles { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem }
 """
 
 

@@ -29,7 +29,7 @@ temple theory tiger turtle village volcano whale wizard wolf""".split()  # what 
 
 SCENERY = """autumn beach breeze brook canyon cliff coast dawn desert dusk fjord flood fog forest frost glacier harbor
 hill lagoon lake marsh mist moon ocean pebble pond prairie rain reef ridge river shore sky snow spring star storm
-summer sunset thunder valley wave wind winter""".split()  # what is typed ends in one of these, so no page shows it before
+summer sunset thunder valley wave wind winter""".split()  # what is typed ends in one, so no page shows it before
 
 NAMES = """ada amir anna bela bruno carl cleo dana dora elif emil enzo fritz gita hana hugo ines ivan jana jens kaya
 kira lars lena luca mara milo mira nadia nils noor olga omar otto pia rosa sami tara theo uma vera yara yusuf
