@@ -2,9 +2,9 @@
 
     score(task, answer, page) = string_match(answer) * url_match(page.url) * program_html(page)      each 0 or 1
 
-The factors are those that the task's "eval_types" names. One function is the training reward and the benchmark's metric.
-Its semantics are VisualAgentBench's, the ones behind the paper's numbers (WebArena's own differ in places). On purpose
-we differ from them where they pay for nothing, or cannot be trusted in training:
+The factors are those that the task's "eval_types" names. One function is the training reward and the benchmark's
+metric. Its semantics are VisualAgentBench's, the ones behind the paper's numbers (WebArena's own differ in places). On
+purpose we differ from them where they pay for nothing, or cannot be trusted in training:
 
     - an episode that never exits has no answer: its answer is judged 0, also where "N/A" is the reference;
     - a missing element fails its check, whatever the check; a site that does not answer raises and voids the episode;
@@ -13,9 +13,9 @@ we differ from them where they pay for nothing, or cannot be trusted in training
     - tasks that only a language model could judge (fuzzy_match) are left out and counted, never guessed.
 
     python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
-    python evaluate.py --model runs/mgrpo --tasks test_webarena_lite.raw.json     # needs SHOPPING, REDDIT, ... in the environment
-    python evaluate.py --validate test_webarena_lite.raw.json                     # what is in a task file, what is broken
-    python evaluate.py --out runs/mgrpo --report                                  # only write the report.html of a run again
+    python evaluate.py --model runs/mgrpo --tasks test_webarena_lite.raw.json  # its sites: SHOPPING=http://... etc.
+    python evaluate.py --validate test_webarena_lite.raw.json                  # what a task file holds, what is broken
+    python evaluate.py --report --out runs/mgrpo                               # only write a run's report.html again
 """
 import argparse
 import ast
@@ -55,7 +55,7 @@ INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 
 def used_contents(spec: dict) -> list[tuple[str, dict]]:
-    """[(field, reference_answers or required_contents)] as far as the eval_types use them; whatever stands in a broken row."""
+    """[(field, reference_answers or required_contents)] as far as the eval_types use them."""
     types, targets = spec.get("eval_types") or (), spec.get("program_html")
     targets = targets if "program_html" in types and isinstance(targets, list) else []
     return [("eval.reference_answers", spec.get("reference_answers"))] * ("string_match" in types) + \
@@ -72,9 +72,10 @@ def mend(spec: dict) -> list[str]:
                 del contents[key]
             elif isinstance(value, list):
                 contents[key] = [str(v) if isinstance(v, (int, float)) else v for v in value]
-            elif isinstance(value, (str, int, float)) and (key == "exact_match" or (key, value) == ("fuzzy_match", "N/A")):
+            elif key == "exact_match" and isinstance(value, (int, float)):
                 contents[key] = str(value)
-            elif isinstance(value, str):  # looked through like a list, a string would be a list of letters
+            elif isinstance(value, str) and key != "exact_match" and (key, value) != ("fuzzy_match", "N/A"):
+                # Looked through like a list, a string would be a list of letters.
                 contents[key] = [value]
                 remarks.append(f"{field}.{key} is a bare string and was wrapped in a list")
     return remarks
@@ -97,10 +98,10 @@ def eval_faults(spec: dict):
             return
         for i, target in enumerate(targets):
             if not isinstance(target.get("url"), str) or not target["url"]:
-                yield f'eval.program_html[{i}].url is missing; give an address, or "last" for the page the episode ended on'
+                yield f'eval.program_html[{i}].url is missing; give an address, or "last" for where the episode ended'
             locator = target.get("locator")
             if not isinstance(locator, str) or not re.match(r"\s*$|document\.|\[\.\.\.document\.|func:", locator):
-                yield f'eval.program_html[{i}].locator is {locator!r}; use "" for the whole page or JavaScript from document.'
+                yield f'eval.program_html[{i}].locator is {locator!r}; use "" for the whole page, or JavaScript'
             for call in (target.get("url"), locator):
                 if isinstance(call, str) and call.startswith("func:") and parse_helper(call) is None:
                     yield f"eval.program_html[{i}] calls {call!r}; write func:NAME('ARGUMENT', ...)"
@@ -113,9 +114,9 @@ def eval_faults(spec: dict):
                 yield f"{field}.{key} is an unknown check; use one of {', '.join(MATCHERS)} or fuzzy_match"
             elif key == "exact_match" and not isinstance(value, str):
                 yield f"{field}.exact_match is {value!r:.60}; make it a string"
-            elif not isinstance(value, str) and not (isinstance(value, list) and value and all(isinstance(v, str) and v for v in value)):
+            elif not isinstance(value, (str, list)) or not value or not all(isinstance(v, str) and v for v in value):
                 yield f"{field}.{key} is {value!r:.60}; make it a list of non-empty strings"
-            elif key == "required_values" and not all(INEQUALITY.fullmatch(x) for v in value for x in v.split(" |OR| ")):
+            elif key == "required_values" and not all(map(INEQUALITY.fullmatch, " |OR| ".join(value).split(" |OR| "))):
                 yield f'{field}.required_values is {value!r:.60}; write an operator and a number, like "<= 700"'
 
 
@@ -128,7 +129,8 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
         if key not in task:
             faults.append(f"{key} is missing; add it")
         elif not isinstance(task[key], kinds) or task[key] in ("", []) or isinstance(task[key], bool):
-            faults.append(f"{key} is {task[key]!r:.60}; make it a non-empty {' or '.join(kind.__name__ for kind in kinds)}")
+            names = " or ".join(kind.__name__ for kind in kinds)
+            faults.append(f"{key} is {task[key]!r:.60}; make it a non-empty {names}")
     if isinstance(task.get("eval"), dict):
         remarks = mend(task["eval"])
         faults += eval_faults(task["eval"])
@@ -165,12 +167,12 @@ def needs_judge(task: dict) -> bool:
 def missing_helper(task: dict) -> str:
     """Name of a `func:` helper that the task needs and that is not in HELPERS, else ""."""
     targets = task["eval"]["program_html"] if "program_html" in task["eval"]["eval_types"] else []
-    calls = [parse_helper(text) for target in targets for text in (target["url"], target["locator"]) if text.startswith("func:")]
-    return next((name for name, _ in calls if name not in HELPERS), "")
+    calls = [text for target in targets for text in (target["url"], target["locator"]) if text.startswith("func:")]
+    return next((name for name, _ in map(parse_helper, calls) if name not in HELPERS), "")
 
 
 def site_urls(tasks: list[dict], sites: dict[str, str]) -> list[dict]:
-    """The tasks with every placeholder (__SHOPPING__ ...) of start page and evaluators replaced by the site's address."""
+    """The tasks with every placeholder (__SHOPPING__ ...) in start page and evaluators replaced by the address."""
     def fill(value, task):
         if isinstance(value, dict):
             return {key: fill(v, task) for key, v in value.items()}
@@ -210,8 +212,8 @@ def check_world(tasks: list[dict]):
         origins |= {urlsplit(url).netloc: (url, task) for url in task["start_url"].split(" |AND| ")}
         state = task.get("storage_state")
         if isinstance(state, str) and not Path(state).exists():
-            raise ValueError(f"task {task['task_id']} starts logged in through {state}, which does not exist; write it with "
-                             "the benchmark's auto_login.py, or set storage_state to null.")
+            raise ValueError(f"task {task['task_id']} starts logged in through {state}, which does not exist; write it "
+                             "with the benchmark's auto_login.py, or set storage_state to null.")
     for url, task in origins.values():
         parts = urlsplit(url)
         try:
@@ -233,7 +235,7 @@ def load_tasks(spec: str, sites: dict[str, str], reach: bool = True) -> list[dic
         if part.startswith("sandbox"):
             found = re.fullmatch(r"sandbox:([a-z-]+)(?::(\d+))?", part)
             if not found:
-                raise ValueError(f"--tasks {part}: write sandbox:SPLIT or sandbox:SPLIT:N, for example sandbox:test:50.")
+                raise ValueError(f"--tasks {part}: write sandbox:SPLIT or sandbox:SPLIT:N, such as sandbox:test:50.")
             tasks += sandbox.tasks(found[1], found[2] and int(found[2]))
             continue
         rows, remarks, faults = read_tasks(part)
@@ -245,8 +247,8 @@ def load_tasks(spec: str, sites: dict[str, str], reach: bool = True) -> list[dic
         judged = sum(map(needs_judge, rows))
         usable = [task for task in rows if not needs_judge(task) and not missing_helper(task)]
         if len(usable) < len(rows):
-            log(f"{part}: left out {judged} tasks that need a language model as judge and {len(rows) - judged - len(usable)} "
-                f"that need a helper we lack; {len(usable)} of {len(rows)} remain")
+            log(f"{part}: left out {judged} tasks that need a language model as judge and "
+                f"{len(rows) - judged - len(usable)} that need a helper we lack; {len(usable)} of {len(rows)} remain")
         tasks += usable
     if not tasks:
         raise ValueError(f"--tasks {spec} leaves no task to play; choose another split or file.")
@@ -262,6 +264,7 @@ def validate(path: str) -> int:
     strings = [t["eval"]["reference_answers"] for t in tasks if "string_match" in t["eval"]["eval_types"]]
     targets = [p for t in tasks if "program_html" in t["eval"]["eval_types"] for p in t["eval"]["program_html"]]
     na = sum(any(v in ("N/A", ["N/A"]) for v in contents.values()) for contents in strings)
+    judged = sum(map(needs_judge, tasks))
     helpers = Counter(filter(None, map(missing_helper, tasks)))
     counts = {"evaluators": Counter(" + ".join(t["eval"]["eval_types"]) for t in tasks),
               "answers by": Counter(" + ".join(sorted(contents)) for contents in strings),
@@ -270,8 +273,7 @@ def validate(path: str) -> int:
     print(f"{path}: {len(tasks)} usable tasks, {len({fault.split(':')[0] for fault in faults})} broken rows")
     for title, counter in counts.items():
         print(f"  {title:<12}" + ", ".join(f"{name} {n}" for name, n in counter.most_common()))
-    print(f"  {sum(map(needs_judge, tasks))} tasks need an LLM judge, {len(tasks) - sum(map(needs_judge, tasks))} do not; "
-          f"{na} have the reference N/A")
+    print(f"  {judged} tasks need an LLM judge, {len(tasks) - judged} do not; {na} have the reference N/A")
     if helpers:
         print("  helpers we lack: " + ", ".join(f"{name} ({n} tasks)" for name, n in helpers.items()))
     shown = [f"mended  {text}" for text in remarks] + [f"BROKEN  {text}" for text in faults]
@@ -285,8 +287,8 @@ def validate(path: str) -> int:
 # --------------------------------------------------------------------------------------------------------------------
 # Evaluators
 
-# Where nltk's word_tokenize, which the benchmark's numbers rest on, puts its cuts. One simplification: a full stop before
-# a space is always cut off, where nltk first decides whether it ends an abbreviation.
+# Where nltk's word_tokenize, which the benchmark's numbers rest on, puts its cuts. Simplified: a full stop before a
+# space is always cut off, where nltk first decides whether it ends an abbreviation.
 CUTS = re.compile(r"""\.{2,} | -- | [][(){}<>;@#$%&?!*"`“”‘’«»„–—] | [:,](?!\d) | \.(?=[])}>"'”’»]*(?:\s|$))
                       | (?<=\w)(?:n't|'(?:s|m|d|ll|re|ve))(?!\w) | (?<!\w)' | '(?!\w)""", re.VERBOSE)
 
@@ -302,7 +304,7 @@ def clean(text: str) -> str:
 
 
 def includes(ref: str, text: str) -> bool:
-    """Whether text has ref in it: as a word if ref is a single word (so 170 is not in 000000170), else as a substring."""
+    """Whether ref is in text: as a word if it is a single word (so 170 is not in 000000170), else as a substring."""
     ref, text = clean(ref), clean(text)
     if len(words(ref)) != 1:
         return ref in text
@@ -331,12 +333,12 @@ MATCHERS = {  # check -> (reference, text) -> passed. Every reference of a list 
 
 
 def contents_checks(contents: dict, text: str | None, subject: str) -> list[tuple]:
-    """Every check of `contents` on a text; None, a text that is not there, fails all. Returns [(name, passed, detail)]."""
+    """Every check of `contents` on a text, as [(name, passed, detail)]. None, a text that is not there, fails them."""
     checks = []
     seen = f"there is no {subject}" if text is None else f"the {subject} is “{' '.join(text.split())[:200]}”"
     for kind, refs in contents.items():
         if kind not in MATCHERS:
-            raise ValueError(f"{kind} cannot be decided without a language model as judge; leave this task out (needs_judge).")
+            raise ValueError(f"{kind} needs a language model as judge; leave this task out (needs_judge).")
         refs = [str(refs)] if not isinstance(refs, list) else [str(ref) for ref in refs]
         passed = [text is not None and MATCHERS[kind](ref, text) for ref in refs]
         if kind == "one_of":
@@ -351,12 +353,12 @@ def answer_checks(answer: str | None, reference_answers: dict) -> list[tuple]:
 
 
 def string_match(answer: str | None, reference_answers: dict) -> bool:
-    """Judges an answer; None (the episode never exited) fails. Raises ValueError where a language model would be needed."""
+    """Judges an answer; None (the episode never exited) fails. Raises ValueError where a language model is needed."""
     return all(passed for _, passed, _ in answer_checks(answer, reference_answers))
 
 
 def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool:
-    """EXACT (the default): equal up to localhost and one trailing slash. GOLD in PRED: a reference is part of the URL."""
+    """EXACT, the default: equal up to localhost and a trailing slash. GOLD in PRED: a reference is part of the URL."""
     def tidy(text):
         return text.replace("localhost", "127.0.0.1").removesuffix("/")
     references = [tidy(reference) for reference in reference_url.split(" |OR| ")]
@@ -377,7 +379,8 @@ async def reddit_get_post_url(page, url: str) -> str:
 async def gitlab_get_project_memeber_role(page, account: str) -> str:  # the misspelt name is the benchmark's
     return await page.evaluate("""account => {
         const names = [...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")];
-        const role = document.querySelectorAll("td.col-max-role span")[names.findIndex(n => n.outerText === '@' + account)];
+        const row = names.findIndex(n => n.outerText === '@' + account);
+        const role = document.querySelectorAll("td.col-max-role span")[row];
         return role ? role.outerText : ''; }""", account)
 
 
@@ -463,9 +466,9 @@ async def checks(task: dict, answer: str | None, page) -> list[tuple]:
     if "string_match" in spec["eval_types"]:
         out += answer_checks(answer, spec["reference_answers"])
     if "url_match" in spec["eval_types"]:
-        note = spec.get("url_note")
-        passed = url_match(page.url, spec["reference_url"], note)
-        out.append((f"url_match {note or 'EXACT'} “{spec['reference_url']}”", passed, f"the episode ended on {page.url}"))
+        note, reference = spec.get("url_note"), spec["reference_url"]
+        out.append((f"url_match {note or 'EXACT'} “{reference}”", url_match(page.url, reference, note),
+                    f"the episode ended on {page.url}"))
     if "program_html" in spec["eval_types"]:
         for target in spec["program_html"]:
             out += await html_checks(target, page)
@@ -504,11 +507,12 @@ def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]
 def rate(trajectories: list[Trajectory]) -> dict:
     """Success rate with its interval. Episodes that the environment broke say nothing and do not count."""
     rewards = [t.reward for t in trajectories if t.status == "ok"]
-    return {"success_rate": sum(rewards) / max(len(rewards), 1), "ci95": list(wilson(sum(rewards), len(rewards))), "n": len(rewards)}
+    wins, n = sum(rewards), len(rewards)
+    return {"success_rate": wins / max(n, 1), "ci95": list(wilson(wins, n)), "n": n}
 
 
 def summarize(trajectories: list[Trajectory]) -> dict:
-    """The figures of summary.json. turns and tokens are means per episode, truncated and invalid_actions count responses."""
+    """The figures of summary.json. turns and tokens are means; truncated and invalid_actions count responses."""
     ok = [t for t in trajectories if t.status == "ok"]
     turns = [turn for t in ok for turn in t.turns]
     sites, templates = {}, {}
@@ -516,11 +520,13 @@ def summarize(trajectories: list[Trajectory]) -> dict:
         sites.setdefault(" + ".join(t.task["sites"]), []).append(t)
         templates.setdefault(str(t.task.get("intent_template_id")), []).append(t)
     return {**rate(trajectories), "episodes": len(trajectories), "env_errors": len(trajectories) - len(ok),
-            "turns": len(turns) / max(len(ok), 1), "response_tokens": sum(len(t.action_ids) for t in turns) / max(len(turns), 1),
+            "turns": len(turns) / max(len(ok), 1),
+            "response_tokens": sum(len(turn.action_ids) for turn in turns) / max(len(turns), 1),
             "exited": sum(t.answer is not None for t in ok) / max(len(ok), 1),
-            "truncated": sum(not t.ended for t in turns), "invalid_actions": sum(bool(t.error) and not t.action for t in turns),
+            "truncated": sum(not turn.ended for turn in turns),
+            "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
             "per_site": {name: rate(group) for name, group in sorted(sites.items())},
-            "per_template": {name: rate(group) | {"template": group[0].task.get("intent_template") or group[0].task["intent"]}
+            "per_template": {name: {"template": group[0].task.get("intent_template", "")} | rate(group)
                              for name, group in templates.items()}}
 
 
@@ -561,14 +567,15 @@ class Run:
 def describe_run(cfg, device) -> dict:
     """The resolved configuration and what else is needed to repeat the run."""
     def git(*arguments):
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
     try:
         commit = git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except OSError:  # no git here
         commit = ""
-    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    return {"script": Path(sys.argv[0]).name, **asdict(cfg), "commit": commit, "torch": torch.__version__, "device": name}
+    cuda = torch.device(device).type == "cuda"
+    return {"script": Path(sys.argv[0]).name, **asdict(cfg), "commit": commit, "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(device) if cuda else f"cpu, {torch.get_num_threads()} threads"}
 
 
 def start_run(cfg, device, model_config: dict | None = None) -> Run:
@@ -609,8 +616,9 @@ def report(run_dir: str | Path) -> Path:
     trajectories, left_out = newest(run_dir / "trajectories.jsonl", 2000, 40_000_000)
     metrics, _ = newest(run_dir / "metrics.jsonl", 100_000, 40_000_000)
     config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
+    summaries = [json.loads(path.read_text()) for path in sorted(run_dir.glob("summary*.json"))]
     data = {"name": run_dir.name, "config": config.get("run", {}), "metrics": metrics, "trajectories": trajectories,
-            "left_out": left_out, "summaries": [json.loads(p.read_text()) for p in sorted(run_dir.glob("summary*.json"))]}
+            "left_out": left_out, "summaries": summaries}
     template = (Path(__file__).parent / "assets" / "report.html").read_text(encoding="utf-8")
     # Page text is hostile: without a "<" in the data, nothing in it can close the script element that holds it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -676,7 +684,8 @@ def main(cfg: Config):
     config = run.path / "config.json"
     if not config.exists() or "model_type" not in json.loads(config.read_text()):  # a training run keeps its own
         config.write_text(json.dumps({"run": run.config}, indent=2) + "\n")
-    (run.path / "summary.json").write_text(json.dumps(summarize(everything) | {"run": run.config, "splits": splits}, indent=2) + "\n")
+    summary = summarize(everything) | {"run": run.config, "splits": splits}
+    (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(table(rows))
     print(f"report: {report(run.path)}")
 
@@ -688,7 +697,8 @@ def parse_args() -> Config:
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
     checkpoint = Path(parser.parse_known_args()[0].model) / "config.json"
     trained = json.loads(checkpoint.read_text()).get("run", {}) if checkpoint.exists() else {}
-    parser.set_defaults(**{key: trained[key] for key in ("max_turns", "max_new_tokens", "max_context", "viewport_only") if key in trained})
+    sizes = ("max_turns", "max_new_tokens", "max_context", "viewport_only")
+    parser.set_defaults(**{key: trained[key] for key in sizes if key in trained})
     return Config(**vars(parser.parse_args()))
 
 
