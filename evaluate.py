@@ -629,6 +629,16 @@ def report(run_dir: str | Path) -> Path:
     return path
 
 
+def compare(runs: list[str]) -> str:
+    """The evaluations of several runs in one table, split by split, and the path of the last one's report."""
+    rows = []
+    for run in map(Path, runs):
+        if not (run / "summary.json").exists():
+            raise ValueError(f"{run / 'summary.json'} does not exist; evaluate that run first.")
+        rows += [(f"{split}  {run.name}", s) for split, s in json.loads((run / "summary.json").read_text())["splits"].items()]
+    return f"{table(sorted(rows, key=lambda row: row[0].split()[0]))}\nreport: {report(run)}"
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # The script
 
@@ -641,6 +651,7 @@ class Config(Settings):
     out: str = "runs/eval"        # where summary.json, trajectories.jsonl and report.html go; a training run's is fine
     validate: str = ""            # only say what this task file holds and what is broken in it
     report: bool = False          # only write the report of --out again
+    compare: str = ""             # only print the evaluations that these runs hold (commas between) in one table
     # How to play. A checkpoint remembers the sizes it was trained with; they replace these defaults.
     temperature: float = 0.0      # 0: greedy
     seed: int = 0                 # of sampling, at a temperature above 0
@@ -661,8 +672,8 @@ def keep_other_splits(path: Path, splits: list[str]):
 def main(cfg: Config):
     if cfg.validate:
         sys.exit(validate(cfg.validate))
-    if cfg.report:
-        print(report(cfg.out))
+    if cfg.report or cfg.compare:
+        print(report(cfg.out) if cfg.report else compare(cfg.compare.split(",")))
         return
     device = init_dist()
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
