@@ -3,7 +3,7 @@
 An exercise is a page of random content, an instruction, and the response: find these elements, write this text into that
 field, say what stands beside a name, say whether it is there at all. Pages follow the compact observation of rollout.py and
 responses its action grammar, so what is learned is reading and copying; none of the sandbox's sites, tasks or demonstrations
-occurs, and the instructions' verbs (point at, write, pick, say) are not the tasks'. Rows are trajectory records, which bc.py trains on as they are:
+occurs, and the instructions' verbs (point at, find, write, pick, say, note) are not the tasks'. Rows are trajectory records, which bc.py trains on as they are:
 
     python -m sandbox.exercises --tokenizer sandbox/base             # tokenizer.json, tokenizer_config.json, agent.json
     python -m sandbox.exercises --rows 40000 --seed 0 > rows.jsonl   # exercises of 1 to 4 rounds each
@@ -16,7 +16,6 @@ numbers, so that counting elements does not replace reading.
 import argparse
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -41,16 +40,16 @@ CHOICES = {"size": "small medium large", "shipping": "standard express pickup", 
            "rating": "1 2 3 4 5", "country": " ".join(CITIES[:12])}
 STATES = sorted({word for words in CHOICES.values() for word in words.split() if word.isalpha()})
 # Words that no exercise needs but an instruction or a page may hold: each gets its tokens, an embedding can be learned later.
-OTHER = """a add after all amount an and any are as ask at available be before begin best bought bought buy by can change cheapest
+OTHER = """a add after all also amount an and any are as ask at available be before begin best bought bought buy by can change cheapest
 check choose chosen click costs did dollars does done down each else email empty error every exist exit false first for found get give
-goes has have he her here his how i if in into is it item items know last least less list log look make many me more most much must my
+goes has have he her here his how i if in into is it its item items know last least less list log look make many me more most much must my
 need new newest no none not now of off oldest on one only open option or order other our out over page paid part pay people post posts
 product put question read remove said say score see set she shop so step still store sum task than that the their them then there
 these they thing think this those time today tomorrow too top true type under until up upvotes use user was way we were what when where
 which who whose why will with within without word write wrong wrote yes yesterday you your nothing between most characters must again
-department departments forum wanted write answer result results found vote voted sold person member owner times once twice both left right
+department departments forum wanted write answer result results found vote voted sold person member owner titled times once twice both left right
 commit branch file files repository request merge route walk drive car bike place near hotel station museum bridge minutes hours km
-invoice customer guest admin revenue stock report catalog error failed success warning element note simplified html round web browse
+gift wrap newsletter pick stands beside point please whether yes value order issue browse say look invoice customer guest admin revenue stock report catalog error failed success warning element note simplified html round web browse
 system assistant""".split()
 
 
@@ -186,16 +185,20 @@ class Sheet:
         return [" ".join(each for each in shown if each)] if any(shown) else []
 
 
-# ---- exercises: (sheet's needs, instruction, response)
+# ---- exercises
 
 
-def named(e: Element) -> str:
+def element_line(e: Element) -> str:
     return f"# Element: {e.name} {e.number}"
+
+
+def note(name: str, value: str) -> str:
+    return f"# Note: {name} {value}"
 
 
 def act(thought: str, action: str, e: Element, argument: str | None = None) -> str:
     words = "" if argument is None else f'argument="{argument}", '
-    return f'<think>{thought}</think><answer>{named(e)}\ndo(action="{action}", {words}element="{e.number}")</answer>'
+    return f'<think>{thought}</think><answer>{element_line(e)}\ndo(action="{action}", {words}element="{e.number}")</answer>'
 
 
 def say(text: str) -> str:
@@ -211,105 +214,138 @@ def quoted(rng: Random, text: str) -> str:
 
 
 class Exercise:
-    """What to do, said once; then `page` draws a page it can be done on and `response` does it, as often as there are rounds."""
+    """One instruction about one page, and its response. Lists ask about several things at once, one line each: a page is long
+    and an answer short, so they carry most of the signal. The others answer in full, in the form that actions have.
+    """
 
     def __init__(self, rng: Random, size: int, kind: str):
         self.rng, self.size, self.kind = rng, size, kind
-        self.sheet = Sheet(rng, size)
-        getattr(self, kind)()
+        self.sheet = Sheet(rng, rng.randint(3, size))
+        self.task, self.response = getattr(self, kind)()
 
-    def targets(self, kinds=("a", "button", "input", "textarea", "select", "checkbox"), test=lambda e: True) -> list[Element]:
-        """Elements of the sheet that fit; draws sheets until there are some. Rarer names count as much as labels do."""
+    def fitting(self, kinds=("a", "button", "input", "textarea", "select", "checkbox"), test=lambda e: True) -> list[Element]:
+        """The elements that an exercise can be about; draws pages until there are some. Two-word names outweigh labels."""
         while not (fit := [e for e in self.sheet.elements if e.kind in kinds and test(e)]):
-            self.sheet = Sheet(self.rng, self.size)
+            self.sheet = Sheet(self.rng, self.rng.randint(3, self.size))
         names = [e for e in fit if e.name.split()[0] in ADJECTIVES]
         return names if names and self.rng.random() < 0.6 else fit
 
     def element(self, *args, **kw) -> Element:
-        return self.rng.choice(self.targets(*args, **kw))
+        return self.rng.choice(self.fitting(*args, **kw))
 
-    def find(self):
-        fit = self.targets()
-        chosen = [self.rng.choice(fit) for _ in range(self.rng.randint(2, 6))]
-        self.task, self.response = "find " + " and ".join(e.name for e in chosen), "\n".join(named(e) for e in chosen)
+    def several(self, *args, **kw) -> list[Element]:
+        fit = self.fitting(*args, **kw)
+        return self.rng.choices(fit, k=min(self.rng.randint(3, 8), 1 + len(fit)))
 
-    def point(self):
-        e = self.element()
-        self.task, self.response = f"point at {e.name}{self.tail()}", click(e)
+    def absent(self) -> str:
+        """A name that shares its words with those on the page, more often than not."""
+        while (name := self.rng.choice((self.sheet.name, self.sheet.name, name_maker(self.rng, 4)))()) in self.sheet.names:
+            pass
+        return name
+
+    def labels(self) -> list[str]:
+        while not self.sheet.facts:
+            self.sheet = Sheet(self.rng, self.rng.randint(3, self.size))
+        return sorted(self.sheet.facts)
 
     def tail(self) -> str:
         """Behind the last word of an instruction, so that names come with and without a space after them."""
         return self.rng.choice(("", " please", " on this page", " now"))
 
-    def either(self):
-        """Is it there? Half of the time it is, else a name that shares its words with others must be recognised as absent."""
-        e, other = self.element(), self.element()
-        if self.rng.random() < 0.5:
-            self.task, self.response = f"point at {e.name} else at {other.name}", click(e)
-        else:
-            self.task, self.response = f"point at {self.absent()} else at {other.name}", click(other)
+    # lists
+    def find(self):
+        chosen = self.several()
+        return "find " + " and ".join(e.name for e in chosen), "\n".join(map(element_line, chosen))
 
-    def absent(self) -> str:
-        while (name := self.rng.choice((self.sheet.name, self.sheet.name, name_maker(self.rng, 4)))()) in self.sheet.names:
-            pass
-        return name
+    def find_else(self):
+        """Is it there? If not, the other one."""
+        pairs = [(e.name, e) if self.rng.random() < 0.5 else (self.absent(), e) for e in self.several()]
+        others = [self.element() for _ in pairs]
+        tasks = [f"{name} else {other.name}" for (name, _), other in zip(pairs, others)]
+        return "find " + " and ".join(tasks), "\n".join(element_line(e if name == e.name else o) for (name, e), o in zip(pairs, others))
+
+    def notes_beside(self):
+        chosen = self.several(test=lambda e: e.beside)
+        return "note what stands beside " + " and ".join(e.name for e in chosen), "\n".join(note(e.name, e.beside) for e in chosen)
+
+    def notes_values(self):
+        chosen = self.several(test=lambda e: e.value)
+        return "note the value of " + " and ".join(e.name for e in chosen), "\n".join(note(e.name, e.value) for e in chosen)
+
+    def notes_facts(self):
+        chosen = self.rng.choices(self.labels(), k=4)
+        return "note the " + " and ".join(chosen), "\n".join(note(label, self.sheet.facts[label]) for label in chosen)
+
+    def notes_present(self):
+        names = [e.name if self.rng.random() < 0.5 else self.absent() for e in self.several()]
+        return "note whether " + " and ".join(names) + " are here", "\n".join(note(n, "yes" if n in self.sheet.names else "no") for n in names)
+
+    # in full
+    def point(self):
+        e = self.element()
+        return f"point at {e.name}{self.tail()}", click(e)
+
+    def point_else(self):
+        e, other = self.element(), self.element()
+        name = e.name if self.rng.random() < 0.5 else self.absent()
+        return f"point at {name} else at {other.name}{self.tail()}", click(e if name == e.name else other)
 
     def type(self):
         e, text = self.element(("input", "textarea")), phrase(self.rng)
         if self.rng.random() < 0.3:
-            self.task, self.response = f"look up {quoted(self.rng, text)} in {e.name}", act(f"search for {text}", "Search", e, text)
-        else:
-            self.task = f"write {quoted(self.rng, text)} into {e.name}{self.tail()}"
-            self.response = act(f"type {text} into {e.name}", "Type", e, text)
+            return f"look up {quoted(self.rng, text)} in {e.name}{self.tail()}", act(f"search for {text}", "Search", e, text)
+        return f"write {quoted(self.rng, text)} into {e.name}{self.tail()}", act(f"type {text} into {e.name}", "Type", e, text)
 
     def choose(self):
         e = self.element(("select",))
         option = self.rng.choice(e.options)
-        self.task = f"pick {quoted(self.rng, option)} as {e.name}{self.tail()}"
-        self.response = act(f"choose {option} as {e.name}", "Select Dropdown Option", e, option)
+        return (f"pick {quoted(self.rng, option)} as {e.name}{self.tail()}",
+                act(f"choose {option} as {e.name}", "Select Dropdown Option", e, option))
 
     def fact(self):
-        while not self.sheet.facts:
-            self.sheet = Sheet(self.rng, self.size)
-        label = self.rng.choice(sorted(self.sheet.facts))
-        self.task, self.response = f"say the {label}{self.tail()}", say(self.sheet.facts[label])
+        label = self.rng.choice(self.labels())
+        return f"say the {label}{self.tail()}", say(self.sheet.facts[label])
 
     def beside(self):
         e = self.element(test=lambda e: e.beside)
-        self.task, self.response = f"say what stands beside {e.name}{self.tail()}", say(e.beside)
+        return f"say what stands beside {e.name}{self.tail()}", say(e.beside)
 
     def value(self):
         e = self.element(test=lambda e: e.value)
-        self.task, self.response = f"say the value of {e.name}{self.tail()}", say(e.value)
+        return f"say the value of {e.name}{self.tail()}", say(e.value)
 
     def present(self):
-        here = self.rng.random() < 0.5
-        name = self.element().name if here else self.absent()
-        self.task, self.response = f"say whether {name} is here", say("yes" if here else "no")
+        name = self.element().name if self.rng.random() < 0.5 else self.absent()
+        return f"say whether {name} is here", say("yes" if name in self.sheet.names else "no")
 
     def titled(self):
-        self.task, self.response = "say the title", say(self.sheet.title)
+        return f"say the title{self.tail()}", say(self.sheet.title)
 
     def repeat(self):
         text = phrase(self.rng)
-        self.task, self.response = f"say {quoted(self.rng, text)}{self.tail()}", say(text)
+        return f"say {quoted(self.rng, text)}{self.tail()}", say(text)
 
 
-SHARES = {"find": 20, "point": 16, "either": 14, "type": 12, "choose": 6, "fact": 8, "beside": 8, "value": 6, "present": 5,
-          "titled": 1, "repeat": 4}
+LISTS = {"find": 24, "find_else": 16, "notes_beside": 8, "notes_values": 5, "notes_facts": 5, "notes_present": 6}
+FULL = {"point": 7, "point_else": 7, "type": 7, "choose": 3, "fact": 4, "beside": 4, "value": 2, "present": 2, "titled": 1, "repeat": 2}
+
+
+def draw(rng: Random, shares: dict) -> str:
+    return rng.choices(list(shares), list(shares.values()))[0]
 
 
 def exercise(rng: Random, size: int = 18, kind: str | None = None) -> dict:
-    """One record: up to four rounds, each an exercise of its own kind; all instructions stand in the task, in order.
-
-    So a response must be the one whose turn it is, which the history tells; that history holds names with stale ids.
+    """One record of one to four rounds: all instructions stand in the task, each round has its own page, and the history tells
+    whose turn it is; that history holds names with stale ids.
     """
-    rounds = 1 if kind else rng.choice((1, 1, 1, 2, 3, 4))
-    kinds = [kind] if kind else rng.choices(list(SHARES), list(SHARES.values()), k=rounds)
-    done = [Exercise(rng, rng.randint(3, size), each) for each in kinds]
+    if kind or rng.random() < 0.8:
+        kinds = [kind or draw(rng, LISTS | FULL)]
+    else:
+        kinds = [draw(rng, FULL) for _ in range(rng.randint(2, 4))]
+    done = [Exercise(rng, size, each) for each in kinds]
     turns = [{"url": "about:blank", "observation": e.sheet.text, "response": e.response} for e in done]
-    return {"task_id": 0, "sites": ["exercise"], "template": "+".join(kinds), "intent": " , then ".join(e.task for e in done), "reward": 1.0,
-            "turns": turns}
+    return {"task_id": 0, "sites": ["exercise"], "template": "+".join(kinds), "reward": 1.0,
+            "intent": " , then ".join(e.task for e in done), "turns": turns}
 
 
 def exercises(seed: int, size: int = 18):
@@ -322,29 +358,26 @@ def exercises(seed: int, size: int = 18):
 # ---- the tokenizer
 
 # A word takes its one trailing space along; numbers are cut into at most two digits; a tag takes a trailing space or newline;
-# the fixed parts of a response are one piece each. Pieces that occur become tokens, everything else falls apart into bytes.
+# the fixed parts of a response are one piece each. Pieces of the vocabulary are tokens, all others fall apart into bytes.
 PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# (?:Element|Note): |Task: |\*\* Simplified html \*\*|</?[a-z0-9]+>[ \n]?'
           r'|[A-Za-z]+ ?|[0-9]{1,2}|\$|\n+|<|[^A-Za-z0-9<$\n]+')
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-ACTIONS = "Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward Forward Wait".split()
-MARKUP = "<think> </think> <answer> </answer>".split() + [
-    f"<{slash}{tag}>{end}" for tag in "a button input textarea select checkbox radio h1 h2 h3 title".split() for slash in ("", "/")
-    for end in (("", " ", "\n") if slash else ("",))]
+ACTIONS = "Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward Forward Wait You Round Note N A go backward forward".split()
+CALLS = ['do(action="', '\ndo(action="', '", element="', '", argument="', 'exit(message="', '")', "()", "# Element: ", "\n# Element: ",
+         "# Note: ", "\n# Note: ", "Task: ", "** Simplified html **", "<think>", "</think>", "<answer>", "</answer>"]
+JOINTS = [" ", "\n", "\n\n", "| ", " | ", " |", " = ", "(", ")", " (", " , ", ", ", ",", ": ", " : ", ":", ". ", ".", "; ", '"', '" ', ' "', "$"]
+TAGS = [f"<{tag}>" for tag in "a button input textarea select checkbox radio h1 h2 h3 title".split()]
+TAGS += [tag.replace("<", "</") + end for tag in TAGS for end in ("", " ", "\n")]
 
 
 def vocabulary() -> list[str]:
-    """Every piece that is a token: all words with and without their space, 0 to 99, markup, and what 2,000 exercises show often."""
-    names = ADJECTIVES + NOUNS + TOPICS + SCENERY + NAMES + CITIES + MONTHS + FORUMS + list(CATEGORIES)
-    labels = " ".join(LINKS + BUTTONS + FIELDS + FACTS + list(CHOICES) + STATES + ["gift wrap newsletter remove edit delete view issue point find please"])
-    words = dict.fromkeys(names + labels.split() + OTHER + ACTIONS + ["You", "Round", "Note", "N", "A"])
-    pieces = dict.fromkeys([*(w + end for w in words for end in ("", " ")), *map(str, range(100)), *MARKUP])
-    seen, source = Counter(), exercises(0)
-    for _ in range(2000):
-        record = next(source)
-        for k, turn in enumerate(record["turns"]):
-            text = f'Task: {record["intent"]}\n\nRound {k}\n\n{turn["observation"]}\n** Simplified html **\n{turn["response"]}go_backward()go_forward()")# Note: '
-            seen.update(re.findall(PIECES, text))
-    return list(pieces | dict.fromkeys(sorted(p for p, n in seen.items() if n >= 20)))
+    """Every piece that is one token: words with and without their space, numbers below 100, markup, what joins the parts of a call."""
+    words = " ".join(LINKS + BUTTONS + FIELDS + FACTS + list(CHOICES) + STATES + OTHER).split()
+    names = [*ADJECTIVES, *NOUNS, *TOPICS, *SCENERY, *NAMES, *CITIES, *MONTHS, *FORUMS, *CATEGORIES]
+    words = [w + end for w in dict.fromkeys(names + words + ACTIONS) for end in ("", " ")]
+    pieces = list(dict.fromkeys(words + [str(i) for i in range(100)] + CALLS + JOINTS + TAGS))
+    assert all(re.findall(PIECES, piece) == [piece] for piece in pieces)
+    return pieces
 
 
 def tokenizer():
