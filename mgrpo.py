@@ -29,7 +29,7 @@ import torch
 import bc
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pad, rows
 from evaluate import load_tasks, open_sites, report, score, start_run, summarize
-from model import all_max, all_sum, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
+from model import all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
 from rollout import Settings, actions_help, rollout
 
 
@@ -217,7 +217,7 @@ def main(cfg: Config):
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
                     "seconds_train": ended - rolled, "tokens_per_second": trained["tokens_trained"] / (ended - rolled)}
             run.write(line)
-            run.write_trajectories([tau.record(chat, step=step, split="train") for tau in trajectories])
+            run.write_trajectories(gather([tau.record(chat, step=step, split="train") for tau in trajectories]))
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
                 f"{line['groups_kept']}/{cfg.batch}  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
                 f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s")

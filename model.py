@@ -255,22 +255,57 @@ class Transformer(nn.Module):
     def init_weights(self, seed: int = 0):
         """Random weights for a model that starts from nothing.
 
-        W_Q = W_K orthogonal: every token then attends to its own earlier copies from the first step, which is the half of
-        a look-up that gradient descent finds last. Output projections start at zero, so that each block starts as identity.
+        Output projections start at zero, so that each block starts as identity; W_Q = W_K orthogonal, so that every token
+        attends to its own earlier copies. Models with biases (Qwen2) start with a whole look-up laid in, see below.
         """
-        generator = torch.Generator().manual_seed(seed)
+        c, generator = self.config, torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.ndim == 1:
                 nn.init.constant_(weight, 0.0 if name.endswith("bias") else 1.0)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.zeros_(weight)
             else:
-                nn.init.normal_(weight, std=0.02 if "embed" in name else weight.shape[1] ** -0.5, generator=generator)
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=generator)
         for block in self.model.layers:
             query, key = block.self_attn.q_proj.weight, block.self_attn.k_proj.weight
             nn.init.orthogonal_(query, generator=generator)
             key.data.copy_(query.data[:len(key)])
+        if c.qkv_bias and c.num_hidden_layers > 1 and c.num_attention_heads == c.num_key_value_heads == c.hidden_size // c.head_dim > 1:
+            self._lay_look_up(generator)
         return self
+
+    @torch.no_grad()
+    def _lay_look_up(self, generator, sharpness: float = 7.5, gain: float = 2.0, copied: float = 2.0):
+        """Starts the first two layers as a rough "what once followed these two tokens?".
+
+        A web agent lives on it (red lamp -> 12), and from plain random weights gradient descent finds it very late, because
+        two layers have to agree first. Layer 0 writes beside each token the one before and the one before that. Layer 1
+        compares (this token, the one before) with the two tokens behind every position, and copies what stands there.
+        """
+        c = self.config
+        D, E, H = c.hidden_size, c.head_dim, c.num_attention_heads
+        first, second = self.model.layers[0].self_attn, self.model.layers[1].self_attn
+
+        def orthogonal(rows, columns):
+            return nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
+
+        read_ED, place_ED, place2_ED = orthogonal(E, D), *orthogonal(2 * E, D).split(E)  # a token's code; where codes are written
+        pairs = torch.arange(4)  # the fastest rotations: they tell neighbours apart
+        for h, back in enumerate((1, 2)):
+            # Queries and keys that are biases alone: rotated by their positions t and s, their product is a sum of
+            # cos(f (t - s - back)), the same for any two tokens and largest `back` tokens ago.
+            here, angle = pairs + h * E, back * self.frequencies_E[pairs]
+            first.q_proj.weight[h * E:(h + 1) * E] = 0
+            first.k_proj.bias[here] = (sharpness * E ** 0.5) ** 0.5
+            first.q_proj.bias[here] = (sharpness * E ** 0.5) ** 0.5 * angle.cos()
+            first.q_proj.bias[here + E // 2] = -(sharpness * E ** 0.5) ** 0.5 * angle.sin()
+            first.v_proj.weight[h * E:(h + 1) * E] = read_ED
+            first.o_proj.weight[:, h * E:(h + 1) * E] = (place_ED, place2_ED)[h].T * D ** -0.5
+        turn_EE = orthogonal(E, E)  # keeps the two comparisons apart within one head
+        second.q_proj.weight.copy_((gain * (read_ED + turn_EE @ place_ED)).repeat(H, 1))
+        second.k_proj.weight.copy_((gain * (place_ED + turn_EE @ place2_ED)).repeat(H, 1))
+        second.v_proj.weight.copy_(orthogonal(H * E, D))
+        second.o_proj.weight.copy_(second.v_proj.weight.T * copied * D ** -0.5)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -483,6 +518,15 @@ def all_max(value: int) -> int:
         total = total.cuda() if torch.cuda.is_available() else total
         dist.all_reduce(total, dist.ReduceOp.MAX)
     return int(total)
+
+
+def gather(items: list) -> list:
+    """The ranks' lists one after the other, on every rank."""
+    if not dist.is_initialized():
+        return items
+    parts = [None] * world_size()
+    dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
 
 
 def shard(model: Transformer) -> Transformer:

@@ -16,6 +16,12 @@ from model import ModelConfig, Transformer, save  # noqa: E402
 
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other longer than they compute
 
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes minutes; make test-slow runs these")
+
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXT = ["<title>lamps</title> <a>home 0</a> <a>red lamp 5</a> $24 <button>add to cart 10</button> <input>city 8 = rome</input>",
         'system user assistant Task: Round 0 <think>look for it</think><answer># Element: red lamp 5\ndo(action="Click", '

@@ -1,0 +1,100 @@
+"""Each script as a user runs it: a subprocess, small sizes, two ranks under torchrun, and what it says to bad input."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+from model import load
+from sandbox import tasks
+
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+SMALL = ["--max-turns", "2", "--max-new-tokens", "8", "--max-context", "1200", "--concurrency", "4"]
+METRICS = """step reward success_rate turns response_tokens trajectory_tokens kl clip_frac entropy logp_gap grad_norm groups_kept
+env_errors truncated invalid_actions seconds_rollout seconds_train tokens_per_second""".split()
+
+
+def script(name, *arguments, ranks=0, env=ENV):
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks)] if ranks else []
+    return subprocess.run([sys.executable, *launcher, str(ROOT / name), *map(str, arguments)], capture_output=True, text=True,
+                          cwd=ROOT, env=env, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def cloned(checkpoint, tmp_path_factory):
+    """bc.py's output, which the other scripts start from."""
+    out = tmp_path_factory.mktemp("runs") / "bc"
+    done = script("bc.py", "--model", checkpoint, "--out", out, "--demos", 3, "--epochs", 1, "--batch", 4, "--max-context", 4000)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_bc_records_demonstrations_and_leaves_a_checkpoint(cloned):
+    records = [json.loads(line) for line in (cloned / "demos.jsonl").read_text().splitlines()]
+    assert len(records) == 3 and all(r["reward"] == 1 for r in records)
+    run = json.loads((cloned / "config.json").read_text())["run"]
+    assert run["demos"] == 3 and run["torch"] == torch.__version__ and "commit" in run and "device" in run and run["seed"] == 0
+    assert load(cloned) and (cloned / "tokenizer.json").exists() and (cloned / "agent.json").exists()
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_mgrpo_runs_logs_and_saves(cloned, tmp_path, ranks):
+    done = script("mgrpo.py", "--model", cloned, "--out", tmp_path / "rl", "--steps", 2, "--batch", 2, "--G", 2, "--beta", 0.01, *SMALL,
+                  ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "rl/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1] and all(set(METRICS) <= set(line) for line in lines)
+    assert load(tmp_path / "rl") and (tmp_path / "rl/report.html").exists()
+    played = [json.loads(line) for line in (tmp_path / "rl/trajectories.jsonl").read_text().splitlines()]
+    assert len(played) == 8 and all(len(t["turns"]) <= 2 for t in played)
+
+
+def test_evaluate_writes_a_summary_and_a_report(cloned, tmp_path):
+    done = script("evaluate.py", "--model", cloned, "--tasks", "sandbox:test:3", "--out", tmp_path, *SMALL)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["n"] == 3 and len(summary["ci95"]) == 2 and "per_site" in summary and (tmp_path / "report.html").exists()
+
+
+def test_two_ranks_make_the_steps_that_one_rank_makes(checkpoint, tmp_path):
+    runs = []
+    for ranks in (1, 2):
+        done = script("tests/two_ranks.py", checkpoint, tmp_path / f"{ranks}.pt", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        runs.append(torch.load(tmp_path / f"{ranks}.pt", weights_only=True))
+    one, two = runs
+    for a, b in zip(one["metrics"], two["metrics"], strict=True):
+        for key in ("loss", "grad_norm", "kl", "logp_gap", "entropy"):
+            assert a[key] == pytest.approx(b[key], rel=1e-5), key
+    for name, weight in one["state"].items():
+        torch.testing.assert_close(two["state"][name], weight, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name, arguments, says", [
+    ("mgrpo.py", ["--model", "runs/nowhere"], ["runs/nowhere", "config.json"]),
+    ("bc.py", ["--model", "/no/such/dir"], ["/no/such/dir"]),
+    ("bc.py", ["--data", "/no/such.jsonl"], ["/no/such.jsonl"]),
+    ("mgrpo.py", ["--loss-norm", "mean"], ["--loss-norm", "paper, token or constant"]),
+    ("evaluate.py", ["--model", "runs/nowhere"], ["runs/nowhere"]),
+])
+def test_bad_input_is_one_sentence(name, arguments, says, tmp_path):
+    done = script(name, *arguments, "--out", tmp_path / "x")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    for word in says:
+        assert word in done.stderr
+
+
+def test_an_unreachable_site_is_one_sentence(cloned, tmp_path):
+    (tmp_path / "tasks.json").write_text(json.dumps([tasks("test", 1)[0]]))
+    done = script("mgrpo.py", "--model", cloned, "--tasks", tmp_path / "tasks.json", "--out", tmp_path / "x",
+                  env=ENV | {"SHOPPING": "http://127.0.0.1:9", "REDDIT": "http://127.0.0.1:9"})
+    assert done.returncode != 0 and "Traceback" not in done.stderr and "cannot reach http://127.0.0.1:9" in done.stderr
+
+
+def test_no_chromium_is_one_sentence(cloned, tmp_path):
+    done = script("evaluate.py", "--model", cloned, "--tasks", "sandbox:test:1", "--out", tmp_path,
+                  env=ENV | {"PATH": "", "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path)})
+    assert done.returncode != 0 and "Traceback" not in done.stderr and "playwright install" in done.stderr
