@@ -24,7 +24,7 @@ import torch
 import sandbox
 from compress import Chat, Row, Trajectory, Turn, micro_batches, open_chat, pad, respond, rows
 from evaluate import score, site_urls, start_run
-from model import all_max, all_sum, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
+from model import all_max, all_sum, init_dist, load, load_tokenizer, new, rank, save, shard, token_logprobs, world_size
 from rollout import Settings, actions_help, play
 
 
@@ -32,6 +32,7 @@ from rollout import Settings, actions_help, play
 class Config(Settings):
     # Model and data
     model: str = "sandbox/base"   # checkpoint directory or hub id to start from
+    fresh: bool = False           # start from random weights: of the checkpoint, only config.json and the tokenizer are read
     data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
     demos: int = 300              # demonstrations to record
     out: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
@@ -165,7 +166,7 @@ def main(cfg: Config):
     torch.manual_seed(cfg.seed)
     tokenizer = load_tokenizer(cfg.model)
     chat = open_chat(tokenizer, cfg.model, actions_help())
-    model = load(cfg.model, torch.float32, device)
+    model = new(cfg.model, cfg.seed).to(device) if cfg.fresh else load(cfg.model, torch.float32, device)
     model.recompute = cfg.recompute
     run = start_run(cfg, device, model.config.raw)
     if cfg.data == "experts":

@@ -53,6 +53,10 @@ gift wrap newsletter pick stands beside point please whether yes value order iss
 system assistant""".split()
 
 
+FILLERS = """the a of in on my this that with for from by to it is there one item post called please now here shop forum page products
+all open add remove buy comment quantity set get into as size store not""".split()
+
+
 class Element(NamedTuple):
     kind: str
     name: str
@@ -192,8 +196,8 @@ def element_line(e: Element) -> str:
     return f"# Element: {e.name} {e.number}"
 
 
-def note(name: str, value: str) -> str:
-    return f"# Note: {name} {value}"
+def note(text: str) -> str:
+    return f"# Note: {text}"
 
 
 def act(thought: str, action: str, e: Element, argument: str | None = None) -> str:
@@ -201,8 +205,17 @@ def act(thought: str, action: str, e: Element, argument: str | None = None) -> s
     return f'<think>{thought}</think><answer>{element_line(e)}\ndo(action="{action}", {words}element="{e.number}")</answer>'
 
 
-def say(text: str) -> str:
-    return f'<think>the answer is {text}</think><answer>exit(message="{text}")</answer>'
+def say(text: str, quote: str = "") -> str:
+    """Thoughts quote the page up to the answer: reading is then copying on from a name, as pointing is."""
+    return f'<think>{quote or text}</think><answer>exit(message="{text}")</answer>'
+
+
+def quote_beside(e: Element) -> str:
+    return f"{e.name} {e.number} {e.beside}"
+
+
+def quote_value(e: Element) -> str:
+    return f"{e.name} {e.number} = {e.value}"
 
 
 def click(e: Element) -> str:
@@ -248,9 +261,17 @@ class Exercise:
             self.sheet = Sheet(self.rng, self.rng.randint(3, self.size))
         return sorted(self.sheet.facts)
 
+    def filler(self, most: int) -> str:
+        return "".join(f"{word} " for word in self.rng.choices(FILLERS, k=self.rng.randint(0, most)))
+
     def tail(self) -> str:
         """Behind the last word of an instruction, so that names come with and without a space after them."""
-        return self.rng.choice(("", " please", " on this page", " now"))
+        return " " * (self.rng.random() < 0.7) and (" " + self.filler(4)).rstrip()
+
+    def call(self, name: str) -> str:
+        """A two-word name in an instruction, mostly with words around it: what marks a name must be that it is one, and that it
+        stands in the task, not which word it follows."""
+        return f"{self.filler(3)}{name}" if name.split()[0] in ADJECTIVES and self.rng.random() < 0.8 else name
 
     # lists
     def find(self):
@@ -266,35 +287,35 @@ class Exercise:
 
     def notes_beside(self):
         chosen = self.several(test=lambda e: e.beside)
-        return "note what stands beside " + " and ".join(e.name for e in chosen), "\n".join(note(e.name, e.beside) for e in chosen)
+        return "note what stands beside " + " and ".join(e.name for e in chosen), "\n".join(note(quote_beside(e)) for e in chosen)
 
     def notes_values(self):
         chosen = self.several(test=lambda e: e.value)
-        return "note the value of " + " and ".join(e.name for e in chosen), "\n".join(note(e.name, e.value) for e in chosen)
+        return "note the value of " + " and ".join(e.name for e in chosen), "\n".join(note(quote_value(e)) for e in chosen)
 
     def notes_facts(self):
         chosen = self.rng.choices(self.labels(), k=4)
-        return "note the " + " and ".join(chosen), "\n".join(note(label, self.sheet.facts[label]) for label in chosen)
+        return "note the " + " and ".join(chosen), "\n".join(note(f"{label} {self.sheet.facts[label]}") for label in chosen)
 
     def notes_present(self):
         names = [e.name if self.rng.random() < 0.5 else self.absent() for e in self.several()]
-        return "note whether " + " and ".join(names) + " are here", "\n".join(note(n, "yes" if n in self.sheet.names else "no") for n in names)
+        return "note whether " + " and ".join(names) + " are here", "\n".join(note(f"{n} yes" if n in self.sheet.names else f"{n} no") for n in names)
 
     # in full
     def point(self):
         e = self.element()
-        return f"point at {e.name}{self.tail()}", click(e)
+        return f"point at {self.call(e.name)}{self.tail()}", click(e)
 
     def point_else(self):
         e, other = self.element(), self.element()
         name = e.name if self.rng.random() < 0.5 else self.absent()
-        return f"point at {name} else at {other.name}{self.tail()}", click(e if name == e.name else other)
+        return f"point at {self.call(name)} else at {self.call(other.name)}{self.tail()}", click(e if name == e.name else other)
 
     def type(self):
         e, text = self.element(("input", "textarea")), phrase(self.rng)
         if self.rng.random() < 0.3:
-            return f"look up {quoted(self.rng, text)} in {e.name}{self.tail()}", act(f"search for {text}", "Search", e, text)
-        return f"write {quoted(self.rng, text)} into {e.name}{self.tail()}", act(f"type {text} into {e.name}", "Type", e, text)
+            return f"look up {quoted(self.rng, text)} in {self.call(e.name)}{self.tail()}", act(f"search for {text}", "Search", e, text)
+        return f"write {quoted(self.rng, text)} into {self.call(e.name)}{self.tail()}", act(f"type {text} into {e.name}", "Type", e, text)
 
     def choose(self):
         e = self.element(("select",))
@@ -304,30 +325,27 @@ class Exercise:
 
     def fact(self):
         label = self.rng.choice(self.labels())
-        return f"say the {label}{self.tail()}", say(self.sheet.facts[label])
+        return f"say the {label}{self.tail()}", say(self.sheet.facts[label], f"{label} {self.sheet.facts[label]}")
 
     def beside(self):
         e = self.element(test=lambda e: e.beside)
-        return f"say what stands beside {e.name}{self.tail()}", say(e.beside)
+        return f"say what stands beside {self.call(e.name)}{self.tail()}", say(e.beside, quote_beside(e))
 
     def value(self):
         e = self.element(test=lambda e: e.value)
-        return f"say the value of {e.name}{self.tail()}", say(e.value)
+        return f"say the value of {self.call(e.name)}{self.tail()}", say(e.value, quote_value(e))
 
     def present(self):
         name = self.element().name if self.rng.random() < 0.5 else self.absent()
-        return f"say whether {name} is here", say("yes" if name in self.sheet.names else "no")
-
-    def titled(self):
-        return f"say the title{self.tail()}", say(self.sheet.title)
+        return f"say whether {self.call(name)} is here", say("yes" if name in self.sheet.names else "no")
 
     def repeat(self):
         text = phrase(self.rng)
         return f"say {quoted(self.rng, text)}{self.tail()}", say(text)
 
 
-LISTS = {"find": 24, "find_else": 16, "notes_beside": 8, "notes_values": 5, "notes_facts": 5, "notes_present": 6}
-FULL = {"point": 7, "point_else": 7, "type": 7, "choose": 3, "fact": 4, "beside": 4, "value": 2, "present": 2, "titled": 1, "repeat": 2}
+LISTS = {"find": 20, "find_else": 12, "notes_beside": 7, "notes_values": 4, "notes_facts": 4, "notes_present": 4}
+FULL = {"point": 12, "point_else": 10, "type": 10, "choose": 4, "fact": 5, "beside": 5, "value": 2, "present": 2, "repeat": 3}
 
 
 def draw(rng: Random, shares: dict) -> str:
@@ -338,7 +356,7 @@ def exercise(rng: Random, size: int = 18, kind: str | None = None) -> dict:
     """One record of one to four rounds: all instructions stand in the task, each round has its own page, and the history tells
     whose turn it is; that history holds names with stale ids.
     """
-    if kind or rng.random() < 0.8:
+    if kind or rng.random() < 0.9:
         kinds = [kind or draw(rng, LISTS | FULL)]
     else:
         kinds = [draw(rng, FULL) for _ in range(rng.randint(2, 4))]
@@ -393,7 +411,8 @@ def tokenizer():
     return result
 
 
-def write_tokenizer(path: Path) -> int:
+def write_base(path: Path) -> int:
+    """Everything of the base but its weights: tokenizer, chat template, system prompt, architecture."""
     path.mkdir(parents=True, exist_ok=True)
     made = tokenizer()
     made.save(str(path / "tokenizer.json"))
@@ -402,19 +421,24 @@ def write_tokenizer(path: Path) -> int:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
                 "model_max_length": 4096, "clean_up_tokenization_spaces": False, "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": made.get_vocab_size(), "hidden_size": 128,
+              "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
+              "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 1e7, "tie_word_embeddings": True,
+              "torch_dtype": "float32", "eos_token_id": made.token_to_id("<|im_end|>"), "pad_token_id": made.token_to_id("<|endoftext|>")}
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (path / "agent.json").write_text(json.dumps({"system": SYSTEM, "think": True}) + "\n")
     return made.get_vocab_size()
 
 
 def main():
     parser = argparse.ArgumentParser(description="Exercises for the small base model, and its tokenizer.")
-    parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="write tokenizer files into DIR")
+    parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="write tokenizer and config files into DIR")
     parser.add_argument("--rows", type=int, default=0, help="print this many exercises, one JSON line each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=18, help="elements of the largest pages")
     args = parser.parse_args()
     if args.tokenizer:
-        print(f"{args.tokenizer}/tokenizer.json: {write_tokenizer(args.tokenizer)} tokens")
+        print(f"{args.tokenizer}/tokenizer.json: {write_base(args.tokenizer)} tokens")
     source = exercises(args.seed, args.size)
     for _ in range(args.rows):
         print(json.dumps(next(source)))

@@ -49,7 +49,7 @@ def test_responses_name_what_is_on_the_page():
                 assert re.search(f">{re.escape(name)} {number}( = [^<]*)?</", turn["observation"])
             if kind in ex.FULL:
                 call = parse(turn["response"])
-                if kind in ("fact", "beside", "value", "titled"):
+                if kind in ("fact", "beside", "value"):
                     assert call.argument in turn["observation"]
                 elif call.argument is not None and kind != "present":
                     assert call.argument in record["intent"]
