@@ -275,7 +275,7 @@ class Transformer(nn.Module):
         return self
 
     @torch.no_grad()
-    def _lay_look_up(self, generator, sharpness: float = 30.0, gain: float = 4.0, fast: int = 10):
+    def _lay_look_up(self, generator, sharpness: float = 7.5, gain: float = 2.0, copied: float = 2.0):
         """Starts the first two layers as a rough "what once followed these two tokens?".
 
         A web agent lives on it (red lamp -> 12), and from plain random weights gradient descent finds it very late, because
@@ -289,24 +289,23 @@ class Transformer(nn.Module):
         def orthogonal(rows, columns):
             return nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
 
-        read_ED, places = orthogonal(E, D), orthogonal(2 * E, D).split(E)  # a token's code; where the two codes are written
-        pairs = torch.arange(4)  # of the fastest rotations, which tell neighbours apart
+        read_ED, place_ED, place2_ED = orthogonal(E, D), *orthogonal(2 * E, D).split(E)  # a token's code; where codes are written
+        pairs = torch.arange(4)  # the fastest rotations: they tell neighbours apart
         for h, back in enumerate((1, 2)):
             # Queries and keys that are biases alone: rotated by their positions t and s, their product is a sum of
             # cos(f (t - s - back)), the same for any two tokens and largest `back` tokens ago.
-            here, angle, size = pairs + h * E, back * self.frequencies_E[pairs], (sharpness * E ** 0.5) ** 0.5
+            here, angle = pairs + h * E, back * self.frequencies_E[pairs]
             first.q_proj.weight[h * E:(h + 1) * E] = 0
-            first.k_proj.bias[here] = size
-            first.q_proj.bias[here], first.q_proj.bias[here + E // 2] = size * angle.cos(), -size * angle.sin()
+            first.k_proj.bias[here] = (sharpness * E ** 0.5) ** 0.5
+            first.q_proj.bias[here] = (sharpness * E ** 0.5) ** 0.5 * angle.cos()
+            first.q_proj.bias[here + E // 2] = -(sharpness * E ** 0.5) ** 0.5 * angle.sin()
             first.v_proj.weight[h * E:(h + 1) * E] = read_ED
-            first.o_proj.weight[:, h * E:(h + 1) * E] = 1.5 * D ** -0.5 * places[h].T
-        # The comparison uses slow rotations only: what it says must not depend on the distance.
-        slow_E1 = (torch.arange(E) % (E // 2) >= fast)[:, None] * (1 - 2 * fast / E) ** -0.5
-        mix_EE, turn_EE = orthogonal(E, E), orthogonal(E, E)  # turn keeps the two comparisons apart within one head
-        second.q_proj.weight.copy_((gain * slow_E1 * (mix_EE @ (read_ED + turn_EE @ places[0]))).repeat(H, 1))
-        second.k_proj.weight.copy_((gain * slow_E1 * (mix_EE @ (places[0] + turn_EE @ places[1]))).repeat(H, 1))
+            first.o_proj.weight[:, h * E:(h + 1) * E] = (place_ED, place2_ED)[h].T * D ** -0.5
+        turn_EE = orthogonal(E, E)  # keeps the two comparisons apart within one head
+        second.q_proj.weight.copy_((gain * (read_ED + turn_EE @ place_ED)).repeat(H, 1))
+        second.k_proj.weight.copy_((gain * (place_ED + turn_EE @ place2_ED)).repeat(H, 1))
         second.v_proj.weight.copy_(orthogonal(H * E, D))
-        second.o_proj.weight.copy_(3 * D ** -0.5 * second.v_proj.weight.T)
+        second.o_proj.weight.copy_(second.v_proj.weight.T * copied * D ** -0.5)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -423,7 +423,7 @@ def write_base(path: Path) -> int:
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": made.get_vocab_size(), "hidden_size": 128,
               "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
-              "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 1e7, "tie_word_embeddings": True,
+              "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 1e6, "tie_word_embeddings": True,
               "torch_dtype": "float32", "eos_token_id": made.token_to_id("<|im_end|>"), "pad_token_id": made.token_to_id("<|endoftext|>")}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (path / "agent.json").write_text(json.dumps({"system": SYSTEM, "think": True}) + "\n")
