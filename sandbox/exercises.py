@@ -1,9 +1,10 @@
 """What the small base model learns before it meets a task: a vocabulary, and to read a page.
 
 An exercise is a page of random content, an instruction, and the response: find these elements, write this text into that
-field, say what stands beside a name, say whether it is there at all. Pages follow the compact observation of rollout.py and
-responses its action grammar, so what is learned is reading and copying; none of the sandbox's sites, tasks or demonstrations
-occurs, and the instructions' verbs (point at, find, write, pick, say, note) are not the tasks'. Rows are trajectory records, which bc.py trains on as they are:
+field, quote what stands beside a name, say whether it is there at all. Pages follow the compact observation of rollout.py
+and responses its action grammar, so what is learned is reading and copying. None of the sandbox's sites, tasks or
+demonstrations occurs, and the instructions' verbs (point at, find, write, pick, say, note) do not open any task. Rows are
+trajectory records, which bc.py trains on as they are:
 
     python -m sandbox.exercises --tokenizer sandbox/base             # tokenizer.json, tokenizer_config.json, agent.json
     python -m sandbox.exercises --rows 40000 --seed 0 > rows.jsonl   # exercises of 1 to 4 rounds each
@@ -25,36 +26,43 @@ from .words import ADJECTIVES, CATEGORIES, CITIES, FORUMS, MONTHS, NAMES, NOUNS,
 SYSTEM = "You browse the web."
 
 # Labels of controls and facts as they occur on websites in general.
-LINKS = """home|cart|orders|account|profile|log in|log out|new post|next page|previous page|edit account|edit profile|checkout|help|
-about|settings|messages|users|projects|issues|new issue|wiki|map|search|posts|comments|reviews|products|customers|reports|
-stores|sales|wishlist|compare|sign in|sign out|contact|back|details|view order|show all""".replace("\n", "").split("|")
-BUTTONS = """go|save|send|continue|cancel|delete|submit|add to cart|update cart|place order|upvote|downvote|create post|edit|close|
-reopen|assign|follow|subscribe|reset|apply|sort|filter|add comment|create issue|find route|write review|add to wishlist|merge|reply|confirm""".replace("\n", "").split("|")
-FIELDS = """search|name|city|title|body|bio|comment|username|password|email|phone|street|country|message|note|subject|quantity|
-description|from|to|label|address|url|tag|review|nickname|summary""".replace("\n", "").split("|")
+LINKS = """home|cart|orders|account|profile|log in|log out|new post|next page|previous page|edit account|
+edit profile|checkout|help|about|settings|messages|users|projects|issues|new issue|wiki|map|search|posts|
+comments|reviews|products|customers|reports|stores|sales|wishlist|compare|sign in|sign out|contact|back|details|
+view order|show all""".replace("\n", "").split("|")
+BUTTONS = """go|save|send|continue|cancel|delete|submit|add to cart|update cart|place order|upvote|downvote|
+create post|edit|close|reopen|assign|follow|subscribe|reset|apply|sort|filter|add comment|create issue|
+find route|write review|add to wishlist|merge|reply|confirm""".replace("\n", "").split("|")
+FIELDS = """search|name|city|title|body|bio|comment|username|password|email|phone|street|country|message|note|
+subject|quantity|description|from|to|label|address|url|tag|review|nickname|
+summary""".replace("\n", "").split("|")
 FACTS = """price|stock|status|total|date|author|votes|rating|city|name|bio|shipping|number|items|owner|weight|
 distance|color|points|views|size|answers|comments|followers|version""".replace("\n", "").split("|")
-CHOICES = {"size": "small medium large", "shipping": "standard express pickup", "color": "red blue green black white",
-           "sort": "newest oldest cheapest best", "status": "pending paid shipped delivered returned", "state": "open closed merged",
-           "priority": "low normal high urgent", "forum": " ".join(FORUMS), "category": " ".join(CATEGORIES), "month": " ".join(MONTHS),
-           "rating": "1 2 3 4 5", "country": " ".join(CITIES[:12])}
+CHOICES = {
+    "size": "small medium large", "shipping": "standard express pickup", "color": "red blue green black white",
+    "sort": "newest oldest cheapest best", "status": "pending paid shipped delivered returned",
+    "state": "open closed merged", "priority": "low normal high urgent", "forum": " ".join(FORUMS),
+    "category": " ".join(CATEGORIES), "month": " ".join(MONTHS), "rating": "1 2 3 4 5", "country": " ".join(CITIES[:12])}
 STATES = sorted({word for words in CHOICES.values() for word in words.split() if word.isalpha()})
 # Words that no exercise needs but an instruction or a page may hold: each gets its tokens, an embedding can be learned later.
-OTHER = """a add after all also amount an and any are as ask at available be before begin best bought bought buy by can change cheapest
-check choose chosen click costs did dollars does done down each else email empty error every exist exit false first for found get give
-goes has have he her here his how i if in into is it its item items know last least less list log look make many me more most much must my
-need new newest no none not now of off oldest on one only open option or order other our out over page paid part pay people post posts
-product put question read remove said say score see set she shop so step still store sum task than that the their them then there
-these they thing think this those time today tomorrow too top true type under until up upvotes use user was way we were what when where
-which who whose why will with within without word write wrong wrote yes yesterday you your nothing between most characters must again
-department departments forum wanted write answer result results found vote voted sold person member owner titled times once twice both left right
-commit branch file files repository request merge route walk drive car bike place near hotel station museum bridge minutes hours km
-gift wrap newsletter pick stands beside point please whether yes value order issue browse say look invoice customer guest admin revenue stock report catalog error failed success warning element note simplified html round web browse
-system assistant""".split()
+OTHER = """a add after all also amount an and any are as ask at available be before begin best bought bought buy
+by can change cheapest check choose chosen click costs did dollars does done down each else email empty error
+every exist exit false first for found get give goes has have he her here his how i if in into is it its item
+items know last least less list log look make many me more most much must my need new newest no none not now of
+off oldest on one only open option or order other our out over page paid part pay people post posts product put
+question read remove said say score see set she shop so step still store sum task than that the their them then
+there these they thing think this those time today tomorrow too top true type under until up upvotes use user
+was way we were what when where which who whose why will with within without word write wrong wrote yes
+yesterday you your nothing between most characters must again department departments forum wanted write answer
+result results found vote voted sold person member owner titled times once twice both left right commit branch
+file files repository request merge route walk drive car bike place near hotel station museum bridge minutes
+hours km gift wrap newsletter pick stands beside point please whether yes value order issue browse say look
+invoice customer guest admin revenue stock report catalog error failed success warning element note simplified
+html round web browse system assistant""".split()
 
 
-FILLERS = """the a of in on my this that with for from by to it is there one item post called please now here shop forum page products
-all open add remove buy comment quantity set get into as size store not""".split()
+FILLERS = """the a of in on my this that with for from by to it is there one item post called please now here
+shop forum page products all open add remove buy comment quantity set get into as size store not""".split()
 
 
 class Element(NamedTuple):
@@ -83,7 +91,8 @@ def name_maker(rng: Random, size: int):
 
 def phrase(rng: Random) -> str:
     """A text to type: one to three words, or a number."""
-    return rng.choice((lambda: f"{rng.choice(ADJECTIVES)} {rng.choice(SCENERY)}", lambda: f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS + TOPICS)}",
+    return rng.choice((lambda: f"{rng.choice(ADJECTIVES)} {rng.choice(SCENERY)}",
+                       lambda: f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS + TOPICS)}",
                        lambda: rng.choice(NAMES + CITIES + ADJECTIVES + SCENERY), lambda: str(rng.randint(1, 99)),
                        lambda: " ".join(rng.sample(ADJECTIVES + SCENERY + TOPICS + OTHER, 3))))()
 
@@ -106,7 +115,8 @@ class Sheet:
         numbers = list(range(100)) if rng.random() < 0.6 else rng.sample(range(100), 100)
         self.numbers = iter(numbers[rng.choice((0, 0, 3, 20)):])
         self.title = rng.choice((self.name(), rng.choice(LINKS), rng.choice(NAMES + FORUMS + list(CATEGORIES))))
-        self.lines = [f"<title>{self.title}</title>", *self.navigation(), f"<h1>{rng.choice((self.title, self.title, self.name()))}</h1>"]
+        self.lines = [f"<title>{self.title}</title>", *self.navigation(),
+                      f"<h1>{rng.choice((self.title, self.title, self.name()))}</h1>"]
         blocks = [self.links, self.links, self.table, self.fields, self.facts_block, self.prose, self.buttons]
         while len(self.elements) < size:
             self.lines += rng.choice(blocks)()
@@ -182,7 +192,8 @@ class Sheet:
         """Text that mentions names without being their element."""
         rng = self.rng
         return [rng.choice((f"the {self.name()} and the {self.name()}", f"<h2>{rng.choice(LINKS)}</h2>",
-                            f"{rng.choice(NAMES)} : too {rng.choice(ADJECTIVES)} for me", f"{rng.randint(0, 20)} found for {self.name()}"))]
+                            f"{rng.choice(NAMES)} : too {rng.choice(ADJECTIVES)} for me",
+                            f"{rng.randint(0, 20)} found for {self.name()}"))]
 
     def buttons(self) -> list[str]:
         shown = [self.element("button", each) for each in self.rng.sample(BUTTONS, self.rng.randint(1, 2))]
@@ -283,7 +294,8 @@ class Exercise:
         pairs = [(e.name, e) if self.rng.random() < 0.5 else (self.absent(), e) for e in self.several()]
         others = [self.element() for _ in pairs]
         tasks = [f"{name} else {other.name}" for (name, _), other in zip(pairs, others)]
-        return "find " + " and ".join(tasks), "\n".join(element_line(e if name == e.name else o) for (name, e), o in zip(pairs, others))
+        found = [e if name == e.name else other for (name, e), other in zip(pairs, others)]
+        return "find " + " and ".join(tasks), "\n".join(map(element_line, found))
 
     def notes_beside(self):
         chosen = self.several(test=lambda e: e.beside)
@@ -299,7 +311,8 @@ class Exercise:
 
     def notes_present(self):
         names = [e.name if self.rng.random() < 0.5 else self.absent() for e in self.several()]
-        return "note whether " + " and ".join(names) + " are here", "\n".join(note(f"{n} yes" if n in self.sheet.names else f"{n} no") for n in names)
+        answers = [note(f"{n} yes" if n in self.sheet.names else f"{n} no") for n in names]
+        return "note whether " + " and ".join(names) + " are here", "\n".join(answers)
 
     # in full
     def point(self):
@@ -314,8 +327,10 @@ class Exercise:
     def type(self):
         e, text = self.element(("input", "textarea")), phrase(self.rng)
         if self.rng.random() < 0.3:
-            return f"look up {quoted(self.rng, text)} in {self.call(e.name)}{self.tail()}", act(f"search for {text}", "Search", e, text)
-        return f"write {quoted(self.rng, text)} into {self.call(e.name)}{self.tail()}", act(f"type {text} into {e.name}", "Type", e, text)
+            return f"look up {quoted(self.rng, text)} in {self.call(e.name)}{self.tail()}", \
+                act(f"search for {text}", "Search", e, text)
+        return (f"write {quoted(self.rng, text)} into {self.call(e.name)}{self.tail()}",
+                act(f"type {text} into {e.name}", "Type", e, text))
 
     def choose(self):
         e = self.element(("select",))
@@ -377,10 +392,12 @@ def exercises(seed: int, size: int = 18):
 
 # A word takes its one trailing space along; numbers are cut into at most two digits; a tag takes a trailing space or newline;
 # the fixed parts of a response are one piece each. Pieces of the vocabulary are tokens, all others fall apart into bytes.
-PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# (?:Element|Note): |Task: |\*\* Simplified html \*\*|</?[a-z0-9]+>[ \n]?'
+PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# (?:Element|Note): |Task: |\*\* Simplified html \*\*'
+          r'|</?[a-z0-9]+>[ \n]?'
           r'|[A-Za-z]+ ?|[0-9]{1,2}|\$|\n+|<|[^A-Za-z0-9<$\n]+')
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-ACTIONS = "Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward Forward Wait You Round Note N A go backward forward".split()
+ACTIONS = """Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward Forward Wait You
+Round Note N A go backward forward""".split()
 CALLS = ['do(action="', '\ndo(action="', '", element="', '", argument="', 'exit(message="', '")', "()", "# Element: ", "\n# Element: ",
          "# Note: ", "\n# Note: ", "Task: ", "** Simplified html **", "<think>", "</think>", "<answer>", "</answer>"]
 JOINTS = [" ", "\n", "\n\n", "| ", " | ", " |", " = ", "(", ")", " (", " , ", ", ", ",", ": ", " : ", ":", ". ", ".", "; ", '"', '" ', ' "', "$"]
@@ -422,9 +439,11 @@ def write_base(path: Path) -> int:
                 "model_max_length": 4096, "clean_up_tokenization_spaces": False, "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": made.get_vocab_size(), "hidden_size": 128,
-              "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
+              "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+              "hidden_act": "silu",
               "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 1e6, "tie_word_embeddings": True,
-              "torch_dtype": "float32", "eos_token_id": made.token_to_id("<|im_end|>"), "pad_token_id": made.token_to_id("<|endoftext|>")}
+              "torch_dtype": "float32", "eos_token_id": made.token_to_id("<|im_end|>"),
+              "pad_token_id": made.token_to_id("<|endoftext|>")}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (path / "agent.json").write_text(json.dumps({"system": SYSTEM, "think": True}) + "\n")
     return made.get_vocab_size()

@@ -19,8 +19,9 @@ def tokenizer():
     return Tokenizer.from_file(str(BASE / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("text", ["", " ", "red lamp 12", "  two  spaces\n\n\tand a tab ", "Ünïcödé 日本語 🙂", "a<b>c</d >&amp;<|im_end|>", "\x00\x7f",
-                                  "x" * 300, '<a>order 17 7</a> $178 | 007', 'do(action="Click", element="5")', '# Element: a 1\n# Note: b'])
+@pytest.mark.parametrize("text", ["", " ", "red lamp 12", "  two  spaces\n\n\tand a tab ", "Ünïcödé 日本語 🙂", "a<b>c</d >&amp;<|im_end|>",
+                                  "\x00\x7f", "x" * 300, '<a>order 17 7</a> $178 | 007', 'do(action="Click", element="5")',
+                                  '# Element: a 1\n# Note: b'])
 def test_any_text_comes_back_exactly(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
