@@ -9,6 +9,10 @@ falls on the response's tokens alone.
     python bc.py --data runs/x/trajectories.jsonl  # clone the successful trajectories of a file instead
     torchrun --nproc_per_node 8 bc.py --model Qwen/Qwen2.5-3B-Instruct --paper --data demos.jsonl
 """
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before whatever imports torch
+
 import argparse
 import asyncio
 import json

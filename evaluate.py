@@ -17,6 +17,10 @@ purpose we differ from them where they pay for nothing, or cannot be trusted in 
     python evaluate.py --validate test_webarena_lite.raw.json                  # what a task file holds, what is broken
     python evaluate.py --report --out runs/mgrpo                               # only write a run's report.html again
 """
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before whatever imports torch
+
 import argparse
 import ast
 import asyncio
@@ -25,7 +29,6 @@ import copy
 import json
 import math
 import operator
-import os
 import re
 import socket
 import subprocess

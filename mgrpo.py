@@ -16,6 +16,10 @@ as a failure; an episode that never exits earns nothing for its answer. Differs 
 
 Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
 """
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before whatever imports torch
+
 import argparse
 import asyncio
 import random

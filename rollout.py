@@ -628,24 +628,27 @@ class Engine:
         return request.out, request.logps, request.out[-1:] == [self.chat.end_id]
 
     async def serve(self):
-        """Runs until cancelled. Between two forward passes the browsers get their turn."""
+        """Runs until cancelled. Forward passes run beside the event loop, so that the browsers never wait for one."""
+        beside = asyncio.get_running_loop().run_in_executor
         try:
             while True:
                 if not self.waiting and not self.running:
                     self.arrived.clear()
                     await self.arrived.wait()
                 while self.waiting:
-                    self.prefill(self.waiting[0])
+                    await beside(None, self.prefill, self.waiting[0])
                     self.running.append(self.waiting.popleft())
-                    await asyncio.sleep(0)
-                self.decode()
-                await asyncio.sleep(0)
+                for request in await beside(None, self.decode):
+                    self.running.remove(request)
+                    if not request.future.done():  # its episode may have been cancelled
+                        request.future.set_result(None)
         except Exception as error:
             for request in [*self.waiting, *self.running]:
                 if not request.future.done():
                     request.future.set_exception(error)
             raise
 
+    @torch.no_grad()  # holds for one thread only, so it stands where the thread begins
     def prefill(self, request: Request, chunk: int = 2048):
         """Brings the slot to hold all of the context but its last token, which `decode` feeds."""
         held, ids = self.held[request.slot], request.ids
@@ -657,8 +660,9 @@ class Engine:
                        slice(request.slot, request.slot + 1), head=lambda x_BTD: x_BTD[:, :0])
         self.held[request.slot] = ids[:-1]
 
-    def decode(self):
-        """One token for every running request."""
+    @torch.no_grad()
+    def decode(self) -> list[Request]:
+        """One token for every running request; returns those that are complete."""
         # A consecutive range of slots is a view of the cache; idle slots inside it write one unused position.
         low = min(r.slot for r in self.running)
         rows = slice(low, max(r.slot for r in self.running) + 1)
@@ -671,14 +675,11 @@ class Engine:
                                self.cache, rows, head=lambda x_BTD: self.model.logits(x_BTD[:, -1]))
         ids_B, logp_B = sample(logits_BV, torch.tensor(uniform, device=self.device), self.temperature, self.top_p)
         ids, logps = ids_B.tolist(), logp_B.tolist()
-        for r in list(self.running):
+        for r in self.running:
             self.held[r.slot] += tokens[r.slot - low]
             r.out.append(ids[r.slot - low])
             r.logps.append(logps[r.slot - low])
-            if r.out[-1] == self.chat.end_id or len(r.out) == self.settings.max_new_tokens:
-                self.running.remove(r)
-                if not r.future.done():
-                    r.future.set_result(None)
+        return [r for r in self.running if r.out[-1] == self.chat.end_id or len(r.out) == self.settings.max_new_tokens]
 
 
 async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Score, settings: Settings, *, group: int = 1,
@@ -693,7 +694,7 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
             rngs[slot] = random.Random(f"{seed}/{trajectory.task['task_id']}/{trajectory.member}")
         return await engine.respond(context(chat, trajectory, len(trajectory.turns) - 1), slot, rngs[slot])
 
-    with unsharded(model), torch.no_grad():
+    with unsharded(model):
         server = asyncio.ensure_future(engine.serve())
         try:
             return await play(tasks, act, chat, score, settings, group, log)
