@@ -395,14 +395,16 @@ def resolve(path_or_hub_id: str) -> Path:
     path = Path(path_or_hub_id)
     if path.is_dir():
         return path
-    missing = f"no checkpoint at {path_or_hub_id!r}: it is neither a directory here nor a model that the hub could give"
-    if path.is_absolute() or str(path_or_hub_id).count("/") != 1:
-        raise ValueError(f"{missing}; name a directory with config.json, or a hub id such as Qwen/Qwen2.5-3B-Instruct.")
+    missing = (f"no checkpoint at {path_or_hub_id!r}: it is neither a directory with config.json nor a model that the hub "
+               "could give")
+    # What begins with a directory of ours was meant as one: asking the hub would only make the user wait for a time-out.
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in ("runs", "sandbox") or path.parent.is_dir():
+        raise ValueError(f"{missing}; check the spelling, or train it first.")
     try:
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(path_or_hub_id), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except Exception as error:  # the hub's client raises dozens of kinds; all mean the same to the user
-        raise ValueError(f"{missing} ({type(error).__name__}); check the spelling, or download it first.") from None
+        raise ValueError(f"{missing} ({type(error).__name__}); check the spelling, or train or download it first.") from None
 
 
 def load(path_or_hub_id: str, dtype=torch.float32, device="cpu") -> Transformer:
