@@ -38,10 +38,10 @@ class Config(Settings):
     model: str = "sandbox/base"   # checkpoint directory or hub id to start from
     fresh: bool = False           # start from random weights: of the checkpoint, only config.json and the tokenizer are read
     data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
-    demos: int = 300              # demonstrations to record
+    demos: int = 150              # demonstrations to record
     out: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
     # Optimization
-    epochs: float = 3.0           # passes over the demonstrations
+    epochs: float = 4.0           # passes over the demonstrations
     batch: int = 32               # responses per step, over all ranks
     lr: float = 1e-3              # peak of a cosine
     warmup: float = 0.05          # share of the steps that lr rises for
@@ -50,10 +50,10 @@ class Config(Settings):
     recompute: bool = False       # activation checkpointing
     seed: int = 0
     # Rollout, sized for the sandbox and a CPU
-    max_turns: int = 12
-    max_new_tokens: int = 80
+    max_turns: int = 10
+    max_new_tokens: int = 64
     max_context: int = 1536
-    concurrency: int = 8
+    concurrency: int = 16
     # Preset
     paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
 

@@ -658,8 +658,8 @@ class Config(Settings):
     # How to play. A checkpoint remembers the sizes it was trained with; they replace these defaults.
     temperature: float = 0.0      # 0: greedy
     seed: int = 0                 # of sampling, at a temperature above 0
-    max_turns: int = 12
-    max_new_tokens: int = 80
+    max_turns: int = 10
+    max_new_tokens: int = 64
     max_context: int = 1536
 
 

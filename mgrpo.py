@@ -44,23 +44,23 @@ class Config(Settings):
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
     out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
     # M-GRPO
-    steps: int = 60               # one batch of tasks each
-    batch: int = 16               # tasks per step, over all ranks
-    G: int = 4                    # episodes per task
+    steps: int = 30               # one batch of tasks each
+    batch: int = 8                # tasks per step, over all ranks
+    G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
     loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: every action token alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
     # Optimization
-    lr: float = 1e-4              # constant
+    lr: float = 8e-5              # constant
     clip: float = 1.0             # gradient norm
     max_tokens: int = 8192        # padded tokens per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
     seed: int = 0
     save_every: int = 20          # steps between checkpoints
     # Rollout, sized for the sandbox and a CPU
-    max_turns: int = 12
-    max_new_tokens: int = 80
+    max_turns: int = 10
+    max_new_tokens: int = 64
     max_context: int = 1536
     concurrency: int = 16
     # Preset
