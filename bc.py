@@ -65,13 +65,13 @@ PAPER = dict(lr=5e-5, batch=128, warmup=0.05, max_context=16384, max_new_tokens=
 def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     """Demonstrations: the sandbox's experts act in the real browser, through the policy's own observations and actions.
 
-    Cached in RUN/demos.jsonl. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
+    Cached in OUT/demos.jsonl. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
     """
     path = Path(cfg.out) / "demos.jsonl"
     tasks = site_urls(sandbox.tasks("train", cfg.demos), urls)
     if path.exists():
         cached = [json.loads(line) for line in path.read_text().splitlines()]
-        if [r["task_id"] for r in cached] == [t["task_id"] for t in tasks]:
+        if [(r["task_id"], r["intent"]) for r in cached] == [(t["task_id"], t["intent"]) for t in tasks]:
             return cached
     experts: dict[int, object] = {}
 
@@ -127,7 +127,7 @@ def learning_rate(step: int, steps: int, cfg: Config) -> float:
 
 
 def train_step(model, optimizer, batch: list[Row], cfg: Config, device) -> tuple[float, float]:
-    """One optimizer step on this rank's share of a batch; returns (loss, accuracy-like mean prob) over all ranks."""
+    """One optimizer step on this rank's share of a batch; returns the batch's loss and gradient norm."""
     mine = micro_batches(batch[rank()::world_size()], cfg.max_tokens)
     total_tokens = sum(row.n_action for row in batch)
     loss_sum = 0.0

@@ -32,7 +32,7 @@ import torch
 
 import bc
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pad, rows
-from evaluate import load_tasks, open_sites, report, score, start_run, summarize
+from evaluate import load_tasks, open_sites, report, score, start_run
 from model import all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
 from rollout import Settings, actions_help, rollout
 

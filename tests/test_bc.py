@@ -6,9 +6,8 @@ import torch
 from conftest import tiny_model
 
 from bc import Config, learning_rate, read_demonstrations, to_rows, train
-from compress import Chat
+from compress import Chat, pad
 from model import token_logprobs
-from compress import pad
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
     {"url": "http://x/", "observation": "<a>red lamp 5</a>", "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},

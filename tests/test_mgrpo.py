@@ -7,10 +7,9 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from compress import Chat, Trajectory, Turn, rows
+from compress import Chat, Trajectory, Turn, pad, rows
 from mgrpo import Config, group_advantages, mgrpo_loss, task_batch, update, weigh
 from model import token_logprobs
-from compress import pad
 
 
 @pytest.fixture(scope="module")

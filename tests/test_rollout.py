@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from compress import Chat, Trajectory, context, rows, pad
+from compress import Chat, context, pad, rows
 from model import token_logprobs
 from rollout import ACTIONS, ActionError, Browser, Call, Engine, EnvError, Settings, actions_help, episode, parse, play, rollout
 
