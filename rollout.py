@@ -425,8 +425,8 @@ class Session:
         page.on("crash", lambda _: setattr(self, "dead", "the page crashed"))
         page.on("close", lambda closed: self._closed(closed))
         devtools = self.devtools = await self.context.new_cdp_session(page)
-        # The page's own process announces a navigation before it answers our next message, so a click that starts one is
-        # known to have done so by the time the click's round trip is over. No polling, no guessing.
+        # The page's own process announces a navigation before it answers our next message, so `settle` knows by the time
+        # of that answer whether an action started one. No polling, no guessing.
         devtools.on("Page.frameRequestedNavigation", lambda e: self._loads(e["frameId"], e["disposition"] == "currentTab"))
         devtools.on("Page.frameStartedLoading", lambda e: self._loads(e["frameId"], True))
         devtools.on("Page.frameStoppedLoading", lambda e: self._loads(e["frameId"], False))
@@ -454,7 +454,8 @@ class Session:
         """Returns when the navigations under way are over; one that takes too long is stopped, and the agent is told."""
         async def wait():
             with contextlib.suppress(PlaywrightError):  # the page may be navigating away under the question
-                await self.page.evaluate("0")  # drains the events sent before it
+                # Browsers submit a form in a task of its own, after the click: by a task later the page has told of it.
+                await self.page.evaluate("new Promise(done => setTimeout(done))")
             await self.quiet.wait()
             with contextlib.suppress(PlaywrightError):
                 await self.page.wait_for_load_state("domcontentloaded")  # of a tab that opened before we listened to it

@@ -171,6 +171,15 @@ def test_a_site_that_never_answers_is_stopped_and_told(site):
     browse(test, site({"/": '<a href="/never">go</a>', "/never": lambda handler: held.wait(20)}), Settings(timeout=1))
 
 
+def test_a_submitted_form_is_seen_before_the_next_observation(site, chat):
+    """Forms are submitted by a task queued behind the click; looking too early once cost one demonstration in 150."""
+    pages = {"/": '<form method=post action="/sent"><input name=q><button>send</button></form>', "/sent": "sent"}
+    tasks = [task_at(site(pages), task_id=i) for i in range(60)]
+    act = scripted(chat, ['do(action="Click", element="1")', "exit()"])
+    for tau in asyncio.run(play(tasks, act, chat, always_one, Settings(concurrency=12, max_turns=2, max_new_tokens=9, max_context=600))):
+        assert tau.turns[1].observation == "sent"
+
+
 def test_dialogs_are_answered_and_told(site):
     async def test(session):
         await session.observe()
