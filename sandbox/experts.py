@@ -27,12 +27,12 @@ class Page:
     def at(self, heading: str) -> bool:
         return f"<h1>{heading}</h1>" in self.text
 
-    def read(self, pattern: str) -> str:
-        """The part of the page that the pattern's parentheses enclose."""
+    def answer(self, pattern: str) -> tuple[str, str]:
+        """Ends with the part in parentheses. The thought quotes the page up to it: then reading is copying what stands there."""
         match = re.search(pattern, self.text)
         if match is None:
             raise Lost(f"nothing like {pattern!r} on this page:\n{self.text}")
-        return match[1]
+        return re.sub("</?a>", "", match[0]).strip(), f'exit(message="{match[1]}")'
 
     def do(self, action: str, name: str, thought: str, argument: str | None = None) -> tuple[str, str]:
         number = self.find(name)
@@ -55,7 +55,7 @@ class Page:
 
 
 def done(message: str = "done") -> tuple[str, str]:
-    return ("the task is done" if message == "done" else f"the answer is {message}"), f'exit(message="{message}")'
+    return "the task is done", f'exit(message="{message}")'
 
 
 # ---- ways through the sites
@@ -98,12 +98,12 @@ def save_bio(page, bio):
 # ---- scripts
 def price(page, name, section):
     yield from to_listing(page, name, section)
-    yield done(page.read(rf"{name} [0-9]+</a> (\$[0-9]+)"))
+    yield page.answer(rf"{name} [0-9]+</a> (\$[0-9]+)")
 
 
 def look_up(pattern, page, name, section):
     yield from to_page(page, name, section)
-    yield done(page.read(pattern))
+    yield page.answer(pattern)
 
 
 def open_page(page, name, section):
@@ -125,7 +125,7 @@ def search_product(page, name):
 
 def count_search(page, word):
     yield page.search(word)
-    yield done(page.read("([0-9]+) found"))
+    yield page.answer("([0-9]+) found")
 
 
 def add_to_cart(page, name, section, size=None):
@@ -164,7 +164,7 @@ def buy(page, name, section, shipping):
 def look_up_order(pattern, page, number):
     yield from visit(page, "orders")
     yield page.click(f"order {number}")
-    yield done(page.read(pattern))
+    yield page.answer(pattern)
 
 
 def set_account(page, **fields):
