@@ -146,7 +146,7 @@ def test_impossible_actions_become_sentences(site, text, says):
     browse(test, site({"/": PAGE, "/two": "two"}))
 
 
-def test_navigation_is_awaited_however_slow_and_costs_nothing_when_fast(site):
+def test_a_slow_navigation_is_awaited(site):
     def slow(handler):
         time.sleep(0.7)
         handler.send_response(200)
