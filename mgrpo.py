@@ -49,6 +49,7 @@ class Config(Settings):
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
+    updates_per_batch: int = 1    # optimizer steps on the same episodes; from the second on rho leaves 1 and the clip works
     loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: every action token alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
     # Optimization
@@ -214,12 +215,13 @@ def main(cfg: Config):
             # Advantages: who in the group did better than the group?
             groups = [trajectories[i:i + cfg.G] for i in range(0, len(trajectories), cfg.G)]
             kept = [group for group in map(group_advantages, groups) if group]
-            # Update.
-            trained = update(model, reference, optimizer, kept, chat, cfg, device)
+            # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
+            passes = [update(model, reference, optimizer, kept, chat, cfg, device) for _ in range(cfg.updates_per_batch)]
+            trained = passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"]}
             # Log.
             ended = time.monotonic()
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
-                    "seconds_train": ended - rolled, "tokens_per_second": trained["tokens_trained"] / (ended - rolled)}
+                    "seconds_train": ended - rolled, "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / (ended - rolled)}
             run.write(line)
             run.write_trajectories(gather([tau.record(chat, step=step, split="train") for tau in trajectories]))
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
