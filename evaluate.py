@@ -8,7 +8,7 @@ purpose we differ from them where they pay for nothing, or cannot be trusted in 
 
     - an episode that never exits has no answer: its answer is judged 0, also where "N/A" is the reference;
     - a missing element fails its check, whatever the check; a site that does not answer raises and voids the episode;
-    - pages to look at are opened in a tab of the judge's own, in the same browser context and so in the same world;
+    - what the episode left open is judged first, then the pages to look at are opened in its place;
     - a helper function in a task file is looked up by name in a table; no text of a file is ever run as Python;
     - tasks that only a language model could judge (fuzzy_match) are left out and counted, never guessed.
 
@@ -429,43 +429,35 @@ async def select(page, target: dict, last_url: str) -> str | None:
     return await evaluate_js(page, locator)
 
 
-@contextlib.asynccontextmanager
-async def tab(page, url: str):
-    """A page of its own, in the world of `page`, for the length of the block. Raises if the site does not answer."""
-    judged = await page.context.new_page()
-    try:
-        response = await judged.goto(url, wait_until="load")
-        if response and response.status >= 500:
-            raise EnvError(f"{url} answered {response.status} while the episode was judged")
-        if await judged.evaluate("document.scripts.length"):  # the page may still be building itself
-            with contextlib.suppress(PlaywrightTimeout):
-                await judged.wait_for_load_state("networkidle", timeout=10_000)
-        yield judged
-    finally:
-        with contextlib.suppress(PlaywrightError):
-            await judged.close()
+async def visit(page, url: str):
+    """Opens what a program_html target speaks of. Raises if the site does not answer: that says nothing about the policy."""
+    response = await page.goto(url, wait_until="load")
+    if response and response.status >= 500:
+        raise EnvError(f"{url} answered {response.status} while the episode was judged")
+    if await page.evaluate("document.scripts.length"):  # the page may still be building itself
+        with contextlib.suppress(PlaywrightTimeout):
+            await page.wait_for_load_state("networkidle", timeout=10_000)
 
 
-async def html_checks(target: dict, page) -> list[tuple]:
-    """One program_html target."""
-    last, url = page.url, target["url"]
+async def html_checks(target: dict, page, last: str) -> list[tuple]:
+    """One program_html target; `last` is the address the episode ended on."""
+    url = target["url"]
     if url.startswith("func:"):
         url = await call_helper(url, page, last)
-    if url == "last":
-        text = await select(page, target, last)
-    else:
-        async with tab(page, url) as judged:
-            text = await select(judged, target, last)
+    if url != "last":
+        await visit(page, url)
+    text = await select(page, target, last)
     where = f"{target['locator'].strip() or 'page'} of {last if url == 'last' else url}"
     return contents_checks(target["required_contents"], text, where)
 
 
 async def checks(task: dict, answer: str | None, page) -> list[tuple]:
-    """Everything the task's reward hangs on, as [(name, passed, detail)]. `page` is where the episode ended.
+    """Everything the task's reward hangs on, as [(name, passed, detail)]. `page` is where the episode ended; other pages
+    are then opened in it, as in WebArena: a tab of its own would cost three times the CPU.
 
     Raises PlaywrightError or EnvError if a site does not answer: that says nothing about the policy.
     """
-    spec, out = task["eval"], []
+    spec, out, last = task["eval"], [], page.url
     if "string_match" in spec["eval_types"]:
         out += answer_checks(answer, spec["reference_answers"])
     if "url_match" in spec["eval_types"]:
@@ -473,8 +465,8 @@ async def checks(task: dict, answer: str | None, page) -> list[tuple]:
         out.append((f"url_match {note or 'EXACT'} “{reference}”", url_match(page.url, reference, note),
                     f"the episode ended on {page.url}"))
     if "program_html" in spec["eval_types"]:
-        for target in spec["program_html"]:
-            out += await html_checks(target, page)
+        for target in sorted(spec["program_html"], key=lambda target: target["url"] != "last"):  # while it is still open
+            out += await html_checks(target, page, last)
     if not out:
         raise ValueError(f"task {task['task_id']} checks nothing (eval_types {spec['eval_types']}); see --validate.")
     return out

@@ -109,18 +109,18 @@ def test_url_match(url, reference, note, passes):
 
 
 def judge(start_url, *judgements):
-    """[(task, answer)] -> their checks, judged on start_url in one browser context, or the exception."""
+    """[(task, answer)] -> their checks, each judged on start_url in a context of its own, or the exception."""
     async def play():
+        out = []
         async with Browser(Settings(timeout=10)) as browser:
-            session, out = await browser.open({"start_url": start_url}), []
             for task, answer in judgements:
+                session = await browser.open({"start_url": start_url})
                 try:
                     out.append(await checks(task, answer, session.page))
                 except (PlaywrightError, EnvError, ValueError) as error:
                     out.append(error)
-            assert len(session.context.pages) == 1 and session.page.url == start_url  # the judge leaves nothing behind
-            await session.close()
-            return out
+                await session.close()
+        return out
 
     return asyncio.run(play())
 
@@ -162,6 +162,14 @@ def test_program_html_reads_pages_as_the_benchmark_does(site):
         assert [passed for _, passed, _ in made] == [wanted] * len(made), (task["eval"], made)
 
 
+def test_what_the_episode_left_open_is_judged_before_other_pages(site):
+    base = site({"/": PAGE, "/other": "<p id=t>Blue Lamp</p>"})
+    both = [target(f"{base}/other", TEXT, exact_match="blue lamp"), target("last", TEXT, exact_match="red lamp")]
+    task = make_task(eval_types=["program_html"], program_html=[t["eval"]["program_html"][0] for t in both])
+    (made,) = judge(f"{base}/", (task, None))
+    assert [passed for _, passed, _ in made] == [True, True]
+
+
 def test_a_missing_element_fails_every_check(site):
     locators = ("document.querySelector('#no').innerText", "document.querySelector('#no')",
                 "document.querySelector('['", "document.(")
@@ -199,10 +207,10 @@ def test_the_judge_sees_the_episodes_own_world_and_waits_for_scripts(site):
 
     slow = "<script>fetch('/who').then(r => r.text()).then(t => document.body.innerHTML = '<p id=t>built</p>')</script>"
     base = site({"/": PAGE, "/who": whoami, "/slow": slow})
-    first, second, built = judge(f"{base}/", (target(f"{base}/who", TEXT, must_include=["nobody"]), None),
-                                 (target(f"{base}/who", TEXT, must_include=["user=ada"]), None),
-                                 (target(f"{base}/slow", TEXT, exact_match="built"), None))
-    assert first[0][1] and second[0][1] and built[0][1]
+    visits = [target(f"{base}/who", TEXT, must_include=[who])["eval"]["program_html"][0] for who in ("nobody", "user=ada")]
+    twice, built = judge(f"{base}/", (make_task(eval_types=["program_html"], program_html=visits), None),
+                         (target(f"{base}/slow", TEXT, exact_match="built"), None))
+    assert twice[0][1] and twice[1][1] and built[0][1]
 
 
 def test_helpers_are_looked_up_by_name_and_never_run_as_python(site, tmp_path):
