@@ -34,6 +34,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -149,6 +150,20 @@ class Place:
         return k[:, :, :self.end], v[:, :, :self.end]
 
 
+def attend(q_BHTE, k_BKTE, v_BKTE, start: int, stop: int, context_start: int, context_stop: int, gqa: bool):
+    """Attention of the tokens start..stop to the whole context and causally to themselves: (B, H, stop - start, E).
+
+    NOTE is_causal aligns its triangle at the top left, which is wrong behind a context: the last query must meet the last
+    key. Rows of unequal length are padded on the right, where causality hides the padding.
+    """
+    q, k, v = q_BHTE[:, :, start:stop], k_BKTE[:, :, start:stop], v_BKTE[:, :, start:stop]
+    if context_start == context_stop:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    k = torch.cat((k_BKTE[:, :, context_start:context_stop], k), dim=2)
+    v = torch.cat((v_BKTE[:, :, context_start:context_stop], v), dim=2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]), enable_gqa=gqa)
+
+
 class Attention(nn.Module):
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
@@ -161,7 +176,7 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
         self.qk_norm = c.qk_norm
 
-    def forward(self, x_BTD, cos_BTE, sin_BTE, place: Place | None):
+    def forward(self, x_BTD, cos_BTE, sin_BTE, place: Place | None, segments: list[tuple[int, int, int, int]]):
         B, T, _ = x_BTD.shape
         q = self.q_proj(x_BTD).view(B, T, self.heads, self.head_dim)
         k = self.k_proj(x_BTD).view(B, T, self.kv_heads, self.head_dim)
@@ -169,12 +184,12 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), cos_BTE, sin_BTE), rotate(k.transpose(1, 2), cos_BTE, sin_BTE)
+        gqa = self.heads != self.kv_heads
         if place is not None:
             k, v = place.update(self.layer, k, v)
-        # NOTE is_causal aligns the mask at the top left: right for whole rows, wrong for a chunk behind cached keys,
-        # hence the explicit mask there. Rows of unequal length are padded on the right, where causality hides the padding.
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None if place is None else place.mask_B1TC,
-                                           is_causal=place is None, enable_gqa=self.heads != self.kv_heads)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=place.mask_B1TC, enable_gqa=gqa)
+        else:
+            y = torch.cat([attend(q, k, v, *segment, gqa) for segment in segments], dim=2)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -197,8 +212,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = MLP(c)
 
-    def forward(self, x_BTD, cos_BTE, sin_BTE, place):
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTE, sin_BTE, place)
+    def forward(self, x_BTD, cos_BTE, sin_BTE, place, segments):
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTE, sin_BTE, place, segments)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -226,14 +241,19 @@ class Transformer(nn.Module):
         weight = self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
         return F.linear(x, weight)
 
-    def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None, rows: slice = slice(None), head=None):
+    def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None, rows: slice = slice(None), head=None,
+                segments: list[tuple[int, int, int, int]] | None = None):
         """Token ids (B, T) -> logits (B, T, V).
 
         positions_BT: position of each token in its sequence, 0..T-1 by default. cache, rows: write keys and values into
         these slots at those positions, and attend to everything before. head: what to apply to the final hidden states
         (B, T, D) instead of the LM head on every position, which for a page of 8,000 tokens would cost 5 GB.
+        segments: one packed row (B = 1) in place of many that share their beginnings, cut into (start, stop, context_start,
+        context_stop): tokens start..stop see the whole context, which is part of an earlier segment, and themselves causally.
         """
         B, T = tokens_BT.shape
+        segments = segments or [(0, T, 0, 0)]
+        assert [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments], "segments must tile the row in order"
         if positions_BT is None:
             positions_BT = torch.arange(T, device=tokens_BT.device).expand(B, T)
         place = None
@@ -247,9 +267,9 @@ class Transformer(nn.Module):
         cos_BTE, sin_BTE = (f(angle).repeat(1, 1, 2).to(x_BTD.dtype) for f in (torch.cos, torch.sin))
         for block in self.model.layers:
             if self.recompute and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, cos_BTE, sin_BTE, place, use_reentrant=False)
+                x_BTD = checkpoint(block, x_BTD, cos_BTE, sin_BTE, place, segments, use_reentrant=False)
             else:
-                x_BTD = block(x_BTD, cos_BTE, sin_BTE, place)
+                x_BTD = block(x_BTD, cos_BTE, sin_BTE, place, segments)
         return (head or self.logits)(self.model.norm(x_BTD))
 
     def init_weights(self, seed: int = 0):
@@ -332,14 +352,17 @@ def sample(logits_BV, uniform_B, temperature: float = 1.0, top_p: float = 1.0):
     return ids_B, logp_BV.gather(-1, ids_B[:, None])[:, 0]
 
 
-def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float = 1.0, chunk: int = 1024):
+def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float = 1.0, chunk: int = 1024,
+                   positions_BT=None, segments=None):
     """Log-prob and entropy of each token marked in the bool mask action_BT, given everything before it in its row.
 
-    Returns (logp_N, entropy_N) in row-major order of the mask; position 0 cannot be marked. Temperature as in `sample`.
+    Returns (logp_N, entropy_N) in row-major order of the mask. Temperature as in `sample`; positions_BT and segments as in
+    the forward pass. The first token of a row or segment cannot be marked: nothing before it in the row predicts it.
     The LM head runs on the N marked positions only, `chunk` at a time and recomputed in the backward pass, so that
     (N, V) float32 logits never exist whole.
     """
-    assert not action_BT[:, 0].any(), "the first token of a row has no context to be scored in"
+    first = [segment[0] for segment in segments or [(0,)]]
+    assert not action_BT[:, first].any(), "the first token of a row or segment has no context to be scored in"
     targets_N = tokens_BT[action_BT]
     before_BT = action_BT.roll(-1, dims=1)  # token t is predicted by the hidden state at t-1
 
@@ -353,7 +376,7 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float 
                  for x, t in zip(x_ND.split(chunk), targets_N.split(chunk))]
         return tuple(torch.cat(column) for column in zip(*parts)) if parts else (x_ND.sum(-1).float(),) * 2
 
-    return model(tokens_BT, head=head)
+    return model(tokens_BT, positions_BT, head=head, segments=segments)
 
 
 @torch.no_grad()

@@ -109,6 +109,58 @@ def test_logprobs_and_gradients_do_not_depend_on_chunks_or_recomputation():
         torch.testing.assert_close(gradient, gradients[0], atol=1e-5, rtol=1e-4)
 
 
+def trunk_and_leaves(generator, trunk, leaves, flat=0):
+    """A random trajectory packed at flat index `flat`: (tokens, positions, action, segments, its separate rows).
+
+    leaves: for each, how many trunk tokens it continues, its length, and how many of its last tokens are actions.
+    """
+    draw = lambda n: torch.randint(0, 400, (n,), generator=generator).tolist()
+    tokens = shared = draw(trunk)
+    positions, action, segments, rows = list(range(trunk)), [False] * trunk, [(flat, flat + trunk, flat, flat)], []
+    for prefix, length, n_action in leaves:
+        own, start = draw(length), flat + len(tokens)
+        segments.append((start, start + length, flat, flat + prefix))
+        tokens, positions = tokens + own, positions + list(range(prefix, prefix + length))
+        action += [False] * (length - n_action) + [True] * n_action
+        rows.append((shared[:prefix] + own, n_action))
+    return tokens, positions, action, segments, rows
+
+
+@families
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_a_packed_row_equals_separate_rows(family, changes, kv_heads):
+    """Log-probs and gradients of three ragged trajectories in one flat row, against one plain row a turn."""
+    model, generator = tiny_model(family, **changes, num_key_value_heads=kv_heads), torch.Generator().manual_seed(6)
+    shapes = [(30, [(5, 12, 3), (17, 2, 1), (30, 9, 4)]), (3, [(3, 20, 6)]), (11, [(0, 7, 2), (1, 5, 4), (11, 6, 5)])]
+    tokens, positions, action, segments, rows = [], [], [], [], []
+    for trunk, leaves in shapes:
+        for whole, part in zip((tokens, positions, action, segments, rows),
+                               trunk_and_leaves(generator, trunk, leaves, len(tokens)), strict=True):
+            whole += part
+    weight = torch.randn(sum(action), generator=generator)
+
+    def gradients(logp):
+        model.zero_grad()
+        (logp * weight).sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    plain = [token_logprobs(model, torch.tensor([ids]), torch.arange(len(ids))[None] >= len(ids) - n) for ids, n in rows]
+    plain, entropy = (torch.cat(column) for column in zip(*plain))
+    expected = gradients(plain)
+    for recompute in (False, True):
+        model.recompute = recompute
+        packed = token_logprobs(model, torch.tensor([tokens]), torch.tensor([action]), positions_BT=torch.tensor([positions]),
+                                segments=segments, chunk=7)
+        torch.testing.assert_close(packed[0], plain, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed[1], entropy, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(gradients(packed[0]), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_segments_that_leave_holes_are_refused():
+    with pytest.raises(AssertionError, match="tile"):
+        tiny_model()(torch.zeros(1, 9, dtype=torch.long), segments=[(0, 4, 0, 0), (5, 9, 0, 4)])
+
+
 def test_sample_draws_from_the_softmax_and_reports_its_logprob():
     logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]]).expand(20000, 4)
     uniform = torch.rand(20000, generator=torch.Generator().manual_seed(5))
