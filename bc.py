@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 import sandbox
-from compress import Chat, Row, Trajectory, Turn, micro_batches, open_chat, pad, respond, rows
+from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
 from model import all_max, all_sum, init_dist, load, load_tokenizer, new, rank, save, shard, token_logprobs, world_size
 from rollout import Settings, actions_help, play
@@ -46,7 +46,7 @@ class Config(Settings):
     lr: float = 1e-3              # peak of a cosine
     warmup: float = 0.05          # share of the steps that lr rises for
     clip: float = 1.0             # gradient norm
-    max_tokens: int = 8192        # padded tokens per micro-batch: lower it when memory runs out
+    max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
     seed: int = 0
     # Rollout, sized for the sandbox and a CPU
@@ -111,15 +111,6 @@ def read_demonstrations(path: str) -> list[dict]:
     return records
 
 
-def to_rows(chat: Chat, record: dict) -> list[Row]:
-    """A recorded trajectory -> one row per turn, for this chat's tokenizer."""
-    trajectory = Trajectory({"intent": record["intent"], "task_id": record["task_id"], "sites": record["sites"]})
-    for k, t in enumerate(record["turns"]):
-        ids = chat.observation(trajectory.task, k, t["observation"])
-        trajectory.turns.append(Turn(t["url"], t["observation"], ids, [*chat.encode(t["response"]), chat.end_id], [], t["response"]))
-    return rows(chat, trajectory)
-
-
 def learning_rate(step: int, steps: int, cfg: Config) -> float:
     """Linear warm-up, then a cosine to zero."""
     warm = max(1, round(cfg.warmup * steps))
@@ -134,8 +125,7 @@ def train_step(model, optimizer, batch: list[Row], cfg: Config, device) -> tuple
     # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
     for i in range(all_max(len(mine))):
         real = i < len(mine)
-        tokens_BT, action_BT = pad(mine[i] if real else batch[:1], device)
-        logp_N, _ = token_logprobs(model, tokens_BT, action_BT)
+        logp_N, _ = token_logprobs(model, **pack(mine[i] if real else batch[:1], device))
         # FSDP averages gradients over ranks: the sum over the global count, times world size, is the exact mean.
         loss = -logp_N.sum() / total_tokens * (1.0 if real else 0.0)
         (loss * world_size()).backward()
@@ -180,7 +170,7 @@ def main(cfg: Config):
         records = records or read_demonstrations(Path(cfg.out) / "demos.jsonl")
     else:
         records = read_demonstrations(cfg.data)
-    dataset = [row for record_ in records for row in to_rows(chat, record_)]
+    dataset = [row for record_ in records for row in rows(chat, replay(chat, record_))]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn ({len(dataset) - len(fitting)} over --max-context left out)")
     train(shard(model), fitting, cfg, device, log, run.write)

@@ -13,9 +13,12 @@ is scored under a context it was never sampled from.
 
 Dimension key: B rows, T tokens.
 """
+import argparse
+import bisect
+import copy
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -73,18 +76,23 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Format:
-    """start(role) opens a message, `end` closes it; `after` stands between messages outside any message."""
-    begin: str
+    """A message is start, role, role_end, gap, content, end; what its family's own chat template writes, id for id."""
+    known_by: str      # a control token that only this family's tokenizers have
+    begin: str         # control token before everything
     start: str
-    role_end: str  # control token between role and content, "" if the content follows as text
-    gap: str       # text between role and content
+    role_end: str      # control token between role and content, "" if the content follows as text
+    gap: str           # text between role and content
     end: str
-    after: str
+    after: str         # text between messages
+    preface: str = ""  # what the template puts before the system prompt
+    trim: bool = False  # whether it strips contents
 
 
-CHATML = Format(begin="", start="<|im_start|>", role_end="", gap="\n", end="<|im_end|>", after="\n")  # Qwen, SmolLM
-LLAMA3 = Format(begin="<|begin_of_text|>", start="<|start_header_id|>", role_end="<|end_header_id|>", gap="\n\n",
-                end="<|eot_id|>", after="")
+CHATML = Format(known_by="<|im_start|>", begin="", start="<|im_start|>", role_end="", gap="\n", end="<|im_end|>", after="\n")
+LLAMA3 = Format(known_by="<|start_header_id|>", begin="<|begin_of_text|>", start="<|start_header_id|>",
+                role_end="<|end_header_id|>", gap="\n\n", end="<|eot_id|>", after="", trim=True)
+# The date is the one that 3.1's template falls back to. (3.2's writes today's; a fixed one keeps runs alike.)
+LLAMA31 = replace(LLAMA3, known_by="<|eom_id|>", preface="Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n")
 
 
 def system_prompt(actions_help: str, think: bool) -> str:
@@ -127,9 +135,10 @@ class Chat:
     a page is eleven harmless characters and never a control token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, system: str, think: bool = True, compress: bool = True):
-        self.tokenizer, self.system, self.think, self.compress = tokenizer, system, think, compress
-        self.format = next((f for f in (CHATML, LLAMA3) if tokenizer.token_to_id(f.start) is not None), None)
+    def __init__(self, tokenizer: Tokenizer, system: str, think: bool = True, compress: bool = True, keep_thoughts: bool = True):
+        self.tokenizer, self.system, self.think = tokenizer, system, think
+        self.compress, self.keep_thoughts = compress, keep_thoughts
+        self.format = next((f for f in (CHATML, LLAMA31, LLAMA3) if tokenizer.token_to_id(f.known_by) is not None), None)
         if self.format is None:
             raise ValueError("tokenizer.json has neither <|im_start|> (Qwen) nor <|start_header_id|> (Llama 3); "
                              "use an instruct checkpoint of one of these families.")
@@ -159,8 +168,8 @@ class Chat:
 
     def opening(self, role: str, content: str = "") -> list[int]:
         f = self.format
-        inside = self.encode(role) + self._control(f.role_end) + self.encode(f.gap + content) if f.role_end \
-            else self.encode(role + f.gap + content)
+        text = f.gap + (f.preface if role == "system" else "") + (content.strip() if f.trim else content)
+        inside = self.encode(role) + self._control(f.role_end) + self.encode(text) if f.role_end else self.encode(role + text)
         return self._control(f.start) + inside
 
     def head(self) -> list[int]:
@@ -173,21 +182,30 @@ class Chat:
 
     def action(self, action_ids: list[int]) -> list[int]:
         """A past response as context: its ids as sampled, closed if it did not close itself."""
-        closed = action_ids[-1:] == [self.end_id]
-        return action_ids + ([] if closed else [self.end_id]) + self.encode(self.format.after)
+        kept = action_ids if self.keep_thoughts else self.without_thoughts(action_ids)
+        return kept + ([] if kept[-1:] == [self.end_id] else [self.end_id]) + self.encode(self.format.after)
+
+    def without_thoughts(self, ids: list[int]) -> list[int]:
+        """The ids after </think>, as sampled. A token that holds both the tag's end and what follows stays."""
+        length = self.decode(ids).rfind("</think>") + len("</think>")
+        cut = bisect.bisect_right(range(len(ids) + 1), length, key=lambda n: len(self.decode(ids[:n]))) - 1
+        return ids[cut:] if length >= len("</think>") else ids
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Dynamic context compression
 
 
+def past(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
+    """What turn t leaves in the history of later turns: its page as the placeholder, its response."""
+    turn = trajectory.turns[t]
+    page = chat.observation(trajectory.task, t, PLACEHOLDER) if chat.compress else turn.observation_ids
+    return page + chat.action(turn.action_ids)
+
+
 def trunk(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
     """System prompt, task and the first t turns with every page replaced by the placeholder."""
-    ids = chat.head()
-    for k, turn in enumerate(trajectory.turns[:t]):
-        ids += chat.observation(trajectory.task, k, PLACEHOLDER) if chat.compress else turn.observation_ids
-        ids += chat.action(turn.action_ids)
-    return ids
+    return sum((past(chat, trajectory, k) for k in range(t)), chat.head())
 
 
 def context(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
@@ -216,46 +234,97 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int) -> tupl
         keep -= len(ids) - room
 
 
+def replay(chat: Chat, record: dict) -> Trajectory:
+    """A line of trajectories.jsonl as this chat's tokenizer would have it; the responses are encoded anew."""
+    trajectory = Trajectory({"intent": record["intent"], "task_id": record["task_id"], "sites": record["sites"]})
+    for k, t in enumerate(record["turns"]):
+        trajectory.turns.append(Turn(t["url"], t["observation"], chat.observation(trajectory.task, k, t["observation"]),
+                                     [*chat.encode(t["response"]), chat.end_id], [], t["response"]))
+    return trajectory
+
+
 # --------------------------------------------------------------------------------------------------------------------
-# Training rows
+# Training: one row per turn (the reference), or packed: the trunk once, the turns as its leaves
 
 
 @dataclass
 class Row:
-    """One turn as a training sample: ids = h_t + a_t, of which the last n_action are trained."""
-    ids: list[int]
+    """One turn as a training sample: h_t + a_t = trunk[:prefix] + leaf, of which the last n_action ids are trained."""
+    trunk: list[int]         # of the trajectory: one list that all its rows hold, by which they are known to belong together
+    prefix: int              # how much of the trunk came before this turn
+    leaf: list[int]          # its page and its response
     n_action: int
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
 
+    @property
+    def ids(self) -> list[int]:
+        return self.trunk[:self.prefix] + self.leaf
+
 
 def rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
-    """One row per turn, the reference layout: every action token under exactly the context it was sampled from."""
-    return [Row(context(chat, trajectory, t) + turn.action_ids, len(turn.action_ids), 1.0, trajectory.advantage, turn.logps)
-            for t, turn in enumerate(trajectory.turns) if turn.action_ids]
+    """A trajectory's turns: every action token under exactly the context it was sampled from."""
+    trunk, out = chat.head(), []
+    for t, turn in enumerate(trajectory.turns):
+        if turn.action_ids:
+            out.append(Row(trunk, len(trunk), turn.observation_ids + turn.action_ids, len(turn.action_ids), 1.0,
+                           trajectory.advantage, turn.logps))
+        trunk += past(chat, trajectory, t)  # in place: rows made before know their prefix
+    return out
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Splits rows into batches of at most max_tokens padded tokens (a longer row goes alone); similar lengths together."""
-    batches, width = [], 0
-    for row in sorted(rows, key=lambda r: len(r.ids), reverse=True):
-        if not batches or (len(batches[-1]) + 1) * width > max_tokens:
-            batches.append([])
-            width = len(row.ids)
-        batches[-1].append(row)
+    """Splits rows into batches that `pack` writes with at most max_tokens ids each; a row longer than that goes alone.
+
+    A trajectory's turns stand one after the other, the last one first. Where a batch is full, the trajectory goes on in
+    the next, and as much of its trunk as is still needed is repeated there.
+    """
+    trajectories, batches, room = {}, [], 0
+    for row in rows:
+        trajectories.setdefault(id(row.trunk), []).append(row)
+    for turns in trajectories.values():
+        whole = True
+        for row in sorted(turns, key=lambda r: r.prefix, reverse=True):
+            if not batches or len(row.ids if whole else row.leaf) > room:
+                batches.append([])
+                room, whole = max_tokens, True
+            room -= len(row.ids if whole else row.leaf)
+            batches[-1].append(row)
+            whole = False
     return batches
 
 
+def pack(batch: list[Row], device="cpu") -> dict:
+    """A micro-batch as one flat row (B = 1): the arguments tokens_BT, action_BT, positions_BT, segments of `token_logprobs`.
+
+        [ trunk | s_3, a_3 ] [ s_2, a_2 ] [ s_1, a_1 ] [ the next trajectory's trunk | ...
+
+    The last turn of a trajectory is written out whole. It begins with the trunk, of which every earlier turn sees its own
+    prefix and nothing else: a segment (start, stop, context start, context stop), with positions that continue the prefix.
+    """
+    ids, action, positions, segments, trunk, origin = [], [], [], [], None, 0
+    for row in batch:
+        start, whole = len(ids), row.trunk is not trunk
+        if whole:
+            trunk, origin = row.trunk, start
+        ids += row.ids if whole else row.leaf
+        length, seen = len(ids) - start, 0 if whole else row.prefix
+        action += [False] * (length - row.n_action) + [True] * row.n_action
+        positions += range(seen, seen + length)
+        segments.append((start, start + length, origin, origin + seen))
+    tensor = lambda values: torch.tensor([values], device=device)
+    return dict(tokens_BT=tensor(ids), action_BT=tensor(action), positions_BT=tensor(positions), segments=segments)
+
+
 def pad(batch: list[Row], device="cpu"):
-    """Rows -> (tokens_BT, action_BT): ids padded on the right, where causality hides the padding, and the mask of action
-    tokens, made from recorded lengths."""
+    """The reference layout, one row per turn -> (tokens_BT, action_BT): padded on the right, where causality hides it."""
     T = max(len(row.ids) for row in batch)
     tokens_BT = torch.zeros(len(batch), T, dtype=torch.long)
     action_BT = torch.zeros(len(batch), T, dtype=torch.bool)
     for b, row in enumerate(batch):
         tokens_BT[b, :len(row.ids)] = torch.tensor(row.ids)
-        action_BT[b, len(row.ids) - row.n_action:len(row.ids)] = True
+        action_BT[b, len(row.ids) - row.n_action:len(row.ids)] = True  # from recorded lengths, never from token values
     return tokens_BT.to(device), action_BT.to(device)
 
 
@@ -268,4 +337,29 @@ def open_chat(tokenizer: Tokenizer, checkpoint: str | Path, actions_help: str) -
         raise ValueError(f"{path} is not JSON ({error}); delete it to use the default prompt.") from None
     think = bool(settings.get("think", True))
     return Chat(tokenizer, settings.get("system") or system_prompt(actions_help, think), think,
-                bool(settings.get("compress", True)))
+                bool(settings.get("compress", True)), bool(settings.get("keep_thoughts", True)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="What compression and packing save on the longest episode of a file.")
+    parser.add_argument("trajectories", nargs="?", default="assets/episode.jsonl", help="a run's trajectories.jsonl")
+    parser.add_argument("--model", default="sandbox/base", help="checkpoint directory, for its tokenizer and prompt")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="per micro-batch")
+    args = parser.parse_args()
+    chat = open_chat(Tokenizer.from_file(f"{args.model}/tokenizer.json"), args.model, actions_help="")
+    whole = copy.copy(chat)
+    whole.compress = False
+    records = [json.loads(line) for line in Path(args.trajectories).read_text(encoding="utf-8").splitlines()]
+    episode = replay(chat, max(records, key=lambda record: len(record["turns"])))
+    print(f"{episode.task['intent']}\n\ncontext of each response, in tokens\nturn    page  every page kept  compressed")
+    for t, turn in enumerate(episode.turns):
+        print(f"{t:4} {len(turn.observation_ids):7} {len(context(whole, episode, t)):16} {len(context(chat, episode, t)):11}")
+    samples = rows(chat, episode)
+    alone, packed = sum(len(row.ids) for row in samples), pack(micro_batches(samples, 10**9)[0])["tokens_BT"].numel()
+    print(f"\ntraining on it: one row per turn {alone} tokens; packed {packed}, {alone / packed:.2f} times fewer")
+    sizes = [pack(batch)["tokens_BT"].numel() for batch in micro_batches(samples, args.max_tokens)]
+    print(f"within --max-tokens {args.max_tokens}: {len(sizes)} micro-batches of {', '.join(map(str, sizes))} tokens")
+
+
+if __name__ == "__main__":
+    main()

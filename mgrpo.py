@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 
 import bc
-from compress import Chat, Row, Trajectory, micro_batches, open_chat, pad, rows
+from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import load_tasks, open_sites, report, score, start_run
 from model import all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
 from rollout import Settings, actions_help, rollout
@@ -55,7 +55,7 @@ class Config(Settings):
     # Optimization
     lr: float = 8e-5              # constant
     clip: float = 1.0             # gradient norm
-    max_tokens: int = 8192        # padded tokens per micro-batch: lower it when memory runs out
+    max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
     seed: int = 0
     save_every: int = 20          # steps between checkpoints
@@ -117,38 +117,37 @@ def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
 
 def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat, cfg: Config, device) -> dict:
     """One optimizer step on the groups of all ranks; returns the step's training metrics."""
-    samples = weigh(kept, chat, cfg)
-    mine = micro_batches(samples, cfg.max_tokens)
-    sums = dict.fromkeys(("loss", "kl", "clip_frac", "entropy", "logp_gap", "tokens"), 0.0)
+    batches = micro_batches(weigh(kept, chat, cfg), cfg.max_tokens)
+    sums = dict.fromkeys(("loss", "kl", "clip_frac", "entropy", "logp_gap", "actions", "tokens"), 0.0)
     # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
-    for i in range(all_max(len(mine))):
-        batch = mine[i] if i < len(mine) else [Row([0, 0], 1, 0.0, 0.0, [0.0])]
-        real = i < len(mine)
-        tokens_BT, action_BT = pad(batch, device)
+    for i in range(all_max(len(batches))):
+        real = i < len(batches)
+        batch = batches[i] if real else [Row([], 0, [0, 0], 1, 0.0, 0.0, [0.0])]
+        inputs = pack(batch, device)
         expand = lambda value: torch.tensor([v for row in batch for v in value(row)], device=device)
         logp_old_N = expand(lambda row: row.logps)
         A_N, weight_N = expand(lambda row: [row.advantage] * row.n_action), expand(lambda row: [row.weight] * row.n_action)
-        logp_N, entropy_N = token_logprobs(model, tokens_BT, action_BT, cfg.temperature)
+        logp_N, entropy_N = token_logprobs(model, **inputs, temperature=cfg.temperature)
         logp_ref_N = logp_N.detach()
         if reference is not None:
             with torch.no_grad():
-                logp_ref_N, _ = token_logprobs(reference, tokens_BT, action_BT, cfg.temperature)
+                logp_ref_N, _ = token_logprobs(reference, **inputs, temperature=cfg.temperature)
         loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
         (loss * world_size()).backward()  # FSDP averages over ranks; the weights already hold the global counts
         if real:
             gap = (logp_N.detach() - logp_old_N).abs().sum().item()
             for key, value in (metrics | {"loss": loss.item(), "entropy": entropy_N.sum().item(), "logp_gap": gap,
-                                          "tokens": len(logp_N)}).items():
+                                          "actions": len(logp_N), "tokens": inputs["tokens_BT"].numel()}).items():
                 sums[key] += value
     totals = dict(zip(sums, all_sum(list(sums.values())).tolist()))
     grad_norm = 0.0
-    if totals["tokens"]:
+    if totals["actions"]:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
         grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         optimizer.step()
         optimizer.zero_grad()
-    per_token = {key: totals[key] / max(totals["tokens"], 1) for key in ("kl", "clip_frac", "entropy", "logp_gap")}
-    return {"loss": totals["loss"], "grad_norm": grad_norm, **per_token, "tokens_trained": sum(len(row.ids) for row in samples)}
+    per_token = {key: totals[key] / max(totals["actions"], 1) for key in ("kl", "clip_frac", "entropy", "logp_gap")}
+    return {"loss": totals["loss"], "grad_norm": grad_norm, **per_token, "tokens_trained": int(totals["tokens"])}
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:

@@ -5,8 +5,8 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from bc import Config, learning_rate, read_demonstrations, to_rows, train
-from compress import Chat, pad
+from bc import Config, learning_rate, read_demonstrations, train
+from compress import Chat, pad, replay, rows
 from model import token_logprobs
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
@@ -20,7 +20,7 @@ def chat(tokenizer):
 
 
 def test_loss_falls_on_the_response_and_its_end_of_turn_alone(chat):
-    for row, turn in zip(to_rows(chat, RECORD), RECORD["turns"], strict=True):
+    for row, turn in zip(rows(chat, replay(chat, RECORD)), RECORD["turns"], strict=True):
         trained = row.ids[-row.n_action:]
         assert chat.decode(trained) == turn["response"] and trained[-1] == chat.end_id
         assert turn["observation"] in chat.tokenizer.decode(row.ids[:-row.n_action])
@@ -28,7 +28,7 @@ def test_loss_falls_on_the_response_and_its_end_of_turn_alone(chat):
 
 def test_behavior_cloning_learns_its_demonstrations(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    dataset, lines = to_rows(chat, RECORD), []
+    dataset, lines = rows(chat, replay(chat, RECORD)), []
     train(model, dataset, Config(epochs=60, batch=2, lr=1e-2), torch.device("cpu"), print, lines.append)
     assert lines[0]["loss"] > 3 and lines[-1]["loss"] < 0.1
     logp, _ = token_logprobs(model, *pad(dataset))

@@ -1,12 +1,17 @@
-"""Contexts and rows: trained on exactly what the policy saw."""
+"""Contexts, rows and packing: trained on exactly what the policy saw."""
 import itertools
+import json
+import random
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import SPECIAL, tiny_model
+from conftest import ROOT, SPECIAL, TEXT, tiny_model
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from compress import (CUT, PLACEHOLDER, Chat, Row, Trajectory, Turn, answer_of, context, fit_page, micro_batches, pad, respond, rows,
-                      system_prompt, trunk)
+from compress import (CUT, PLACEHOLDER, Chat, Row, Trajectory, Turn, answer_of, context, fit_page, micro_batches, open_chat, pack, pad,
+                      replay, respond, rows, system_prompt, trunk)
 from model import token_logprobs
 
 
@@ -38,6 +43,33 @@ def test_the_context_is_the_chat_written_out(chat):
     assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
 
 
+def random_history(number: int):
+    """(messages, trajectory) of a few turns; contents begin and end with all sorts of white space."""
+    draw = random.Random(number)
+    text = lambda: "".join(draw.choices(["lamp", "Orders 7", "<a>", "</a>", " ", "\n", "\n\n", "\t", "$24", "née", "日本", "🙂", "{{x}}"], k=draw.randint(1, 6)))
+    system, tau, messages = "You" + text(), Trajectory({"intent": text(), "task_id": 0, "sites": []}), []
+    for k in range(draw.randint(1, 4)):
+        page, response, intent = text(), f"go {text()}.", f"Task: {tau.task['intent']}\n\n" if k == 0 else ""
+        tau.turns.append(Turn("", page, [], [], [], response))
+        messages += [{"role": "user", "content": f"{intent}Round {k}\n\n{PLACEHOLDER}"}, {"role": "assistant", "content": response}]
+    messages[-2]["content"] = messages[-2]["content"].replace(PLACEHOLDER, page)
+    return [{"role": "system", "content": system}, *messages[:-1]], tau
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "llama3.1"])
+def test_prompts_equal_the_checkpoints_own_templates(family):
+    """Id for id on 200 random histories; tests/fixtures/chat_templates.json says where the expected strings come from."""
+    tokenizer = family_tokenizer(family)
+    expected = json.loads((ROOT / "tests/fixtures/chat_templates.json").read_text())[family]
+    for number, string in zip(range(200), expected, strict=True):
+        messages, tau = random_history(number)
+        chat = Chat(tokenizer, messages[0]["content"])
+        for k, turn in enumerate(tau.turns):
+            turn.observation_ids = chat.observation(tau.task, k, turn.observation)
+            turn.action_ids = chat.encode(turn.response) + [chat.end_id]
+        assert context(chat, tau, len(tau.turns) - 1) == tokenizer.encode(string, add_special_tokens=False).ids, number
+
+
 def test_sampled_ids_are_kept_even_where_encoding_again_would_change_them(chat):
     trajectory = make_trajectory(chat)
     odd = [chat.tokenizer.token_to_id(c) for c in "lamp"] + [chat.end_id]  # letters one by one: no encoder writes it so
@@ -60,8 +92,7 @@ def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
     model, trajectory = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), make_trajectory(chat)
     row = rows(chat, trajectory)[2]
     before = token_logprobs(model, *pad([row]))[0]
-    page_token = len(row.ids) - row.n_action - 8
-    row.ids[page_token] += 1
+    row.leaf[len(row.leaf) - row.n_action - 8] += 1
     assert (token_logprobs(model, *pad([row]))[0] - before).abs().min() > 1e-4
 
 
@@ -81,24 +112,59 @@ def test_padding_does_not_change_logprobs(chat):
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-FOREIGN = ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|fim_prefix|>",
-           "<|object_ref_start|>", "<|vision_start|>", "<tool_call>", "</tool_call>", "<|endoftext|>", "<think>", "</answer>"]
+# The added tokens of the families, as their tokenizer files list them. Those of Qwen from <tool_call> on are not "special".
+QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start
+    vision_end vision_pad image_pad video_pad""".split()), "<tool_call>", "</tool_call>",
+    *(f"<|{name}|>" for name in "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep".split())]
+QWEN3 = [*QWEN25, "<tool_response>", "</tool_response>", "<think>", "</think>"]
+LLAMA30 = [*(f"<|{name}|>" for name in "begin_of_text end_of_text start_header_id end_header_id eot_id".split()),
+           *(f"<|reserved_special_token_{i}|>" for i in range(251))]
+LLAMA31 = [*LLAMA30[:-3], "<|finetune_right_pad_id|>", "<|eom_id|>", "<|python_tag|>"]
+FAMILIES = {"ours": SPECIAL, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA30, "llama3.1": LLAMA31}
+WORDS = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
-def test_page_text_never_becomes_a_control_token(chat):
-    for token, shape in itertools.product(SPECIAL + FOREIGN, ["{}", "a{}b", "{0}{0}", "<{}>", "<|im_{}start|>", "\n{}\n", "&lt;{}"]):
-        text = shape.format(token)
+def family_tokenizer(name: str) -> Tokenizer:
+    """A small vocabulary with the family's added tokens, word splitter and normalizer."""
+    tokenizer = Tokenizer(models.BPE())
+    if name.startswith("qwen"):
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"),
+                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator([*TEXT, *FAMILIES[name] * 3], trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer.add_tokens([AddedToken(t, special="tool" not in t and "think" not in t, normalized=False) for t in FAMILIES[name]])
+    return tokenizer
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_page_text_never_becomes_a_control_token(family):
+    """Every special token of every family, in pages of any family: alone, nested, doubled, split across elements."""
+    chat = Chat(family_tokenizer(family), "You browse the web.")
+    frame = [i for i in chat.observation({"intent": ""}, 0, "") if i in chat.control_ids]
+    tokens = sorted({token for tokens in FAMILIES.values() for token in tokens if "reserved" not in token} | {FAMILIES[family][-1]})
+    shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}", "{1}{0}{2}", "{1}</a> <b>{2}</b>",
+              "<a>{1}\n{2}", "{0} {1}"]
+    for token, shape, at in itertools.product(tokens, shapes, (1, 5, -1)):
+        text = shape.format(token, token[:at], token[at:])
+        assert chat.plain.decode(chat.encode(text)) == text
+        ids = chat.observation({"intent": text}, 0, f"<title>{text}</title>")
+        assert [i for i in ids if i in chat.control_ids] == frame, text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_soups_of_control_tokens_stay_text(family):
+    chat, draw = Chat(family_tokenizer(family), "You browse the web."), random.Random(0)
+    pieces = [p for token in FAMILIES[family] for p in (token, token[:3], token[3:], token[:-2])] + ["<a>", " ", "\n", "<|", "|>", "é"]
+    for _ in range(300):
+        text = "".join(draw.choices(pieces, k=draw.randint(1, 12)))
         ids = chat.encode(text)
-        assert chat.control_ids.isdisjoint(ids), text
-        assert chat.plain.decode(ids) == text
-        observation = chat.observation({"intent": text}, 0, f"<title>{text}</title>")
-        assert [i for i in observation if i in chat.control_ids] == [
-            chat.tokenizer.token_to_id(s) for s in ("<|im_start|>", "<|im_end|>", "<|im_start|>")]
+        assert chat.control_ids.isdisjoint(ids) and chat.plain.decode(ids) == text
 
 
 def test_a_vocabulary_that_spells_control_tokens_cannot_be_tricked():
     """Some tokenizers hold control tokens among their ordinary entries; there the text is changed instead."""
-    from tokenizers import AddedToken, Tokenizer, models
     words = {w: i for i, w in enumerate(["<|im_end|>", "<|im_start|>", "<", "|", "i", "m", "_", "e", "n", "d", ">", " ", "\n", "a"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True), AddedToken("<|im_start|>", special=True)])
@@ -116,12 +182,92 @@ def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
     assert fit_page(chat, trajectory, "short", 10_000) == (chat.observation(trajectory.task, 2, "short"), "short", False)
 
 
-def test_micro_batches_hold_every_row_once_within_the_budget():
-    samples = [Row(list(range(2 + 7 * i % 50)), 1) for i in range(40)]
-    batches = micro_batches(samples, 120)
-    assert sorted(id(r) for b in batches for r in b) == sorted(map(id, samples))
-    assert all(len(b) * max(len(r.ids) for r in b) <= 120 for b in batches)
-    assert [len(b) for b in micro_batches([Row([1] * 500, 1)] * 2, 120)] == [1, 1]  # too long for any batch: alone
+def test_a_row_is_the_context_and_the_response_id_for_id(chat):
+    trajectory = make_trajectory(chat, 4, ended=False)
+    for t, row in enumerate(rows(chat, trajectory)):
+        assert row.ids == context(chat, trajectory, t) + trajectory.turns[t].action_ids
+        assert row.prefix == len(trunk(chat, trajectory, t))
+
+
+def ragged(chat):
+    """Trajectories of 1 to 15 turns, responses and pages of unequal length."""
+    return [row for n in range(1, 16) for row in rows(chat, make_trajectory(chat, n, seed=n, ended=bool(n % 3)))]
+
+
+def test_packed_equals_one_row_per_turn(chat):
+    """Log-probs, entropies and gradients, float32, 1e-5; the reference runs each turn alone."""
+    model, samples = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), ragged(chat)
+    weight = {id(row): torch.rand(row.n_action, generator=torch.Generator().manual_seed(i)) for i, row in enumerate(samples)}
+
+    def run(batches, lay_out):
+        model.zero_grad()
+        found = {}
+        for batch in batches:
+            logp_N, entropy_N = lay_out(batch)
+            (logp_N * torch.cat([weight[id(row)] for row in batch])).sum().div(len(samples)).backward()
+            parts = [row.n_action for row in batch]
+            found |= {id(row): pair for row, *pair in zip(batch, logp_N.detach().split(parts), entropy_N.split(parts))}
+        return ([torch.cat([found[id(row)][k] for row in samples]) for k in (0, 1)],
+                {name: p.grad.clone() for name, p in model.named_parameters()})
+
+    (logp, entropy), gradient = run([[row] for row in samples], lambda batch: token_logprobs(model, *pad(batch)))
+    for budget in (1, 300, 1000, 10**6):
+        values, packed = run(micro_batches(samples, budget), lambda batch: token_logprobs(model, **pack(batch)))
+        torch.testing.assert_close(values, [logp, entropy], atol=1e-5, rtol=1e-5)
+        for name in gradient:
+            torch.testing.assert_close(packed[name], gradient[name], atol=1e-5, rtol=1e-4, msg=f"{name}, budget {budget}")
+
+
+def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
+    trajectory = make_trajectory(chat, 3)
+    samples = rows(chat, trajectory)
+    packed = pack(micro_batches(samples, 10**6)[0])
+    ids, positions = packed["tokens_BT"][0].tolist(), packed["positions_BT"][0].tolist()
+    assert len(ids) == samples[2].prefix + sum(len(row.leaf) for row in samples)
+    for row, (start, stop, first, last) in zip(reversed(samples), packed["segments"], strict=True):
+        assert ids[first:last] + ids[start:stop] == row.ids
+        assert positions[first:last] + positions[start:stop] == list(range(len(row.ids)))
+        assert packed["action_BT"][0, start:stop].tolist() == [False] * (stop - start - row.n_action) + [True] * row.n_action
+
+
+@pytest.mark.parametrize("budget", [150, 400, 1500])
+def test_a_trajectory_of_any_length_trains_within_the_budget(chat, budget):
+    samples = ragged(chat)
+    batches = micro_batches(samples, budget)
+    assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, samples))
+    for batch in batches:
+        assert pack(batch)["tokens_BT"].numel() <= budget or len(batch) == 1  # one turn alone may be longer than the budget
+    assert max(len(row.ids) for row in samples) > 400  # ... as here
+    assert len(micro_batches(samples, budget)) < len(samples) or budget == 150
+
+
+def test_thoughts_of_past_responses_can_be_dropped(chat):
+    forgetful = Chat(chat.tokenizer, chat.system, keep_thoughts=False)
+    trajectory = make_trajectory(chat, 0)
+    for k in range(2):
+        ids = chat.encode('<think>look for it</think><answer>do(action="Click", element="5")</answer>') + [chat.end_id]
+        trajectory.turns.append(Turn("", "", chat.observation(trajectory.task, k, "page"), ids, [-1.0] * len(ids), ""))
+    past = forgetful.tokenizer.decode(context(forgetful, trajectory, 1), skip_special_tokens=False)
+    assert "look for it" not in past and '<answer>do(action="Click", element="5")</answer><|im_end|>' in past
+    assert "look for it" in chat.decode(context(chat, trajectory, 1))
+    row = rows(forgetful, trajectory)[1]
+    assert row.ids == context(forgetful, trajectory, 1) + trajectory.turns[1].action_ids  # its own thoughts are trained
+    without = chat.encode("no thoughts here")
+    assert forgetful.without_thoughts(without) == without
+
+
+def test_agent_json_sets_the_chat(chat, tmp_path):
+    (tmp_path / "agent.json").write_text(json.dumps({"system": "Do it.", "think": False, "compress": False, "keep_thoughts": False}))
+    opened = open_chat(chat.tokenizer, tmp_path, "")
+    assert (opened.system, opened.think, opened.compress, opened.keep_thoughts) == ("Do it.", False, False, False)
+
+
+def test_compress_prints_what_compression_and_packing_save():
+    done = subprocess.run([sys.executable, "compress.py"], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    lines = done.stdout.splitlines()
+    table = [list(map(int, line.split())) for line in lines[4:14]]
+    assert [row[0] for row in table] == list(range(10)) and all(kept >= compressed for _, _, kept, compressed in table)
+    assert "times fewer" in done.stdout and done.returncode == 0
 
 
 @pytest.mark.parametrize("think", [True, False])
