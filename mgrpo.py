@@ -50,6 +50,7 @@ class Config(Settings):
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
     updates_per_batch: int = 1    # optimizer steps on the same episodes; from the second on rho leaves 1 and the clip works
+    dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
     loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: every action token alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
     # Optimization
@@ -159,18 +160,38 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return out
 
 
+def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config) -> tuple[list[Trajectory], list[list[Trajectory]]]:
+    """Plays the step's tasks, whole groups per rank; returns this rank's trajectories and the groups of them that train.
+
+    With --dynamic-sampling, further tasks take the places of groups that teach nothing, for so many rounds at most. Which
+    tasks depends on the seed, the step and the number missing on all ranks together, so that the ranks agree.
+    """
+    batch, played, trajectories, kept = task_batch(tasks, step, cfg), [], [], []
+    for extra in range(1 + cfg.dynamic_sampling):
+        episodes = asyncio.run(rollout(model, chat, batch[rank()::world_size()], score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
+                                       temperature=cfg.temperature))
+        groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
+        kept += [group for group in map(group_advantages, groups) if group]
+        trajectories, played = trajectories + episodes, played + batch
+        missing, rest = cfg.batch - int(all_sum([len(kept)])[0]), [task for task in tasks if task not in played]
+        batch = random.Random(f"{cfg.seed}/{step}/extra {extra}").sample(rest, min(missing, len(rest)))
+        if not batch:
+            break
+    return trajectories, kept
+
+
 def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]) -> dict:
-    """What the step's episodes looked like, over all ranks."""
+    """What the step's episodes looked like, over all ranks. success_rate counts every episode, refills included."""
     ok = [tau for tau in trajectories if tau.status == "ok"]
     turns = [turn for tau in ok for turn in tau.turns]
     sums = all_sum([len(ok), sum(tau.reward for tau in ok), len(turns), sum(len(t.action_ids) for t in turns),
                     sum(len(t.action_ids) + len(t.observation_ids) for t in turns), len(kept), len(trajectories) - len(ok),
                     sum(not t.ended for t in turns), sum(bool(t.error) and not t.action for t in turns),
-                    sum(t.page_cut for t in turns)]).tolist()
-    n, reward, n_turns, response, tokens, groups, env_errors, truncated, invalid, cut = sums
+                    sum(t.page_cut for t in turns), sum(tau.member == 0 for tau in trajectories)]).tolist()
+    n, reward, n_turns, response, tokens, groups, env_errors, truncated, invalid, cut, played = sums
     n, n_turns = max(n, 1), max(n_turns, 1)
     return {"reward": reward / n, "success_rate": reward / n, "turns": n_turns / n, "response_tokens": response / n_turns,
-            "trajectory_tokens": tokens / n, "groups_kept": int(groups), "env_errors": int(env_errors),
+            "trajectory_tokens": tokens / n, "groups_kept": int(groups), "groups_played": int(played), "env_errors": int(env_errors),
             "truncated": int(truncated), "invalid_actions": int(invalid), "pages_cut": int(cut)}
 
 
@@ -205,15 +226,10 @@ def main(cfg: Config):
         tasks = load_tasks(cfg.tasks, urls)
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}")
         for step in range(cfg.steps):
-            # Collect: whole groups per rank, each episode in a browser context and a world of its own.
+            # Collect episodes, each in a browser context and a world of its own; advantages: who did better than the group?
             began = time.monotonic()
-            mine = task_batch(tasks, step, cfg)[rank()::world_size()]
-            trajectories = asyncio.run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
-                                               temperature=cfg.temperature))
+            trajectories, kept = collect(model, chat, tasks, step, cfg)
             rolled = time.monotonic()
-            # Advantages: who in the group did better than the group?
-            groups = [trajectories[i:i + cfg.G] for i in range(0, len(trajectories), cfg.G)]
-            kept = [group for group in map(group_advantages, groups) if group]
             # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
             passes = [update(model, reference, optimizer, kept, chat, cfg, device) for _ in range(cfg.updates_per_batch)]
             trained = passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"]}

@@ -1,15 +1,18 @@
 """The algorithm against slow, obvious versions written from the paper's equation."""
 import json
-import math
+import os
 import statistics
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import ROOT, tiny_model
 
+import mgrpo
 from compress import Chat, Trajectory, Turn, pad, rows
-from mgrpo import Config, group_advantages, mgrpo_loss, task_batch, update, weigh
-from model import token_logprobs
+from mgrpo import Config, collect, group_advantages, mgrpo_loss, rollout_metrics, task_batch, update, weigh
+from model import gather, init_dist, load_tokenizer, rank, shard, token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def trajectory(chat, reward, lengths, seed=0, status="ok", member=0):
 
 
 def equation(logp, logp_old, logp_ref, rewards, eps, beta):
-    """M-GRPO as printed, for one group: logp[i][j][t], plain Python floats."""
+    """M-GRPO as printed, for one group, one token at a time: logp[i][j][t] is a number or a scalar tensor."""
     G = len(rewards)
     mean, std = sum(rewards) / G, statistics.stdev(rewards)
     total = 0.0
@@ -39,26 +42,35 @@ def equation(logp, logp_old, logp_ref, rewards, eps, beta):
         for j in range(len(logp[i])):
             turn = 0.0
             for t in range(len(logp[i][j])):
-                ratio = math.exp(logp[i][j][t] - logp_old[i][j][t])
-                clipped = min(max(ratio, 1 - eps), 1 + eps)
+                rho = (logp[i][j][t] - logp_old[i][j][t]).exp()
                 d = logp_ref[i][j][t] - logp[i][j][t]
-                turn += min(ratio * A, clipped * A) - beta * (math.exp(d) - d - 1)
-            episode += turn / len(logp[i][j])
-        total += episode / len(logp[i])
+                turn = turn + min(rho * A, rho.clamp(1 - eps, 1 + eps) * A) - beta * (d.exp() - d - 1)
+            episode = episode + turn / len(logp[i][j])
+        total = total + episode / len(logp[i])
     return -total / G
 
 
-def test_the_loss_is_the_papers_triple_mean():
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_loss_and_gradient_are_those_of_the_papers_triple_mean(beta):
+    """float64, 1e-10, on a ragged group of 1 to 15 turns whose ratios leave the clip range on both sides."""
     g = torch.Generator().manual_seed(0)
-    shape = [[3, 1], [2], [4, 4, 1, 2]]  # tokens of each turn of each episode
-    draw = lambda: [[(-2 * torch.rand(n, generator=g, dtype=torch.float64)).tolist() for n in turns] for turns in shape]
-    new, old, ref, rewards = draw(), draw(), draw(), [1.0, 0.0, 1.0]
-    flat = lambda x: torch.tensor([v for turns in x for turn in turns for v in turn], dtype=torch.float64)
-    mean, std = sum(rewards) / 3, statistics.stdev(rewards)
-    A = torch.tensor([(rewards[i] - mean) / std for i, turns in enumerate(shape) for n in turns for _ in range(n)], dtype=torch.float64)
-    weight = torch.tensor([1 / (3 * len(turns) * n) for turns in shape for n in turns for _ in range(n)], dtype=torch.float64)
-    loss, _ = mgrpo_loss(flat(new), flat(old), flat(ref), A, weight, 0.2, 0.3)
-    assert float(loss) == pytest.approx(equation(new, old, ref, rewards, 0.2, 0.3), abs=1e-12)
+    shape = [torch.randint(1, 9, (n,), generator=g).tolist() for n in (1, 2, 15, 7)]  # tokens of each turn of each episode
+    rewards, sizes = [1.0, 0.0, 0.0, 1.0], [n for turns in shape for n in turns]
+    new, old, ref = (-2 * torch.rand(sum(sizes), generator=g, dtype=torch.float64) for _ in range(3))
+    new.requires_grad_()
+
+    def nested(flat):
+        parts = iter(flat.split(sizes))
+        return [[next(parts).unbind() for _ in turns] for turns in shape]
+
+    A, weight = (torch.tensor([value(i, turns, n) for i, turns in enumerate(shape) for n in turns for _ in range(n)], dtype=torch.float64)
+                 for value in (lambda i, turns, n: (rewards[i] - 0.5) / statistics.stdev(rewards), lambda i, turns, n: 1 / (4 * len(turns) * n)))
+    loss, metrics = mgrpo_loss(new, old, ref, A, weight, 0.2, beta)
+    expected = equation(nested(new), nested(old), nested(ref), rewards, 0.2, beta)
+    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
+    gradient, expected_gradient = (torch.autograd.grad(value, new)[0] for value in (loss, expected))
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
+    assert 0 < metrics["clip_frac"] < len(new)
 
 
 def test_clipping_stops_the_gradient_only_where_it_would_go_too_far():
@@ -114,8 +126,14 @@ def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
         assert row.weight == pytest.approx(1 / (2 * 4 * len(tau.turns) * row.n_action)) and row.advantage == tau.advantage
 
 
-def gradient_of(chat, kept, cfg, reference=None):
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+def ragged_groups(chat):
+    """Two groups whose episodes have from 1 to 15 turns."""
+    return [[trajectory(chat, float(i % 2), [1 + (k * j + i) % 6 for j in range(n)], seed=10 * k + i, member=i) for i, n in enumerate(lengths)]
+            for k, lengths in enumerate([(1, 15, 4), (2, 7, 11, 3)])]
+
+
+def gradient_of(chat, kept, cfg, reference=None, model=None):
+    model = model or tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     grads = {}
     optimizer.step = lambda: grads.update({k: p.grad.clone() for k, p in model.named_parameters()})
@@ -123,33 +141,130 @@ def gradient_of(chat, kept, cfg, reference=None):
     return grads, metrics
 
 
-def test_the_update_is_the_gradient_of_the_equation(chat):
-    """Loss and gradient of a whole step against autograd through the printed formula, one response at a time."""
-    kept = [group_advantages(group) for group in make_groups(chat)]
-    cfg = Config(beta=0.1, clip=1e9)
-    reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
-    grads, metrics = gradient_of(chat, kept, cfg, reference)
-    model, loss = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), 0
+def obvious_gradient(chat, kept, model, reference=None, beta=0.0):
+    """Autograd through the printed formula, each response alone under its own context."""
+    loss = 0
     for group in kept:
+        logp, old, ref = [], [], []
         for tau in group:
-            for row, turn in zip(rows(chat, tau), tau.turns):
-                logp, ref = (token_logprobs(m, *pad([row]))[0] for m in (model, reference))
-                ratio, delta = (logp - torch.tensor(turn.logps)).exp(), ref.detach() - logp
-                gain = torch.minimum(ratio * tau.advantage, ratio.clamp(0.8, 1.2) * tau.advantage) - 0.1 * (delta.exp() - delta - 1)
-                loss = loss - gain.mean() / len(tau.turns) / len(group) / len(kept)
+            logp.append([token_logprobs(model, *pad([row]))[0] for row in rows(chat, tau)])
+            old.append([torch.tensor(turn.logps) for turn in tau.turns])
+            ref.append([token_logprobs(reference, *pad([row]))[0].detach() if reference else logp[-1][j].detach()
+                        for j, row in enumerate(rows(chat, tau))])
+        loss = loss + equation(logp, old, ref, [tau.reward for tau in group], 0.2, beta) / len(kept)
+    model.zero_grad()
     loss.backward()
-    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(grads[name], p.grad, atol=1e-5, rtol=1e-4)
+    return {name: p.grad for name, p in model.named_parameters()}, loss.item()
 
 
-def test_the_gradient_does_not_depend_on_the_micro_batch_budget(chat):
+def test_the_update_is_the_gradient_of_the_equation(chat):
+    """A whole step, packed, against one response at a time: float32, 1e-5, under any micro-batch budget."""
+    kept = [group_advantages(group) for group in ragged_groups(chat)]
+    model, reference = (tiny_model(seed=seed, vocab_size=chat.tokenizer.get_vocab_size()) for seed in (0, 1))
+    expected, loss = obvious_gradient(chat, kept, model, reference, beta=0.1)
+    for budget in (1, 200, 700, 10**6):
+        grads, metrics = gradient_of(chat, kept, Config(beta=0.1, clip=1e9, max_tokens=budget), reference)
+        assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+        for name in expected:
+            torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4, msg=f"{name}, budget {budget}")
+
+
+def test_from_the_second_update_on_the_ratio_and_the_clip_do_work(chat):
+    """--updates-per-batch: the old log-probs stay those of the rollout while the policy moves."""
+    kept, model = [group_advantages(group) for group in ragged_groups(chat)], tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    for tau in (tau for group in kept for tau in group):
+        for turn, row in zip(tau.turns, rows(chat, tau)):
+            turn.logps = token_logprobs(model, *pad([row]))[0].tolist()
+    cfg, optimizer = Config(clip=1e9), torch.optim.SGD(model.parameters(), lr=0.05)
+    passes = [update(model, None, optimizer, kept, chat, cfg, "cpu") for _ in range(3)]
+    assert passes[0]["clip_frac"] == 0 and passes[0]["logp_gap"] < 1e-5 and passes[0]["loss"] == pytest.approx(0, abs=1e-5)
+    assert passes[1]["clip_frac"] > 0 and passes[1]["logp_gap"] > 1e-3 and passes[1]["loss"] < passes[0]["loss"]
+    expected, _ = obvious_gradient(chat, kept, model)
+    grads, _ = gradient_of(chat, kept, cfg, model=model)
+    for name in expected:
+        torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_training_uses_the_sampling_temperature(chat):
     kept = [group_advantages(group) for group in make_groups(chat)]
-    reference, _ = gradient_of(chat, kept, Config(clip=1e9))
-    for budget in (1, 150, 400):
-        grads, _ = gradient_of(chat, kept, Config(clip=1e9, max_tokens=budget))
-        for name, gradient in grads.items():
-            torch.testing.assert_close(gradient, reference[name], atol=1e-5, rtol=1e-4)
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    for tau in (tau for group in kept for tau in group):
+        for turn, row in zip(tau.turns, rows(chat, tau)):
+            turn.logps = token_logprobs(model, *pad([row]), temperature=0.7)[0].tolist()
+    assert gradient_of(chat, kept, Config(temperature=0.7))[1]["logp_gap"] < 1e-5
+    assert gradient_of(chat, kept, Config(temperature=1.0))[1]["logp_gap"] > 1e-2
+
+
+def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
+    groups = make_groups(chat)
+    even = [trajectory(chat, 1.0, [3, 2], seed=50 + i) for i in range(4)]
+    reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
+    grads = [gradient_of(chat, [g for g in map(group_advantages, collected) if g], Config(beta=0.5, clip=1e9), reference)[0]
+             for collected in (groups, [*groups, even])]
+    for name in grads[0]:
+        assert torch.equal(grads[0][name], grads[1][name])
+
+
+def even_tasks_teach(chat):
+    """A stand-in for rollout: tasks of an even number earn mixed rewards."""
+    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature):
+        return [trajectory(chat, float(i == 0 or task["task_id"] % 2), [2 + i], seed=task["task_id"], member=i)
+                for task in tasks for i in range(group)]
+    return rollout
+
+
+TASKS = [{"task_id": i} for i in range(10)]
+
+
+@pytest.mark.parametrize("batch, rounds, kept", [(4, 20, 4), (8, 20, 5)])
+def test_dynamic_sampling_refills_the_groups_that_teach_nothing(chat, monkeypatch, batch, rounds, kept):
+    """Until the batch is full, or every task was played once."""
+    monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
+    trajectories, groups = collect(None, chat, TASKS, 0, Config(batch=batch, G=2, dynamic_sampling=rounds))
+    metrics = rollout_metrics(trajectories, groups)
+    assert metrics["groups_kept"] == len(groups) == kept and batch < metrics["groups_played"] <= 10
+    assert len({id(group[0]) for group in groups}) == kept and (kept == 4 or metrics["groups_played"] == 10)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_dynamic_sampling_keeps_to_its_rounds(chat, monkeypatch, rounds):
+    monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
+    taught = sum(task["task_id"] % 2 == 0 for task in task_batch(TASKS, 0, Config(batch=6)))
+    trajectories, groups = collect(None, chat, TASKS, 0, Config(batch=6, G=2, dynamic_sampling=rounds))
+    assert rollout_metrics(trajectories, groups)["groups_played"] == 6 + rounds * min(6 - taught, 4)
+    assert rounds or len(groups) == taught
+
+
+def on_two_ranks(checkpoint, out):
+    """What torchrun runs of this file: ranks with unequal work, down to none, in collect and in update."""
+    torch.set_num_threads(1)
+    device, chat, forwards = init_dist(), Chat(load_tokenizer(checkpoint), "You browse the web."), []
+    mgrpo.rollout = even_tasks_teach(chat)
+    model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
+    model.register_forward_hook(lambda *_: forwards.append(0))
+    optimizer, lines = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for batch, seed, rounds in ((5, 0, 0), (1, 1, 0), (4, 0, 20)):
+        cfg = Config(batch=batch, G=2, seed=seed, dynamic_sampling=rounds, max_tokens=60)
+        trajectories, kept = collect(model, chat, TASKS, 0, cfg)
+        forwards.clear()
+        metrics = rollout_metrics(trajectories, kept) | update(model, None, optimizer, kept, chat, cfg, device)
+        lines.append({"mine": len(kept), "forwards": len(forwards), **metrics})
+    everyone = gather([lines])
+    if rank() == 0:
+        with open(out, "w") as file:
+            json.dump(everyone, file)
+
+
+def test_ranks_with_unequal_work_run_equally_many_forwards_and_agree(checkpoint, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__, str(checkpoint),
+                           str(tmp_path / "out.json")], capture_output=True, text=True, timeout=300, cwd=ROOT,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads((tmp_path / "out.json").read_text())
+    for a, b in zip(first, second, strict=True):
+        assert a["forwards"] == b["forwards"] > 0 and a["groups_kept"] == b["groups_kept"] == a["mine"] + b["mine"]
+        assert a["loss"] == b["loss"] and a["groups_played"] == b["groups_played"]
+    assert (first[1]["mine"], second[1]["mine"]) == (1, 0) and first[2]["groups_kept"] == 4
 
 
 def test_no_group_left_means_no_step(chat):
@@ -170,3 +285,7 @@ def test_the_papers_preset_gives_way_to_the_command_line(monkeypatch):
     cfg = mgrpo.parse_args()
     assert (cfg.lr, cfg.recompute, cfg.beta, cfg.eps, cfg.G, cfg.batch, cfg.max_context) == (3e-6, False, 0.001, 0.2, 4, 16, 16384)
     json.dumps(cfg.__dict__)
+
+
+if __name__ == "__main__":
+    on_two_ranks(*sys.argv[1:])
