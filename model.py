@@ -20,6 +20,7 @@ import os
 import random
 import shutil
 import sys
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -400,6 +401,7 @@ def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, tem
 # --------------------------------------------------------------------------------------------------------------------
 # Checkpoints in Hugging Face's layout
 
+INDEX = "model.safetensors.index.json"  # exists where the weights are spread over several files
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
                    "chat_template.jinja", "agent.json")  # agent.json: the prompt the policy was trained with
 
@@ -430,16 +432,19 @@ def resolve(path_or_hub_id: str) -> Path:
         raise ValueError(f"{missing} ({type(error).__name__}); check the spelling, or train or download it first.") from None
 
 
-def load(path_or_hub_id: str, dtype=torch.float32, device="cpu") -> Transformer:
-    """Opens a checkpoint. Tensors are read one at a time into an empty model, so there is never a second full copy."""
+def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded: bool = False, replicas: int = 1) -> Transformer:
+    """Opens a checkpoint. sharded: already cut by `shard`, so that no rank ever holds more than its part of the model.
+
+    Tensors are read one at a time into an empty model, so there is never a second full copy either.
+    """
     path = resolve(path_or_hub_id)
     config = ModelConfig.from_dict(read_json(path / "config.json"), str(path / "config.json"))
     with torch.device("meta"):
-        model = Transformer(config)
-    model.frequencies_E = rope_frequencies(config)
-    index = path / "model.safetensors.index.json"
+        model = Transformer(config).to(dtype)
+    model = (shard(model, replicas) if sharded else model).to_empty(device=device)
+    index = path / INDEX
     names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
-    expected, found = model.state_dict(), {}
+    state, found = model.state_dict(), set()
     for name in names:
         if not (path / name).exists():
             raise ValueError(f"{path / name} does not exist; the checkpoint is incomplete, copy or train it again.")
@@ -449,15 +454,15 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu") -> Transformer:
                     if key == "lm_head.weight" and config.tie_word_embeddings:
                         continue  # some writers store the shared matrix twice
                     tensor = file.get_tensor(key)
-                    if key not in expected or tensor.shape != expected[key].shape:
-                        wanted = f"shape {tuple(expected[key].shape)}" if key in expected else "no such tensor"
+                    if key not in state or tensor.shape != state[key].shape:
+                        wanted = f"shape {tuple(state[key].shape)}" if key in state else "no such tensor"
                         raise ValueError(f"{path / name}: {key} has shape {tuple(tensor.shape)}, config.json asks for {wanted}.")
-                    found[key] = nn.Parameter(tensor.to(dtype))
+                    fill(state[key], tensor)
+                    found.add(key)
         except SafetensorError as error:
             raise ValueError(f"{path / name} is damaged ({error}); copy or train it again.") from None
-    if missing := sorted(set(expected) - set(found)):
+    if missing := sorted(set(state) - found):
         raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}.")
-    model.load_state_dict(found, assign=True)
     return model
 
 
@@ -467,12 +472,14 @@ def new(path: str | Path, seed: int = 0) -> Transformer:
     return Transformer(ModelConfig.from_dict(read_json(path), str(path))).init_weights(seed)
 
 
-def save(model: Transformer, path: str | Path, like: str | Path | None = None, run: dict | None = None):
+def save(model: Transformer, path: str | Path, like: str | Path | None = None, run: dict | None = None,
+         max_bytes: float = 5e9):
     """Writes a directory that `load`, transformers and vLLM open. All ranks call it; rank 0 writes.
 
     like: the checkpoint whose tokenizer files go along. run: what made it; kept under "run" in config.json, which other
-    readers pass over. Everything is written to a temporary directory first. A new checkpoint is then renamed into place;
-    in a run's directory, which holds other files too, each file is replaced whole, the weights before the rest.
+    readers pass over. max_bytes: weights beyond it are spread over several files. Everything is written to a temporary
+    directory first. A new checkpoint is then renamed into place; in a run's directory, which holds other files too, each
+    file is replaced whole, the index of the weights last: a reader never sees the weights of two saves as one model.
     """
     state = {key: value.detach().cpu().contiguous() for key, value in full_state(model).items()}
     if rank() == 0:
@@ -480,18 +487,42 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
         fresh = path.with_name(path.name + ".tmp")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
-        (fresh / "config.json").write_text(json.dumps(model.config.raw | ({"run": run} if run else {}), indent=2) + "\n")
+        write_weights(state, fresh, max_bytes)
+        raw = model.config.raw
+        stored = {"dtype" if "dtype" in raw else "torch_dtype": str(next(iter(state.values())).dtype).removeprefix("torch.")}
+        (fresh / "config.json").write_text(json.dumps(raw | stored | ({"run": run} if run else {}), indent=2) + "\n")
         for name in TOKENIZER_FILES:
             if source and (source / name).exists():
                 shutil.copy(source / name, fresh / name)
         if not path.exists():
             fresh.rename(path)
         else:
-            for file in sorted(fresh.iterdir(), key=lambda f: f.suffix != ".safetensors"):
+            for stale in [path / INDEX, *(f for f in path.glob("model*.safetensors") if not (fresh / f.name).exists())]:
+                stale.unlink(missing_ok=True)
+            for file in sorted(fresh.iterdir(), key=lambda f: (f.name == INDEX, f.suffix != ".safetensors")):
                 file.replace(path / file.name)
             fresh.rmdir()
     barrier()
+
+
+def write_weights(state: dict, path: Path, max_bytes: float):
+    """One file, or as many as it takes to keep each within max_bytes, with the index that says which holds what."""
+    files, room = [{}], max_bytes
+    for key, value in state.items():
+        if files[-1] and value.nbytes > room:
+            files.append({})
+            room = max_bytes
+        files[-1][key] = value
+        room -= value.nbytes
+    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    if len(files) == 1:
+        names = ["model.safetensors"]
+    else:
+        weight_map = {key: name for name, part in zip(names, files) for key in part}
+        index = {"metadata": {"total_size": sum(value.nbytes for value in state.values())}, "weight_map": weight_map}
+        (path / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    for name, part in zip(names, files):
+        save_file(part, path / name, metadata={"format": "pt"})
 
 
 def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
@@ -506,6 +537,8 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
 
 # --------------------------------------------------------------------------------------------------------------------
 # Several processes: FSDP2 from outside. One process is the same code with world size 1.
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # by dcp, of a run on one process
 
 
 def init_dist() -> torch.device:
@@ -560,18 +593,32 @@ def gather(items: list) -> list:
     return [item for part in parts for item in part]
 
 
-def shard(model: Transformer) -> Transformer:
-    """FSDP2: every block, then the rest, is cut into world-size parts and gathered just in time.
+def shard(model: Transformer, replicas: int = 1) -> Transformer:
+    """FSDP2: every block, then the rest, is cut into parts that are gathered just in time.
 
-    bfloat16 compute with float32 masters and reductions on GPUs, float32 throughout on CPU.
+    bfloat16 compute with float32 masters and reductions on GPUs, float32 throughout on CPU. replicas: into how many groups
+    the ranks divide, each holding the whole model between them (HSDP): one a node keeps the gathering off the slow network.
     """
-    if world_size() == 1:
+    if not dist.is_initialized():
         return model
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
+    assert world_size() % replicas == 0, f"{world_size()} ranks do not divide into {replicas} replicas"
+    cuda = torch.cuda.is_available()
+    shape = (world_size(),) if replicas == 1 else (replicas, world_size() // replicas)
+    mesh = dist.init_device_mesh("cuda" if cuda else "cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if cuda else MixedPrecisionPolicy()
     for block in model.model.layers:
-        fully_shard(block, mp_policy=policy)
-    return fully_shard(model, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+@torch.no_grad()
+def fill(parameter, tensor):
+    """Copies a whole tensor into a parameter; of a sharded one, this rank's part. No communication."""
+    if hasattr(parameter, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(tensor)
 
 
 @contextmanager
@@ -591,10 +638,61 @@ def unsharded(model: Transformer):
 
 def full_state(model: Transformer) -> dict:
     """The whole state dict; on several ranks gathered, complete on rank 0 only."""
-    if world_size() == 1:
+    if not dist.is_initialized():
         return model.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def save_training(path: str | Path, model: Transformer, optimizer, extra: dict):
+    """Writes all that a resumed run needs: weights, optimizer, and `extra` (step, cursor, random states; rank 0's counts).
+
+    All ranks call it, each writes its part, and `load_training` reads it on any number of ranks. The directory appears
+    whole: it is written beside and renamed; what it replaces stands as PATH.old until the new one is in place.
+    """
+    import torch.distributed.checkpoint as dcp
+    path = Path(path)
+    fresh, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+    if rank() == 0:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        torch.save(extra | {"optimizer_began": bool(optimizer.state)}, fresh / "extra.pt")
+    barrier()
+    dcp.save(training_state(model, optimizer, bool(optimizer.state)), checkpoint_id=fresh)
+    if rank() == 0:
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        fresh.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    barrier()
+
+
+def load_training(path: str | Path, model: Transformer, optimizer) -> dict:
+    """Brings model and optimizer to where `save_training` left them; returns `extra`."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    path = Path(path)
+    path = path if path.exists() else path.with_name(path.name + ".old")
+    if not (path / "extra.pt").exists():
+        raise ValueError(f"{path / 'extra.pt'} does not exist; there is no training state to resume from.")
+    extra = torch.load(path / "extra.pt", weights_only=True)
+    began = extra.pop("optimizer_began")
+    state = training_state(model, optimizer, began)
+    dcp.load(state, checkpoint_id=path)  # in place
+    if began:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    return extra
+
+
+def training_state(model, optimizer, began: bool) -> dict:
+    """What is saved, under names that do not depend on the number of ranks.
+
+    An optimizer that never stepped (began false) is left out: asking for its state would make it step once.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    state = {"model": get_model_state_dict(model)}
+    return state | {"optimizer": get_optimizer_state_dict(model, optimizer)} if began else state
 
 
 def main():

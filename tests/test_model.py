@@ -1,14 +1,17 @@
 """The forward pass against itself: every way of computing a log-prob gives the same number."""
 import json
 import math
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import ROOT, tiny_config, tiny_model
+from two_ranks import optimizer_of, train_step
 
-from model import KVCache, ModelConfig, generate, load, rope_frequencies, sample, save, token_logprobs
+from model import (KVCache, ModelConfig, generate, load, load_training, rope_frequencies, sample, save, save_training,
+                   token_logprobs)
 
 FAMILIES = [("llama", {}), ("llama", {"tie_word_embeddings": False, "rope_scaling": {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
@@ -195,6 +198,71 @@ def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
     tokens = torch.randint(0, 400, (1, 9))
     assert torch.equal(model(tokens), again(tokens))
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_weights_over_the_size_limit_are_spread_over_files(tmp_path):
+    """Also into a directory whose last save took another number of files: none of those may be left to be read."""
+    a, b = tiny_model(seed=1), tiny_model(seed=2)
+    for model, limit in [(a, 20_000), (b, 5e9), (a, 10_000), (b, 30_000)]:
+        save(model, tmp_path / "a", max_bytes=limit)
+        files = list((tmp_path / "a").glob("*.safetensors"))
+        assert (len(files) == 1) == (limit == 5e9) == (not (tmp_path / "a/model.safetensors.index.json").exists())
+        assert all(f.stat().st_size < limit + 5000 or len(files) > 1 and f.stat().st_size > 51_200 for f in files)
+        again = load(tmp_path / "a")
+        assert all(torch.equal(x, again.state_dict()[key]) for key, x in model.state_dict().items())
+
+
+def test_resumed_training_equals_never_having_stopped(tmp_path):
+    model = tiny_model()
+    optimizer, rng = optimizer_of(model), torch.get_rng_state()
+    save_training(tmp_path / "t", model, optimizer, {"step": 0})
+    assert not optimizer.state  # saving makes no step
+    for step in range(4):
+        if step == 2:
+            save_training(tmp_path / "t", model, optimizer, {"step": 2, "rng": rng, "order": (3, 1)})
+        train_step(model, optimizer, step)
+    again = tiny_model(seed=9)
+    other = optimizer_of(again)
+    extra = load_training(tmp_path / "t", again, other)
+    assert extra["step"] == 2 and extra["order"] == (3, 1) and torch.equal(extra["rng"], rng)
+    for step in range(2, 4):
+        train_step(again, other, step)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+    assert [f.name for f in tmp_path.iterdir()] == ["t"]
+    (tmp_path / "t").rename(tmp_path / "t.old")  # killed between the two renames
+    assert load_training(tmp_path / "t", again, other)["step"] == 2
+    with pytest.raises(ValueError, match="no training state"):
+        load_training(tmp_path / "nowhere", again, other)
+
+
+def relative(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_two_ranks_equal_one(tmp_path, replicas):
+    """Loss, gradients and weights over three steps; what two ranks saved half-way is resumed on one."""
+    model = tiny_model("llama", tie_word_embeddings=False)
+    save(model, tmp_path / "start")
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", ROOT / "tests/two_ranks.py", "model",
+                           tmp_path / "start", tmp_path, str(replicas)], capture_output=True, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    two = torch.load(tmp_path / "results.pt", weights_only=True)
+    optimizer = optimizer_of(model)
+    for step in range(3):
+        loss, gradients = train_step(model, optimizer, step)
+        assert two["losses"][step] == pytest.approx(loss, rel=1e-6)
+        for name, gradient in gradients.items():
+            assert relative(two["gradients"][step][name], gradient) < 1e-6, name
+    resumed = tiny_model("llama", seed=3, tie_word_embeddings=False)
+    other = optimizer_of(resumed)
+    assert load_training(tmp_path / "training", resumed, other) == {"step": 2}
+    train_step(resumed, other, 2)
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
+    for name, saved in load(tmp_path / "saved").state_dict().items():
+        assert relative(saved, model.state_dict()[name]) < 1e-6
+        assert relative(resumed.state_dict()[name], model.state_dict()[name]) < 1e-6
 
 
 @pytest.mark.parametrize("changes, word", [({"model_type": "mamba"}, "model_type"), ({"quantization_config": {"bits": 4}}, "quantization"),

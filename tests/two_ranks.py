@@ -1,25 +1,36 @@
-"""Run by torchrun on two ranks: three optimizer steps on ragged groups, then the weights to a file. On one rank the same."""
+"""Run by torchrun: three optimizer steps on several ranks, results to a file. The same code without torchrun is one rank.
+
+    two_ranks.py CHECKPOINT OUT                  mgrpo.py's update on ragged groups of unequal number
+    two_ranks.py model CHECKPOINT OUT REPLICAS   model.py's part: a model that is loaded in parts, trained, saved half-way
+"""
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from conftest import tiny_model
-from test_mgrpo import trajectory
 
-from compress import Chat
-from mgrpo import Config, group_advantages, update
-from model import full_state, init_dist, load_tokenizer, rank, shard, unsharded, world_size
+from model import (all_sum, full_state, init_dist, load, load_tokenizer, rank, save, save_training, shard, token_logprobs,
+                   unsharded, world_size)
 
 
 def groups(chat, step):
     """Five groups of unequal length; the first rank gets three of them, one without variance."""
+    from test_mgrpo import trajectory
     return [[trajectory(chat, float((i + k) % 2 and k != 2), [2 + (i * k + step) % 7] * (1 + i + k), seed=100 * step + 10 * k + i)
              for i in range(3)] for k in range(5)]
 
 
-def main(checkpoint, out):
-    torch.set_num_threads(1)
+def run_forwards(model):
+    """As in a rollout: each rank runs as many forwards as it likes."""
+    with unsharded(model), torch.no_grad():
+        for _ in range(1 + 2 * rank()):
+            model(torch.zeros(1, 5, dtype=torch.long))
+
+
+def train_policy(checkpoint, out):
+    from compress import Chat
+    from mgrpo import Config, group_advantages, update
     device = init_dist()
     chat = Chat(load_tokenizer(checkpoint), "You browse the web.")
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
@@ -27,9 +38,7 @@ def main(checkpoint, out):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
     lines = []
     for step in range(3):
-        with unsharded(model), torch.no_grad():  # as in a rollout: each rank runs as many forwards as it likes
-            for _ in range(1 + 2 * rank()):
-                model(torch.zeros(1, 5, dtype=torch.long))
+        run_forwards(model)
         kept = [g for g in map(group_advantages, groups(chat, step)[rank()::world_size()]) if g]
         lines.append(update(model, reference, optimizer, kept, chat, Config(beta=0.1, max_tokens=300), device))
     state = full_state(model)
@@ -37,5 +46,41 @@ def main(checkpoint, out):
         torch.save({"state": state, "metrics": lines}, out)
 
 
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
+
+
+def train_step(model, optimizer, step, world=1, member=0):
+    """One step on the member's share of eight rows; returns the loss of this share and the gradients."""
+    rows = torch.randint(0, 400, (8, 24), generator=torch.Generator().manual_seed(step))[member::world]
+    logp_N, _ = token_logprobs(model, rows, torch.arange(24).expand_as(rows) >= 15)
+    loss = -logp_N.sum() / 72
+    (loss * world).backward()  # FSDP averages over ranks
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item(), gradients
+
+
+def train_model(checkpoint, out, replicas):
+    init_dist()
+    out, model = Path(out), load(checkpoint, sharded=True, replicas=int(replicas))
+    whole = sum(p.numel() for p in model.parameters())
+    held = sum(p.to_local().numel() for p in model.parameters())
+    assert held <= whole * int(replicas) / world_size() * 1.01, f"this rank holds {held} of {whole} numbers"
+    optimizer, losses, gradients = optimizer_of(model), [], []
+    for step in range(3):
+        run_forwards(model)
+        loss, gradient = train_step(model, optimizer, step, world_size(), rank())
+        losses.append(float(all_sum([loss])))
+        gradients.append({name: g.full_tensor() for name, g in gradient.items()})
+        if step == 1:
+            save_training(out / "training", model, optimizer, {"step": 2})
+    save(model, out / "saved", max_bytes=20_000)
+    if rank() == 0:
+        torch.save({"losses": losses, "gradients": gradients}, out / "results.pt")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    torch.set_num_threads(1)
+    train_model(*sys.argv[2:]) if sys.argv[1] == "model" else train_policy(*sys.argv[1:])
