@@ -10,9 +10,10 @@ import torch
 from conftest import ROOT, tiny_model
 
 import mgrpo
-from compress import Chat, Trajectory, Turn, pad, rows
+from compress import Chat, Trajectory, Turn, context, pad, rows
+from flat_sequence import compare
 from mgrpo import Config, collect, group_advantages, mgrpo_loss, rollout_metrics, task_batch, update, weigh
-from model import gather, init_dist, load_tokenizer, rank, shard, token_logprobs
+from model import gather, generate, init_dist, load_tokenizer, rank, shard, token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +184,17 @@ def test_from_the_second_update_on_the_ratio_and_the_clip_do_work(chat):
     grads, _ = gradient_of(chat, kept, cfg, model=model)
     for name in expected:
         torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_one_flat_sequence_is_not_what_was_sampled(chat):
+    """tests/flat_sequence.py on a random model: only trunk and leaves give back the log-probs of the rollout."""
+    model, episodes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), [trajectory(chat, 0.0, [4, 6, 5], seed=s) for s in range(3)]
+    for tau in episodes:
+        for t, turn in enumerate(tau.turns):
+            turn.action_ids, turn.logps = generate(model, context(chat, tau, t), 8, temperature=1.0, seed=t)
+    result = compare(model, chat, episodes)
+    assert result["ours"]["mean"] < 1e-5 and result["flat"]["mean"] > 0.1 and result["masked"]["mean"] > 0.1
+    assert result["ours"]["outside_clip"] == 0 < result["flat"]["outside_clip"]
 
 
 def test_training_uses_the_sampling_temperature(chat):

@@ -1,0 +1,112 @@
+"""What goes wrong when an episode under context compression is trained as one flat sequence.
+
+Plays episodes, then scores their responses as training would, three times, and compares with the log-probs of the rollout:
+
+    flat     one sequence per trajectory, every page replaced by the placeholder: no response sees the page it answered
+    masked   the same, and the loss mask is used as attention mask too: beyond the first user message no token is seen but
+             responses. (The token that opens a response stays in sight here, which is kinder than deleting it as well.)
+    ours     each response under the context it was sampled from, packed
+
+    python tests/flat_sequence.py --model runs/bc --episodes 64 --out assets/flat_sequence
+"""
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before whatever imports torch
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import torch
+
+from compress import Chat, Trajectory, micro_batches, open_chat, pack, rows, trunk
+from evaluate import load_tasks, open_sites, score
+from model import Transformer, load, load_tokenizer, token_logprobs
+from rollout import Settings, actions_help, rollout
+
+
+@torch.no_grad()
+def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[list[float]]:
+    """Log-probs of each turn's response in the flat sequence of the trajectory."""
+    ids, out, seen = trunk(chat, tau, len(tau.turns)), [], []  # seen: what the loss mask, taken for attention, leaves
+    for t, turn in enumerate(tau.turns):
+        begin = len(trunk(chat, tau, t + 1)) - len(chat.action(turn.action_ids))
+        response = list(range(begin, begin + len(turn.action_ids)))
+        seen = seen or list(range(begin))
+        context = sorted({*seen, begin - 1}) if masked else list(range(begin))
+        kept = context + response  # leaving the others out, at unchanged positions, is masking them
+        action_BT = torch.tensor([[False] * len(context) + [True] * len(response)])
+        logp_N, _ = token_logprobs(model, torch.tensor([[ids[i] for i in kept]]), action_BT, positions_BT=torch.tensor([kept]))
+        out.append(logp_N.tolist())
+        seen = seen + response
+    return out
+
+
+@torch.no_grad()
+def ours(model: Transformer, chat: Chat, tau: Trajectory) -> list[list[float]]:
+    batch = micro_batches(rows(chat, tau), 10**9)[0]
+    logp_N, _ = token_logprobs(model, **pack(batch))
+    return [part.tolist() for part in logp_N.split([row.n_action for row in batch])][::-1]  # packed last turn first
+
+
+def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: float = 0.2) -> dict:
+    """Per way of training: mean |difference| to the rollout, over all tokens and by turn, and how many ratios leave 1 ± eps."""
+    ways = {"flat": lambda tau: flat(model, chat, tau, False), "masked": lambda tau: flat(model, chat, tau, True),
+            "ours": lambda tau: ours(model, chat, tau)}
+    result = {}
+    for name, way in ways.items():
+        by_turn: list[list[float]] = [[] for _ in range(max(len(tau.turns) for tau in episodes))]
+        for tau in episodes:
+            for t, (turn, logps) in enumerate(zip(tau.turns, way(tau), strict=True)):
+                by_turn[t] += [a - b for a, b in zip(logps, turn.logps, strict=True)]
+        delta_N = torch.tensor(sum(by_turn, []), dtype=torch.float64)
+        result[name] = {"mean": float(delta_N.abs().mean()), "max": float(delta_N.abs().max()), "tokens": len(delta_N),
+                        "outside_clip": float(((delta_N.exp() - 1).abs() > eps).double().mean()),
+                        "by_turn": [sum(map(abs, turn)) / len(turn) for turn in by_turn]}
+    return result
+
+
+def figure(result: dict, said: str) -> str:
+    """Bars on a logarithmic scale from 1e-8, as SVG."""
+    svg = ['<svg xmlns="http://www.w3.org/2000/svg" width="720" height="190" font-family="sans-serif" font-size="14">',
+           '<rect width="720" height="190" fill="white"/>', '<text x="16" y="26" font-weight="bold">',
+           "mean |log-prob in training − log-prob in rollout| per action token</text>"]
+    for y, way, name, color in ((46, "flat", "one flat sequence, pages replaced", "#d1495b"),
+                                (82, "masked", "... and loss mask as attention mask", "#8d2e3c"),
+                                (118, "ours", "ours: trunk and leaves", "#2a9d8f")):
+        mean = result[way]["mean"]
+        length = max(2, 38 * (8 + math.log10(mean)))
+        svg += [f'<text x="250" y="{y + 17}" text-anchor="end">{name}</text>',
+                f'<rect x="260" y="{y}" width="{length:.0f}" height="24" fill="{color}"/>',
+                f'<text x="{268 + length:.0f}" y="{y + 17}">{mean:.1e}</text>']
+    svg += [f'<text x="16" y="176" font-size="12" fill="#555">{said}; bars on a logarithmic scale from 1e-8</text>', "</svg>\n"]
+    return "\n".join(svg)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sandbox/base")
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--out", help="write OUT.json and OUT.svg")
+    args = parser.parse_args()
+    chat, model = open_chat(load_tokenizer(args.model), args.model, actions_help()), load(args.model)
+    settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
+    with open_sites("sandbox:test") as sites:
+        tasks = load_tasks(f"sandbox:test:{args.episodes}", sites)
+        episodes = [tau for tau in asyncio.run(rollout(model, chat, tasks, score, settings)) if tau.turns]
+    result = compare(model, chat, episodes)
+    said = f"{len(episodes)} episodes of {args.model}, {result['ours']['tokens']} action tokens, float32"
+    print(f"{said}\n\n{'':8}  mean |Δ|   max |Δ|  ratio outside 1 ± 0.2")
+    for name, row in result.items():
+        print(f"{name:8} {row['mean']:9.1e} {row['max']:9.1e} {row['outside_clip']:22.1%}")
+    if args.out:
+        Path(args.out + ".json").write_text(json.dumps({"episodes": len(episodes), "model": args.model} | result, indent=1) + "\n")
+        Path(args.out + ".svg").write_text(figure(result, said))
+
+
+if __name__ == "__main__":
+    main()
