@@ -6,6 +6,7 @@ The correctness argument of the whole project stands in this file: `sample` (wha
 (what training differentiates) are two readings of the same forward pass, so their log-probs agree to rounding.
 
     python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
+    python model.py --plan Llama-3.1-8B --gpus 8 --context 16384     # how many GPUs do I need?
 
 A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. State-dict keys are Hugging Face's.
 The classes know nothing of several GPUs; the last section applies FSDP2 to them from outside.
@@ -42,6 +43,10 @@ from torch.utils.checkpoint import checkpoint
 # Configuration: config.json, read strictly
 
 
+REFUSED = {"quantization_config": "use the unquantised checkpoint", "use_sliding_window": "only full attention is supported",
+           "attention_bias": "only Qwen2's own biases are supported", "mlp_bias": "feed-forward biases are not supported"}
+
+
 @dataclass
 class ModelConfig:
     """The part of Hugging Face's config.json that the forward pass needs. `raw` keeps the file for `save`."""
@@ -69,25 +74,29 @@ class ModelConfig:
         for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             if not isinstance(raw.get(field), int) or raw[field] <= 0:
                 raise ValueError(f"{source}: {field} must be a positive integer, not {raw.get(field)!r}.")
-        if raw.get("quantization_config"):
-            raise ValueError(f"{source}: quantization_config is set; use the unquantised checkpoint.")
-        if raw.get("use_sliding_window"):
-            raise ValueError(f"{source}: use_sliding_window is on; only full attention is supported.")
+        for field, remedy in REFUSED.items():
+            if raw.get(field):
+                raise ValueError(f"{source}: {field} is {raw[field]!r}; {remedy}.")
+        if raw.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"{source}: hidden_act is {raw['hidden_act']!r}; only silu is supported.")
+        if "sliding_attention" in (raw.get("layer_types") or ()):
+            raise ValueError(f"{source}: layer_types names sliding_attention; only full attention is supported.")
         # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both.
-        rope = raw.get("rope_parameters") or {}
-        scaling = raw.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
-        if scaling and scaling.get("rope_type", scaling.get("type")) not in ("llama3", "default"):
-            raise ValueError(f"{source}: rope_scaling {scaling} is not supported; only llama3 scaling is.")
+        spelled = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+        rope = raw.get(spelled) or {}
+        scaling = rope.get("rope_type", rope.get("type", "default"))
+        if scaling not in ("llama3", "default"):
+            raise ValueError(f"{source}: {spelled} asks for {scaling!r}; only llama3 scaling is supported.")
         heads, width = raw["num_attention_heads"], raw["hidden_size"]
         return cls(
             raw=raw, model_type=kind, vocab_size=raw["vocab_size"], hidden_size=width,
             intermediate_size=raw["intermediate_size"], num_hidden_layers=raw["num_hidden_layers"],
             num_attention_heads=heads, num_key_value_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or width // heads, rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
-            rope_scaling=scaling if scaling and scaling.get("rope_type", scaling.get("type")) == "llama3" else None,
+            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+            rope_scaling=rope if scaling == "llama3" else None,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=bool(raw.get("attention_bias", kind == "qwen2")), qk_norm=kind == "qwen3")
+            qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -695,15 +704,104 @@ def training_state(model, optimizer, began: bool) -> dict:
     return state | {"optimizer": get_optimizer_state_dict(model, optimizer)} if began else state
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# How many GPUs do I need? From the config alone
+
+SHAPES = {  # model_type, vocabulary, width, feed-forward width, layers, query heads, key/value heads, head size, tied
+    "Llama-3.1-8B": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
+    "Llama-3.2-1B": ("llama", 128256, 2048, 8192, 16, 32, 8, 64, True),
+    "Llama-3.2-3B": ("llama", 128256, 3072, 8192, 28, 24, 8, 128, True),
+    "Qwen2.5-0.5B": ("qwen2", 151936, 896, 4864, 24, 14, 2, 64, True),
+    "Qwen2.5-1.5B": ("qwen2", 151936, 1536, 8960, 28, 12, 2, 128, True),
+    "Qwen2.5-3B": ("qwen2", 151936, 2048, 11008, 36, 16, 2, 128, True),
+    "Qwen2.5-7B": ("qwen2", 152064, 3584, 18944, 28, 28, 4, 128, False),
+    "Qwen3-0.6B": ("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, True),
+    "Qwen3-1.7B": ("qwen3", 151936, 2048, 6144, 28, 16, 8, 128, True),
+    "Qwen3-4B": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128, True),
+    "Qwen3-8B": ("qwen3", 151936, 4096, 12288, 36, 32, 8, 128, False),
+}
+CARDS = (24, 48, 80, 141)  # GiB
+RESERVE = 1.1              # the CUDA context, communication buffers, and what the allocator cannot use
+
+
+def shape_config(name: str) -> ModelConfig:
+    """The config of a model in SHAPES, or of a directory's or hub id's config.json."""
+    if name not in SHAPES:
+        path = Path(name) if (Path(name) / "config.json").exists() else None
+        if path is None:
+            raise ValueError(f"--plan {name}: neither a directory with config.json nor one of {', '.join(SHAPES)}.")
+        return ModelConfig.from_dict(read_json(path / "config.json"), str(path / "config.json"))
+    names = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "num_key_value_heads", "head_dim", "tie_word_embeddings")
+    return ModelConfig.from_dict(dict(zip(names, SHAPES[name])))
+
+
+def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool = True, replicas: int = 1) -> dict:
+    """Bytes per GPU of one M-GRPO step, {phase: {what: bytes}}: one packed row of `context` tokens a micro-batch.
+
+    A block's activations are the tensors that autograd keeps in bfloat16 compute: two norms (x and x/|x| in float32, output),
+    q k v and the attention's output twice, four feed-forward products.
+    """
+    with torch.device("meta"):
+        model = Transformer(c)
+    total, block = (sum(p.numel() for p in m.parameters()) for m in (model, model.model.layers[0]))
+    ends, part = total - block * c.num_hidden_layers, replicas / gpus
+    D, E, H, K = c.hidden_size, c.head_dim, c.num_attention_heads, c.num_key_value_heads
+    activations = context * (2 * 2 * 5 * D + 2 * (3 * H + 2 * K) * E + 2 * 4 * c.intermediate_size)
+    kept = activations + 2 * context * D * c.num_hidden_layers if recompute else activations * c.num_hidden_layers
+    return {
+        "always": {"weights, float32": 4 * total * part, "Adam's two moments, float32": 8 * total * part,
+                   "reference policy, float32": 4 * total * part},
+        "rollout": {"unsharded copy, bfloat16": 2 * total,
+                    f"KV cache of {episodes} episodes": 2 * 2 * c.num_hidden_layers * K * E * episodes * context},
+        "training": {"gradients, float32": 4 * total * part,
+                     "gathered of both policies, bfloat16": 2 * 2 * (ends + 2 * block),  # embedding, head, this block, the next
+                     "gradients before their reduction": 2 * (ends + block) + 4 * max(ends, block),
+                     "activations" + (", recomputed" if recompute else ""): kept,
+                     "LM head, 1,024 positions at a time": 4 * 4 * 1024 * c.vocab_size}}
+
+
+def peak(parts: dict) -> float:
+    """GiB a card must have. Rollout and training take turns, so the larger counts."""
+    always, rollout, training = (sum(parts[phase].values()) for phase in ("always", "rollout", "training"))
+    return (always + max(rollout, training)) * RESERVE / 2 ** 30
+
+
+def print_plan(args):
+    config = shape_config(args.plan)
+    needs = lambda gpus: plan(config, gpus, args.context, args.episodes, not args.no_recompute, args.replicas)
+    parts = needs(args.gpus)
+    print(f"{args.plan} on {args.gpus} GPU{'s' * (args.gpus > 1)}, {args.context:,} tokens of context, {args.episodes} episodes at once on each GPU; "
+          f"GiB per GPU (estimated):")
+    for phase, lines in parts.items():
+        print("\n".join(f"  {phase:10}{what:42}{size / 2 ** 30:8.1f}" for what, size in lines.items()))
+    print(f"  {'peak':10}{'the larger of rollout and training + 10%':42}{peak(parts):8.1f}\n")
+    for card in CARDS:
+        enough = next((n for n in (args.replicas * 2 ** i for i in range(11)) if peak(needs(n)) <= card), None)
+        verdict = f"fits, {card - peak(parts):.0f} GiB to spare" if peak(parts) <= card else f"lacks {peak(parts) - card:.0f} GiB"
+        print(f"  {card:4} GB cards: {verdict}; " + (f"{enough} GPU{'s' * (enough > 1)} would do" if enough else
+                                                    "no number of GPUs would do: fewer episodes, a shorter context or a smaller model"))
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Complete a raw prompt with a checkpoint.")
-    parser.add_argument("model", help="checkpoint directory or hub id")
-    parser.add_argument("prompt")
+    parser = argparse.ArgumentParser(description="Complete a raw prompt with a checkpoint, or plan a training run's memory.")
+    parser.add_argument("model", nargs="?", help="checkpoint directory or hub id")
+    parser.add_argument("prompt", nargs="?")
     parser.add_argument("--max-new-tokens", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
+    parser.add_argument("--plan", metavar="NAME", help=f"memory per GPU of M-GRPO on a directory or {', '.join(SHAPES)}")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--context", type=int, default=16384, help="tokens of the longest episode")
+    parser.add_argument("--episodes", type=int, default=8, help="decoded side by side on each GPU")
+    parser.add_argument("--replicas", type=int, default=1, help="groups of GPUs that each hold the whole model (HSDP)")
+    parser.add_argument("--no-recompute", action="store_true", help="keep all activations instead of recomputing them")
     args = parser.parse_args()
+    if args.plan:
+        return print_plan(args)
+    if args.prompt is None:
+        parser.error("give a checkpoint and a prompt, or --plan NAME")
     device = init_dist()
     tokenizer = load_tokenizer(args.model)
     model = load(args.model, torch.bfloat16 if device.type == "cuda" else torch.float32, device)

@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, tiny_config, tiny_model
 from two_ranks import optimizer_of, train_step
 
-from model import (KVCache, ModelConfig, generate, load, load_training, rope_frequencies, sample, save, save_training,
-                   token_logprobs)
+from model import (SHAPES, KVCache, ModelConfig, generate, load, load_training, plan, rope_frequencies, sample, save,
+                   save_training, shape_config, token_logprobs)
 
 FAMILIES = [("llama", {}), ("llama", {"tie_word_embeddings": False, "rope_scaling": {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
@@ -265,12 +265,62 @@ def test_two_ranks_equal_one(tmp_path, replicas):
         assert relative(resumed.state_dict()[name], model.state_dict()[name]) < 1e-6
 
 
-@pytest.mark.parametrize("changes, word", [({"model_type": "mamba"}, "model_type"), ({"quantization_config": {"bits": 4}}, "quantization"),
-                                           ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling"),
-                                           ({"use_sliding_window": True}, "sliding"), ({"hidden_size": "big"}, "hidden_size")])
+@pytest.mark.parametrize("changes, word", [
+    ({"model_type": "mamba"}, "model_type"), ({"model_type": "qwen3_moe"}, "model_type"), ({"hidden_size": "big"}, "hidden_size"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config"), ({"use_sliding_window": True}, "use_sliding_window"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"), ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling asks for 'yarn'"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling asks for 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters asks for 'yarn'"),
+    ({"model_type": "llama", "attention_bias": True}, "attention_bias"), ({"mlp_bias": True}, "mlp_bias")])
 def test_unsupported_configs_are_refused_by_name(changes, word):
     with pytest.raises(ValueError, match=word):
         ModelConfig.from_dict(tiny_config(**changes))
+
+
+def test_both_spellings_of_rope_settings_mean_the_same():
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+    for scaled in ({}, scaling):
+        old = ModelConfig.from_dict(tiny_config("llama", rope_theta=5e5, rope_scaling=scaled or None))
+        new = tiny_config("llama", rope_parameters={"rope_type": "default", "rope_theta": 5e5} | scaled)
+        del new["rope_theta"]
+        assert torch.equal(rope_frequencies(old), rope_frequencies(ModelConfig.from_dict(new)))
+    assert rope_frequencies(old)[-1] == pytest.approx(5e5 ** -0.75 / 8)  # the slowest pair is slowed by the factor
+
+
+PUBLISHED = {"Llama-3.1-8B": 8_030_261_248, "Llama-3.2-1B": 1_235_814_400, "Llama-3.2-3B": 3_212_749_824,
+             "Qwen2.5-0.5B": 494_032_768, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688, "Qwen2.5-7B": 7_615_616_512,
+             "Qwen3-0.6B": 596_049_920, "Qwen3-1.7B": 1_720_574_976, "Qwen3-4B": 4_022_468_096, "Qwen3-8B": 8_190_735_360}
+
+
+def test_the_plan_knows_the_published_sizes():
+    for name in SHAPES:
+        assert plan(shape_config(name), 1, 1024, 1)["rollout"]["unsharded copy, bfloat16"] == 2 * PUBLISHED[name], name
+
+
+def test_the_plan_counts_what_is_allocated():
+    """The cache as it is made; activations as autograd keeps them in bfloat16."""
+    shape = dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=2, head_dim=32, intermediate_size=768)
+    kept = []
+    for layers in (1, 2):
+        model = tiny_model("llama", num_hidden_layers=layers, **shape).bfloat16()
+        weights, seen = {p.data_ptr() for p in model.parameters()}, {}
+        keep = lambda x: seen.setdefault(x.untyped_storage().data_ptr(), x) if x.data_ptr() not in weights else None
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: (keep(x), x)[1], lambda x: x):
+            hidden = model(torch.zeros(1, 256, dtype=torch.long), head=lambda x_BTD: x_BTD)
+        kept.append(sum(x.untyped_storage().nbytes() for x in seen.values()))
+        parts = plan(model.config, 1, 256, 3, recompute=False)
+        cache = KVCache(model.config, 3, 256, torch.bfloat16)
+        assert parts["rollout"]["KV cache of 3 episodes"] == cache.k.nbytes + cache.v.nbytes
+    assert kept[1] - kept[0] == pytest.approx(parts["training"]["activations"] / 2, rel=0.02)
+
+
+def test_the_plan_needs_no_weights():
+    run = lambda *more: subprocess.run([sys.executable, ROOT / "model.py", "--plan", *more], capture_output=True, text=True)
+    out = run("Llama-3.1-8B", "--gpus", "8", "--context", "16384").stdout
+    assert all(f"{card} GB cards: " in out for card in (24, 48, 80, 141)) and "fits" in out and "lacks" in out
+    assert "Qwen3-8B" in run("Llama-9").stderr
 
 
 def test_broken_checkpoints_say_what_is_wrong(tmp_path):
