@@ -2,10 +2,10 @@
 
     L = - E_(h_t, a_t) log pi(a_t | h_t)          (paper §3.1; the mean runs over action tokens)
 
-h_t is put together by `compress.context`, exactly as in a rollout: a page is whole only in the turn that acts on it. Loss
+h_t is put together by compress.py, exactly as in a rollout: a page is whole only in the turn that acts on it. Loss
 falls on the response's tokens alone.
 
-    python bc.py                                   # experts show the sandbox's tasks in a real browser; train; save runs/bc
+    python bc.py                                   # experts show the sandbox's tasks in a real browser; saves runs/bc
     python bc.py --data runs/x/trajectories.jsonl  # clone the successful trajectories of a file instead
     torchrun --nproc_per_node 8 bc.py --model Qwen/Qwen2.5-3B-Instruct --paper --data demos.jsonl
 """
@@ -36,7 +36,7 @@ from rollout import Settings, actions_help, play
 class Config(Settings):
     # Model and data
     model: str = "sandbox/base"   # checkpoint directory or hub id to start from
-    fresh: bool = False           # start from random weights: of the checkpoint, only config.json and the tokenizer are read
+    fresh: bool = False           # from random weights: of the checkpoint, only config.json and the tokenizer are read
     data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
     demos: int = 150              # demonstrations to record
     out: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
@@ -83,8 +83,9 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
 
     played = asyncio.run(play(tasks, act, chat, score, cfg, log=log))
     if failed := [t for t in played if t.reward < 1]:
-        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first is task {failed[0].task['task_id']} "
-                         f"({failed[0].task['intent']!r}: {failed[0].checks or failed[0].turns[-1].error}).")
+        first = failed[0]
+        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first is task "
+                         f"{first.task['task_id']} ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
     records = [t.record(chat) for t in played]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -172,7 +173,8 @@ def main(cfg: Config):
         records = read_demonstrations(cfg.data)
     dataset = [row for record_ in records for row in rows(chat, replay(chat, record_))]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
-    log(f"{len(records)} demonstrations, {len(fitting)} responses to learn ({len(dataset) - len(fitting)} over --max-context left out)")
+    log(f"{len(records)} demonstrations, {len(fitting)} responses to learn "
+        f"({len(dataset) - len(fitting)} over --max-context left out)")
     train(shard(model), fitting, cfg, device, log, run.write)
     save(model, cfg.out, like=cfg.model, run=run.config)
     log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")

@@ -1,18 +1,18 @@
 """WebAgent-R1 (arXiv 2505.16421): end-to-end multi-turn reinforcement learning of a web agent with M-GRPO.
 
-For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i earns r_i = 1 if the task
-is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) / std(r), and the policy minimises
+For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i earns r_i = 1 if the
+task is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) / std(r), and the policy minimises
 
     L = - 1/G sum_i  1/|tau_i| sum_j  1/|a_ij| sum_t  [ min(rho A_i, clip(rho, 1-eps, 1+eps) A_i) - beta KL ]
 
-    rho = pi(token | h_j, a_ij,<t) / pi_old(...)    i: episodes, j: turns, t: tokens of a response; h_j: compress.context
+    rho = pi(token | h_j, a_ij,<t) / pi_old(...)   i: episodes, j: turns, t: tokens of a response; h_j: compress.context
 
-    python mgrpo.py                                # the sandbox on a laptop; without --model it runs bc.py's stage first
+    python mgrpo.py                              # the sandbox on a laptop; without --model it runs bc.py's stage first
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
 
-Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's formula
-divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of counting
-as a failure; an episode that never exits earns nothing for its answer. Differs from the released code: see compress.py.
+Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's
+formula divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of
+counting as a failure; an episode without exit earns nothing for its answer. From the released code: see compress.py.
 
 Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
 """
@@ -33,7 +33,8 @@ import torch
 import bc
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import load_tasks, open_sites, report, score, start_run
-from model import all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs, world_size
+from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs,
+                   world_size)
 from rollout import Settings, actions_help, rollout
 
 
@@ -49,9 +50,9 @@ class Config(Settings):
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
-    updates_per_batch: int = 1    # optimizer steps on the same episodes; from the second on rho leaves 1 and the clip works
+    updates_per_batch: int = 1    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
     dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
-    loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: every action token alike; constant: 1/(G max_turns max_new_tokens)
+    loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
     # Optimization
     lr: float = 8e-5              # constant
@@ -69,8 +70,8 @@ class Config(Settings):
     paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
 
 
-PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024, max_turns=15,
-             steps=40, recompute=True, max_tokens=16384)
+PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024,
+             max_turns=15, steps=40, recompute=True, max_tokens=16384)
 
 
 # ------------------------------------------------------------------------------------------ the algorithm: fork here --
@@ -92,7 +93,7 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
 
 
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
-    """The M-GRPO objective as one weighted token sum; weight_N carries the three nested means. Returns (loss, metrics)."""
+    """The M-GRPO objective as one weighted token sum; weight_N carries the nested means. Returns (loss, metrics)."""
     rho_N = (logp_N - logp_old_N).exp()
     surrogate_N = torch.min(rho_N * A_N, rho_N.clamp(1 - eps, 1 + eps) * A_N)
     delta_N = logp_ref_N - logp_N
@@ -104,7 +105,8 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
 
 def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
     """Training rows of the groups that train. Means over groups and tokens are global: counts come from all ranks."""
-    groups, tokens = all_sum([len(kept), sum(len(t.action_ids) for group in kept for tau in group for t in tau.turns)]).tolist()
+    actions = sum(len(turn.action_ids) for group in kept for tau in group for turn in tau.turns)
+    groups, tokens = all_sum([len(kept), actions]).tolist()
     out = []
     for group in kept:
         for tau in group:
@@ -127,7 +129,8 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
         inputs = pack(batch, device)
         expand = lambda value: torch.tensor([v for row in batch for v in value(row)], device=device)
         logp_old_N = expand(lambda row: row.logps)
-        A_N, weight_N = expand(lambda row: [row.advantage] * row.n_action), expand(lambda row: [row.weight] * row.n_action)
+        A_N = expand(lambda row: [row.advantage] * row.n_action)
+        weight_N = expand(lambda row: [row.weight] * row.n_action)
         logp_N, entropy_N = token_logprobs(model, **inputs, temperature=cfg.temperature)
         logp_ref_N = logp_N.detach()
         if reference is not None:
@@ -153,22 +156,24 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks: without replacement within a pass, every pass shuffled anew by the seed alone."""
-    out, passes = [], range(step * cfg.batch // len(tasks), (step + 1) * cfg.batch // len(tasks) + 1)
+    start, stop = step * cfg.batch, (step + 1) * cfg.batch
+    out, passes = [], range(start // len(tasks), stop // len(tasks) + 1)
     for number in passes:
         order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
-        out += [tasks[i] for k, i in enumerate(order) if step * cfg.batch <= number * len(tasks) + k < (step + 1) * cfg.batch]
+        out += [tasks[i] for k, i in enumerate(order) if start <= number * len(tasks) + k < stop]
     return out
 
 
-def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config) -> tuple[list[Trajectory], list[list[Trajectory]]]:
-    """Plays the step's tasks, whole groups per rank; returns this rank's trajectories and the groups of them that train.
+def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config):
+    """Plays the step's tasks, whole groups per rank; returns (this rank's trajectories, the groups of them that train).
 
-    With --dynamic-sampling, further tasks take the places of groups that teach nothing, for so many rounds at most. Which
-    tasks depends on the seed, the step and the number missing on all ranks together, so that the ranks agree.
+    With --dynamic-sampling, further tasks take the places of groups that teach nothing, for so many rounds at most.
+    Which tasks depends on the seed, the step and the number missing on all ranks together, so that the ranks agree.
     """
     batch, played, trajectories, kept = task_batch(tasks, step, cfg), [], [], []
     for extra in range(1 + cfg.dynamic_sampling):
-        episodes = asyncio.run(rollout(model, chat, batch[rank()::world_size()], score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
+        mine = batch[rank()::world_size()]
+        episodes = asyncio.run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
                                        temperature=cfg.temperature))
         groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
         kept += [group for group in map(group_advantages, groups) if group]
@@ -184,15 +189,18 @@ def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]
     """What the step's episodes looked like, over all ranks. success_rate counts every episode, refills included."""
     ok = [tau for tau in trajectories if tau.status == "ok"]
     turns = [turn for tau in ok for turn in tau.turns]
-    sums = all_sum([len(ok), sum(tau.reward for tau in ok), len(turns), sum(len(t.action_ids) for t in turns),
-                    sum(len(t.action_ids) + len(t.observation_ids) for t in turns), len(kept), len(trajectories) - len(ok),
-                    sum(not t.ended for t in turns), sum(bool(t.error) and not t.action for t in turns),
-                    sum(t.page_cut for t in turns), sum(tau.member == 0 for tau in trajectories)]).tolist()
-    n, reward, n_turns, response, tokens, groups, env_errors, truncated, invalid, cut, played = sums
-    n, n_turns = max(n, 1), max(n_turns, 1)
-    return {"reward": reward / n, "success_rate": reward / n, "turns": n_turns / n, "response_tokens": response / n_turns,
-            "trajectory_tokens": tokens / n, "groups_kept": int(groups), "groups_played": int(played), "env_errors": int(env_errors),
-            "truncated": int(truncated), "invalid_actions": int(invalid), "pages_cut": int(cut)}
+    response = sum(len(turn.action_ids) for turn in turns)
+    sums = {"episodes": len(ok), "reward": sum(tau.reward for tau in ok), "turns": len(turns), "response": response,
+            "tokens": response + sum(len(turn.observation_ids) for turn in turns)}
+    counts = {"groups_kept": len(kept), "groups_played": sum(tau.member == 0 for tau in trajectories),
+              "env_errors": len(trajectories) - len(ok), "truncated": sum(not turn.ended for turn in turns),
+              "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
+              "pages_cut": sum(turn.page_cut for turn in turns)}
+    total = dict(zip([*sums, *counts], all_sum([*sums.values(), *counts.values()]).tolist()))
+    n, n_turns = max(total["episodes"], 1), max(total["turns"], 1)
+    return {"reward": total["reward"] / n, "success_rate": total["reward"] / n, "turns": total["turns"] / n,
+            "response_tokens": total["response"] / n_turns, "trajectory_tokens": total["tokens"] / n,
+            **{name: int(total[name]) for name in counts}}
 
 
 # ------------------------------------------------------------------------------------------------------ the script --
@@ -226,17 +234,19 @@ def main(cfg: Config):
         tasks = load_tasks(cfg.tasks, urls)
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}")
         for step in range(cfg.steps):
-            # Collect episodes, each in a browser context and a world of its own; advantages: who did better than the group?
+            # Collect, each episode in a browser context and a world of its own. Advantages: who beat the group?
             began = time.monotonic()
             trajectories, kept = collect(model, chat, tasks, step, cfg)
             rolled = time.monotonic()
             # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
-            passes = [update(model, reference, optimizer, kept, chat, cfg, device) for _ in range(cfg.updates_per_batch)]
+            passes = [update(model, reference, optimizer, kept, chat, cfg, device)
+                      for _ in range(cfg.updates_per_batch)]
             trained = passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"]}
             # Log.
-            ended = time.monotonic()
+            seconds = time.monotonic() - rolled
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
-                    "seconds_train": ended - rolled, "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / (ended - rolled)}
+                    "seconds_train": seconds,
+                    "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / seconds}
             run.write(line)
             run.write_trajectories(gather([tau.record(chat, step=step, split="train") for tau in trajectories]))
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
