@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, tiny_config, tiny_model
 from two_ranks import optimizer_of, train_step
 
-from model import (SHAPES, KVCache, ModelConfig, generate, load, load_training, plan, rope_frequencies, sample, save,
-                   save_training, shape_config, token_logprobs)
+from model import (SHAPES, KVCache, ModelConfig, generate, load, load_tokenizer, load_training, plan, rope_frequencies,
+                   sample, save, save_training, shape_config, token_logprobs)
 
 FAMILIES = [("llama", {}), ("llama", {"tie_word_embeddings": False, "rope_scaling": {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
@@ -63,6 +63,24 @@ def test_forward_equals_the_obvious_loops(family, changes):
     model = tiny_model(family, **changes)
     tokens = torch.randint(0, 400, (1, 12), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(model(tokens)[0].double(), naive_forward(model, tokens[0]), atol=2e-4, rtol=1e-4)
+
+
+GOLDEN = json.loads((ROOT / "tests/golden/golden.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN["families"], ids=lambda case: case["name"])
+def test_logits_equal_those_of_transformers(case):
+    """tests/golden/make.py has compared whole logits, and has written the first 24 of every 33rd position down."""
+    tokens = torch.randint(0, 400, (2, 100), generator=torch.Generator().manual_seed(12))
+    logits = tiny_model(case["family"], seed=11, **case["changes"])(tokens)[:, ::33, :24]
+    torch.testing.assert_close(logits, torch.tensor(case["logits"]), atol=2e-4, rtol=0)
+
+
+@pytest.mark.skipif(not (ROOT / "runs/smollm2").exists(), reason="needs SmolLM2-135M-Instruct in runs/smollm2")
+def test_fifty_greedy_tokens_equal_those_of_transformers():
+    tokenizer, model = load_tokenizer(ROOT / "runs/smollm2"), load(ROOT / "runs/smollm2")
+    for case in GOLDEN["smollm2"]:
+        assert generate(model, tokenizer.encode(case["prompt"]).ids, 50)[0] == case["ids"], case["prompt"]
 
 
 @families

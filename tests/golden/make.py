@@ -1,0 +1,95 @@
+"""Holds model.py against transformers, and writes what transformers computed to golden.json, so that tests need it no more.
+
+    python tests/golden/make.py [DIR]      with transformers installed; DIR: SmolLM2-135M-Instruct
+
+For every family a small checkpoint of random weights is saved by us and opened by transformers, and saved by transformers
+and opened by us: weights must be bit-equal, logits within 2e-4. With DIR, 50 greedy tokens of five prompts must be equal.
+"""
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import torch
+import transformers
+from conftest import tiny_model
+
+from model import generate, load, load_tokenizer, save
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+FAMILIES = {
+    "llama, tied, grouped queries": ("llama", {}),
+    "llama, untied, one key a query": ("llama", {"tie_word_embeddings": False, "num_key_value_heads": 4}),
+    "llama 3.1, untied, llama3 scaling": ("llama", {"tie_word_embeddings": False, "rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "llama 3.2, tied, one key for all": ("llama", {"num_key_value_heads": 1, "rope_scaling": LLAMA3 | {"factor": 32.0}}),
+    "qwen2, tied": ("qwen2", {}),
+    "qwen2, untied": ("qwen2", {"tie_word_embeddings": False, "rope_theta": 1e6}),
+    "qwen3, tied, wide heads": ("qwen3", {"head_dim": 16}),
+    "qwen3, untied": ("qwen3", {"tie_word_embeddings": False, "head_dim": 12, "num_key_value_heads": 1}),
+}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+PROMPTS = ["The capital of France is", "def fibonacci(n):", "Click the button that says",
+           "<|im_start|>user\nWhat is 7 times 8?<|im_end|>\n<|im_start|>assistant\n", "Once upon a time, a lamp"]
+
+
+def golden_model(family, changes):
+    return tiny_model(family, seed=11, architectures=[ARCHITECTURES[family]], **changes)
+
+
+def golden_tokens():
+    return torch.randint(0, 400, (2, 100), generator=torch.Generator().manual_seed(12))
+
+
+def same_weights(ours, theirs):
+    theirs = theirs.state_dict()
+    return all(torch.equal(weight, theirs[key]) for key, weight in ours.state_dict().items())
+
+
+@torch.no_grad()
+def compare_family(family, changes):
+    """Opens each other's checkpoints; returns transformers' logits and the largest gap to ours."""
+    ours, tokens = golden_model(family, changes), golden_tokens()
+    with tempfile.TemporaryDirectory() as folder:
+        save(ours, Path(folder) / "ours", max_bytes=30_000)  # several files
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "ours")
+        assert theirs.dtype == torch.float32 and same_weights(ours, theirs)
+        theirs.save_pretrained(Path(folder) / "theirs")
+        again = load(Path(folder) / "theirs")
+        assert same_weights(again, theirs)
+        logits = theirs(tokens).logits
+        return logits, max(float((model(tokens) - logits).abs().max()) for model in (ours, again))
+
+
+@torch.no_grad()
+def compare_greedy(path):
+    """Returns transformers' 50 greedy tokens of each prompt, after checking that ours are the same."""
+    tokenizer, ours = load_tokenizer(path), load(path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    out = []
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt).ids
+        expected = theirs.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+                                   max_new_tokens=50, min_new_tokens=50, eos_token_id=None)[0, len(ids):].tolist()
+        assert generate(ours, ids, 50)[0] == expected, prompt
+        out.append({"prompt": prompt, "ids": expected})
+        print(f"50 equal tokens: {prompt!r}{tokenizer.decode(expected[:12])!r}...")
+    return out
+
+
+def main(smollm2=None):
+    path = Path(__file__).parent / "golden.json"
+    golden = json.loads(path.read_text()) if path.exists() else {}
+    golden |= {"transformers": transformers.__version__, "torch": torch.__version__, "families": []}
+    for name, (family, changes) in FAMILIES.items():
+        logits, gap = compare_family(family, changes)
+        print(f"{name:36} largest gap {gap:.1e} of logits up to {logits.abs().max():.1f}")
+        assert gap < 2e-4
+        golden["families"].append({"name": name, "family": family, "changes": changes, "logits": logits[:, ::33, :24].tolist()})
+    if smollm2:
+        golden["smollm2"] = compare_greedy(smollm2)
+    path.write_text(json.dumps(json.loads(json.dumps(golden), parse_float=lambda x: round(float(x), 5))) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
