@@ -84,8 +84,8 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     played = asyncio.run(play(tasks, act, chat, score, cfg, log=log))
     if failed := [t for t in played if t.reward < 1]:
         first = failed[0]
-        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first is task "
-                         f"{first.task['task_id']} ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
+        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first is task {first.task['task_id']}"
+                         f" ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
     records = [t.record(chat) for t in played]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -66,8 +66,8 @@ class Trajectory:
         decode = lambda i: chat.tokenizer.decode([i], skip_special_tokens=False)
         turns = [{"url": t.url, "observation": t.observation, "response": t.response, "action": t.action,
                   "error": t.error, "tokens": [decode(i) for i in t.action_ids],
-                  "logps": [round(x, 4) for x in t.logps], "context_tokens": len(context(chat, self, k)), "truncated": not t.ended, "page_cut": t.page_cut}
-                 for k, t in enumerate(self.turns)]
+                  "logps": [round(x, 4) for x in t.logps], "context_tokens": len(context(chat, self, k)),
+                  "truncated": not t.ended, "page_cut": t.page_cut} for k, t in enumerate(self.turns)]
         task = self.task
         return {"task_id": task["task_id"], "sites": task["sites"], "template": task.get("intent_template_id"),
                 "intent": task["intent"], "member": self.member, "reward": self.reward, "advantage": self.advantage,
@@ -112,8 +112,8 @@ simplified HTML; pages of earlier rounds are left out. An element that can be us
 
 {how}
 
-An action may follow comment lines: "# Element: NAME ID" says which element is meant, "# Note: ..." keeps something for \
-later rounds. Use exactly one action a round, as a Python call:
+An action may follow comment lines: "# Element: NAME ID" says which element is meant, "# Note: ..." keeps something \
+for later rounds. Use exactly one action a round, as a Python call:
 
 {actions_help}
 
