@@ -1,0 +1,154 @@
+"""Measures, each section by its name; beside transformers where it is installed (it is no dependency).
+
+    python tests/bench.py model --checkpoint runs/smollm2 --threads 2
+
+Ours and theirs take turns within one process, so that whatever else the machine does slows both; figures are medians.
+Memory is the peak of a process of its own that does one training step and nothing else.
+"""
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import torch
+
+from model import KVCache, load, sample, token_logprobs
+
+try:
+    import transformers
+except ImportError:
+    transformers = None
+
+
+def take_turns(contestants: dict, repeats: int) -> dict:
+    """Median seconds of each; a contestant is a function that returns the seconds that count."""
+    times = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            times[name].append(run())
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def seconds(run) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def print_row(what: str, unit: str, ours: float, theirs: float | None, ratio: float | None, remark: str = ""):
+    beside = f"{theirs:12.2f} {ratio:8.2f}x" if theirs is not None else f"{'-':>12} {'-':>9}"
+    print(f"{what:44} {ours:10.2f} {beside} {unit:10} {remark}", flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- model.py --
+
+
+def decode_ours(model, rows: int, context: int, n: int) -> float:
+    cache, tokens_B1 = KVCache(model.config, rows, context + n), torch.full((rows, 1), 7)
+    cache.k.normal_(), cache.v.normal_()
+
+    def run(tokens_B1):
+        for position in range(context, context + n):
+            logits_BV = model(tokens_B1, torch.full((rows, 1), position), cache, head=lambda x: model.logits(x[:, -1]))
+            tokens_B1 = sample(logits_BV, None, temperature=0)[0][:, None]
+
+    return seconds(lambda: run(tokens_B1))
+
+
+def decode_theirs(model, rows: int, context: int, n: int) -> float:
+    c, cache = model.config, transformers.DynamicCache(config=model.config)
+    for layer in range(c.num_hidden_layers):
+        cache.update(*torch.randn(2, rows, c.num_key_value_heads, context, c.head_dim), layer)
+    ids = torch.full((rows, context + 1), 7)
+    return seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, do_sample=False,
+                                          max_new_tokens=n, min_new_tokens=n))
+
+
+def prefill_ours(model, length: int) -> float:
+    cache, ids = KVCache(model.config, 1, length), torch.full((1, length), 7)
+    return seconds(lambda: model(ids, torch.arange(length)[None], cache, head=lambda x: model.logits(x[:, -1])))
+
+
+def prefill_theirs(model, length: int) -> float:
+    ids = torch.full((1, length), 7)
+    return seconds(lambda: model(ids, use_cache=True, logits_to_keep=1))
+
+
+def read_rate() -> float:
+    """Bytes a second at which a matrix too large for any cache is multiplied by a vector."""
+    matrix, vector = torch.ones(8192, 16384), torch.ones(16384)
+    return matrix.nbytes / statistics.median(seconds(lambda: matrix @ vector) for _ in range(7))
+
+
+def train_step(args):
+    """One training step of one trajectory whose last 5% are actions: prints its seconds and the process's peak memory."""
+    ids = torch.randint(0, 1000, (1, args.tokens), generator=torch.Generator().manual_seed(0))
+    action_BT = torch.arange(args.tokens)[None] >= args.tokens * 0.95
+    if args.variant == "theirs":
+        model = transformers.AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32)
+        step = lambda ids, action: model(ids, labels=ids.masked_fill(~action, -100)).loss.backward()
+    else:
+        model = load(args.checkpoint)
+        model.recompute = args.variant == "recomputed"
+        step = lambda ids, action: (-token_logprobs(model, ids, action)[0].mean()).backward()
+    step(ids[:, -64:], action_BT[:, -64:])  # warm
+    took = seconds(lambda: step(ids, action_BT))
+    print(json.dumps({"seconds": took, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+
+
+def model(args):
+    """Decoding, prefill and a training step of model.py beside transformers."""
+    with torch.no_grad():
+        ours = load(args.checkpoint)
+        theirs = transformers and transformers.AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).eval()
+        print(f"{args.checkpoint}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+              f"transformers {transformers.__version__ if transformers else 'not installed: its columns stay empty'}")
+        print(f"{'':44} {'ours':>10} {'theirs':>12} {'ratio':>9}")
+        floor = sum(p.nbytes for p in ours.parameters()) / read_rate()
+        for rows in (1, 8, 32):
+            n = 16 if rows == 1 else 8
+            both = {"ours": lambda: decode_ours(ours, rows, 512, n)} | (
+                {"theirs": lambda: decode_theirs(theirs, rows, 512, n)} if theirs else {})
+            times = take_turns(both, args.repeats)
+            a, b = times["ours"], times.get("theirs")
+            remark = f"{floor * n / a:.0%} of the rate at which the weights can be read" if rows == 1 else ""
+            print_row(f"decode, {rows} rows with 512 tokens", "tokens/s", rows * n / a, b and rows * n / b, b and b / a, remark)
+        both = {"ours": lambda: prefill_ours(ours, 512)} | ({"theirs": lambda: prefill_theirs(theirs, 512)} if theirs else {})
+        times = take_turns(both, args.repeats)
+        a, b = times["ours"], times.get("theirs")
+        print_row("prefill, 512 tokens", "tokens/s", 512 / a, b and 512 / b, b and b / a)
+    del ours, theirs
+    found = {"ours": [], "recomputed": []} | ({"theirs": []} if transformers else {})
+    for _ in range(args.train_repeats):
+        for variant, results in found.items():
+            child = subprocess.run([sys.executable, __file__, "train_step", "--variant", variant, "--checkpoint", args.checkpoint,
+                                    "--tokens", str(args.tokens), "--threads", str(args.threads)], stdout=subprocess.PIPE, check=True)
+            results.append(json.loads(child.stdout.splitlines()[-1]))
+    middle = lambda variant, key: statistics.median(r[key] for r in found[variant]) if variant in found else None
+    for variant, what in (("ours", ""), ("recomputed", ", recomputed")):
+        a, b = middle(variant, "seconds"), middle("theirs", "seconds")
+        print_row(f"training step, {args.tokens} tokens, 5% actions{what}", "s", a, b, b and b / a)
+        a, b = middle(variant, "bytes"), middle("theirs", "bytes")
+        print_row(f"  its peak memory{what}", "GB", a / 1e9, b and b / 1e9, b and a / b, "of theirs")
+    print("on a GPU: not measured")
+
+
+SECTIONS = {section.__name__: section for section in (model, train_step)}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=SECTIONS)
+    parser.add_argument("--checkpoint", default="runs/smollm2")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--train-repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
+    parser.add_argument("--variant", default="ours", choices=("ours", "recomputed", "theirs"), help="of train_step")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    SECTIONS[args.section](args)
