@@ -84,7 +84,7 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     played = asyncio.run(play(tasks, act, chat, score, cfg, log=log))
     if failed := [t for t in played if t.reward < 1]:
         first = failed[0]
-        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first is task {first.task['task_id']}"
+        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first: task {first.task['task_id']}"
                          f" ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
     records = [t.record(chat) for t in played]
     temporary = path.with_suffix(".tmp")

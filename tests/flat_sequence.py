@@ -39,8 +39,9 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
         seen = seen or list(range(begin))
         context = sorted({*seen, begin - 1}) if masked else list(range(begin))
         kept = context + response  # leaving the others out, at unchanged positions, is masking them
+        tokens_BT, positions_BT = torch.tensor([[ids[i] for i in kept]]), torch.tensor([kept])
         action_BT = torch.tensor([[False] * len(context) + [True] * len(response)])
-        logp_N, _ = token_logprobs(model, torch.tensor([[ids[i] for i in kept]]), action_BT, positions_BT=torch.tensor([kept]))
+        logp_N, _ = token_logprobs(model, tokens_BT, action_BT, positions_BT=positions_BT)
         out.append(logp_N.tolist())
         seen = seen + response
     return out
@@ -54,7 +55,7 @@ def ours(model: Transformer, chat: Chat, tau: Trajectory) -> list[list[float]]:
 
 
 def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: float = 0.2) -> dict:
-    """Per way of training: mean |difference| to the rollout, over all tokens and by turn, and how many ratios leave 1 ± eps."""
+    """Per way of training: mean |difference| to the rollout, over all and by turn; how many ratios leave 1 ± eps."""
     ways = {"flat": lambda tau: flat(model, chat, tau, False), "masked": lambda tau: flat(model, chat, tau, True),
             "ours": lambda tau: ours(model, chat, tau)}
     result = {}
@@ -83,8 +84,8 @@ def figure(result: dict, said: str) -> str:
         svg += [f'<text x="250" y="{y + 17}" text-anchor="end">{name}</text>',
                 f'<rect x="260" y="{y}" width="{length:.0f}" height="24" fill="{color}"/>',
                 f'<text x="{268 + length:.0f}" y="{y + 17}">{mean:.1e}</text>']
-    svg += [f'<text x="16" y="176" font-size="12" fill="#555">{said}; bars on a logarithmic scale from 1e-8</text>', "</svg>\n"]
-    return "\n".join(svg)
+    said += "; bars on a logarithmic scale from 1e-8"
+    return "\n".join([*svg, f'<text x="16" y="176" font-size="12" fill="#555">{said}</text>', "</svg>\n"])
 
 
 def main():
@@ -104,7 +105,8 @@ def main():
     for name, row in result.items():
         print(f"{name:8} {row['mean']:9.1e} {row['max']:9.1e} {row['outside_clip']:22.1%}")
     if args.out:
-        Path(args.out + ".json").write_text(json.dumps({"episodes": len(episodes), "model": args.model} | result, indent=1) + "\n")
+        result |= {"episodes": len(episodes), "model": args.model}
+        Path(args.out + ".json").write_text(json.dumps(result, indent=1) + "\n")
         Path(args.out + ".svg").write_text(figure(result, said))
 
 

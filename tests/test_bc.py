@@ -10,7 +10,8 @@ from compress import Chat, pad, replay, rows
 from model import token_logprobs
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
-    {"url": "http://x/", "observation": "<a>red lamp 5</a>", "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},
+    {"url": "http://x/", "observation": "<a>red lamp 5</a>",
+     "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},
     {"url": "http://x/2", "observation": "<p>in the cart</p>", "response": 'exit(message="done")'}]}
 
 

@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, SPECIAL, TEXT, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from compress import (CUT, PLACEHOLDER, Chat, Row, Trajectory, Turn, answer_of, context, fit_page, micro_batches, open_chat, pack, pad,
-                      replay, respond, rows, system_prompt, trunk)
+from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, micro_batches, open_chat,
+                      pack, pad, respond, rows, system_prompt, trunk)
 from model import token_logprobs
 
 
@@ -46,12 +46,14 @@ def test_the_context_is_the_chat_written_out(chat):
 def random_history(number: int):
     """(messages, trajectory) of a few turns; contents begin and end with all sorts of white space."""
     draw = random.Random(number)
-    text = lambda: "".join(draw.choices(["lamp", "Orders 7", "<a>", "</a>", " ", "\n", "\n\n", "\t", "$24", "née", "日本", "🙂", "{{x}}"], k=draw.randint(1, 6)))
+    pieces = ["lamp", "Orders 7", "<a>", "</a>", " ", "\n", "\n\n", "\t", "$24", "née", "日本", "🙂", "{{x}}"]
+    text = lambda: "".join(draw.choices(pieces, k=draw.randint(1, 6)))
     system, tau, messages = "You" + text(), Trajectory({"intent": text(), "task_id": 0, "sites": []}), []
     for k in range(draw.randint(1, 4)):
         page, response, intent = text(), f"go {text()}.", f"Task: {tau.task['intent']}\n\n" if k == 0 else ""
         tau.turns.append(Turn("", page, [], [], [], response))
-        messages += [{"role": "user", "content": f"{intent}Round {k}\n\n{PLACEHOLDER}"}, {"role": "assistant", "content": response}]
+        messages += [{"role": "user", "content": f"{intent}Round {k}\n\n{PLACEHOLDER}"},
+                     {"role": "assistant", "content": response}]
     messages[-2]["content"] = messages[-2]["content"].replace(PLACEHOLDER, page)
     return [{"role": "system", "content": system}, *messages[:-1]], tau
 
@@ -89,19 +91,39 @@ def test_a_forced_end_of_turn_is_context_but_never_trained(chat):
 
 def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
     """The released trainer hid the pages from attention by using the loss mask as attention mask."""
-    model, trajectory = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), make_trajectory(chat)
-    row = rows(chat, trajectory)[2]
-    before = token_logprobs(model, *pad([row]))[0]
-    row.leaf[len(row.leaf) - row.n_action - 8] += 1
-    assert (token_logprobs(model, *pad([row]))[0] - before).abs().min() > 1e-4
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    for perturbed in range(3):
+        samples = rows(chat, make_trajectory(chat))[::-1]  # the last turn first, as `pack` wants them
+        before = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
+        row = samples[perturbed]
+        alone = token_logprobs(model, *pad([row]))[0]
+        row.leaf[len(row.leaf) - row.n_action - 8] += 1
+        after = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
+        assert (token_logprobs(model, *pad([row]))[0] - alone).abs().min() > 1e-4
+        for i in range(3):  # nobody else saw that page
+            moved = (after[i] - before[i]).abs()
+            assert moved.min() > 1e-4 if i == perturbed else moved.max() < 1e-5
 
 
 def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
     trajectory = make_trajectory(chat)
     trajectory.turns[1].action_ids = [0, chat.end_id, 0, chat.end_id]  # the pad id and the end id inside a response
-    tokens, action = pad(rows(chat, trajectory))
+    samples = rows(chat, trajectory)
+    tokens, action = pad(samples)
     assert action.sum(1).tolist() == [len(t.action_ids) for t in trajectory.turns]
     assert tokens[1][action[1]].tolist() == [0, chat.end_id, 0, chat.end_id]
+    packed = pack(samples[::-1])
+    assert packed["tokens_BT"][packed["action_BT"]].tolist() == [i for t in trajectory.turns[::-1] for i in t.action_ids]
+
+
+def test_the_head_runs_on_action_tokens_alone(chat):
+    """Logits of whole pages never exist; those of responses only `chunk` at a time."""
+    model, samples, sizes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), rows(chat, make_trajectory(chat)), []
+    head = model.logits
+    model.logits = lambda x: sizes.append(x.shape[:-1].numel()) or head(x)
+    with torch.no_grad():
+        token_logprobs(model, **pack(samples[::-1]), chunk=10)
+    assert sum(sizes) == sum(row.n_action for row in samples) and max(sizes) == 10
 
 
 def test_padding_does_not_change_logprobs(chat):
@@ -113,15 +135,16 @@ def test_padding_does_not_change_logprobs(chat):
 
 
 # The added tokens of the families, as their tokenizer files list them. Those of Qwen from <tool_call> on are not "special".
-QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start
-    vision_end vision_pad image_pad video_pad""".split()), "<tool_call>", "</tool_call>",
+QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end quad_start quad_end
+    vision_start vision_end vision_pad image_pad video_pad""".split()), "<tool_call>", "</tool_call>",
     *(f"<|{name}|>" for name in "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep".split())]
 QWEN3 = [*QWEN25, "<tool_response>", "</tool_response>", "<think>", "</think>"]
 LLAMA30 = [*(f"<|{name}|>" for name in "begin_of_text end_of_text start_header_id end_header_id eot_id".split()),
            *(f"<|reserved_special_token_{i}|>" for i in range(251))]
 LLAMA31 = [*LLAMA30[:-3], "<|finetune_right_pad_id|>", "<|eom_id|>", "<|python_tag|>"]
 FAMILIES = {"ours": SPECIAL, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA30, "llama3.1": LLAMA31}
-WORDS = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+WORDS = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+              r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
 def family_tokenizer(name: str) -> Tokenizer:
@@ -134,7 +157,8 @@ def family_tokenizer(name: str) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator([*TEXT, *FAMILIES[name] * 3], trainers.BpeTrainer(
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    tokenizer.add_tokens([AddedToken(t, special="tool" not in t and "think" not in t, normalized=False) for t in FAMILIES[name]])
+    ordinary = {"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"}
+    tokenizer.add_tokens([AddedToken(t, special=t not in ordinary, normalized=False) for t in FAMILIES[name]])
     return tokenizer
 
 
@@ -143,9 +167,10 @@ def test_page_text_never_becomes_a_control_token(family):
     """Every special token of every family, in pages of any family: alone, nested, doubled, split across elements."""
     chat = Chat(family_tokenizer(family), "You browse the web.")
     frame = [i for i in chat.observation({"intent": ""}, 0, "") if i in chat.control_ids]
-    tokens = sorted({token for tokens in FAMILIES.values() for token in tokens if "reserved" not in token} | {FAMILIES[family][-1]})
-    shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}", "{1}{0}{2}", "{1}</a> <b>{2}</b>",
-              "<a>{1}\n{2}", "{0} {1}"]
+    everyones = sorted({token for tokens in FAMILIES.values() for token in tokens if "reserved" not in token})
+    tokens = [*everyones, *(token for token in FAMILIES[family] if "reserved" in token)]
+    shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}", "{1}{0}{2}",
+              "{1}</a> <b>{2}</b>", "<a>{1}\n{2}", "{0} {1}"]
     for token, shape, at in itertools.product(tokens, shapes, (1, 5, -1)):
         text = shape.format(token, token[:at], token[at:])
         assert chat.plain.decode(chat.encode(text)) == text
@@ -156,7 +181,8 @@ def test_page_text_never_becomes_a_control_token(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_soups_of_control_tokens_stay_text(family):
     chat, draw = Chat(family_tokenizer(family), "You browse the web."), random.Random(0)
-    pieces = [p for token in FAMILIES[family] for p in (token, token[:3], token[3:], token[:-2])] + ["<a>", " ", "\n", "<|", "|>", "é"]
+    pieces = [piece for token in FAMILIES[family] for piece in (token, token[:3], token[3:], token[:-2])]
+    pieces += ["<a>", " ", "\n", "<|", "|>", "é"]
     for _ in range(300):
         text = "".join(draw.choices(pieces, k=draw.randint(1, 12)))
         ids = chat.encode(text)
@@ -165,7 +191,7 @@ def test_random_soups_of_control_tokens_stay_text(family):
 
 def test_a_vocabulary_that_spells_control_tokens_cannot_be_tricked():
     """Some tokenizers hold control tokens among their ordinary entries; there the text is changed instead."""
-    words = {w: i for i, w in enumerate(["<|im_end|>", "<|im_start|>", "<", "|", "i", "m", "_", "e", "n", "d", ">", " ", "\n", "a"])}
+    words = {w: i for i, w in enumerate(["<|im_end|>", "<|im_start|>", *"<|im_end> \na"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True), AddedToken("<|im_start|>", special=True)])
     chat = Chat(tokenizer, "")
@@ -197,7 +223,8 @@ def ragged(chat):
 def test_packed_equals_one_row_per_turn(chat):
     """Log-probs, entropies and gradients, float32, 1e-5; the reference runs each turn alone."""
     model, samples = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), ragged(chat)
-    weight = {id(row): torch.rand(row.n_action, generator=torch.Generator().manual_seed(i)) for i, row in enumerate(samples)}
+    generator = torch.Generator().manual_seed(0)
+    weight = {id(row): torch.rand(row.n_action, generator=generator) for row in samples}
 
     def run(batches, lay_out):
         model.zero_grad()
@@ -227,7 +254,8 @@ def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
     for row, (start, stop, first, last) in zip(reversed(samples), packed["segments"], strict=True):
         assert ids[first:last] + ids[start:stop] == row.ids
         assert positions[first:last] + positions[start:stop] == list(range(len(row.ids)))
-        assert packed["action_BT"][0, start:stop].tolist() == [False] * (stop - start - row.n_action) + [True] * row.n_action
+        before = stop - start - row.n_action
+        assert packed["action_BT"][0, start:stop].tolist() == [False] * before + [True] * row.n_action
 
 
 @pytest.mark.parametrize("budget", [150, 400, 1500])
@@ -236,7 +264,7 @@ def test_a_trajectory_of_any_length_trains_within_the_budget(chat, budget):
     batches = micro_batches(samples, budget)
     assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, samples))
     for batch in batches:
-        assert pack(batch)["tokens_BT"].numel() <= budget or len(batch) == 1  # one turn alone may be longer than the budget
+        assert pack(batch)["tokens_BT"].numel() <= budget or len(batch) == 1  # a single turn may be longer
     assert max(len(row.ids) for row in samples) > 400  # ... as here
     assert len(micro_batches(samples, budget)) < len(samples) or budget == 150
 
@@ -257,7 +285,8 @@ def test_thoughts_of_past_responses_can_be_dropped(chat):
 
 
 def test_agent_json_sets_the_chat(chat, tmp_path):
-    (tmp_path / "agent.json").write_text(json.dumps({"system": "Do it.", "think": False, "compress": False, "keep_thoughts": False}))
+    settings = {"system": "Do it.", "think": False, "compress": False, "keep_thoughts": False}
+    (tmp_path / "agent.json").write_text(json.dumps(settings))
     opened = open_chat(chat.tokenizer, tmp_path, "")
     assert (opened.system, opened.think, opened.compress, opened.keep_thoughts) == ("Do it.", False, False, False)
 

@@ -1,4 +1,5 @@
 """The algorithm against slow, obvious versions written from the paper's equation."""
+import contextlib
 import json
 import os
 import statistics
@@ -13,7 +14,7 @@ import mgrpo
 from compress import Chat, Trajectory, Turn, context, pad, rows
 from flat_sequence import compare
 from mgrpo import Config, collect, group_advantages, mgrpo_loss, rollout_metrics, task_batch, update, weigh
-from model import gather, generate, init_dist, load_tokenizer, rank, shard, token_logprobs
+from model import gather, generate, init_dist, load, load_tokenizer, rank, shard, token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,9 @@ def test_loss_and_gradient_are_those_of_the_papers_triple_mean(beta):
         parts = iter(flat.split(sizes))
         return [[next(parts).unbind() for _ in turns] for turns in shape]
 
-    A, weight = (torch.tensor([value(i, turns, n) for i, turns in enumerate(shape) for n in turns for _ in range(n)], dtype=torch.float64)
-                 for value in (lambda i, turns, n: (rewards[i] - 0.5) / statistics.stdev(rewards), lambda i, turns, n: 1 / (4 * len(turns) * n)))
+    std, tokens = statistics.stdev(rewards), [(r, turns, n) for r, turns in zip(rewards, shape) for n in turns for _ in range(n)]
+    A = torch.tensor([(r - 0.5) / std for r, _, _ in tokens], dtype=torch.float64)
+    weight = torch.tensor([1 / (4 * len(turns) * n) for _, turns, n in tokens], dtype=torch.float64)
     loss, metrics = mgrpo_loss(new, old, ref, A, weight, 0.2, beta)
     expected = equation(nested(new), nested(old), nested(ref), rewards, 0.2, beta)
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
@@ -93,7 +95,8 @@ def test_advantages_are_over_trajectories_not_turns(chat):
     group = [trajectory(chat, 1.0, [3]), trajectory(chat, 0.0, [3]), trajectory(chat, 0.0, [3])]
     longer = [trajectory(chat, 1.0, [3] * 12), trajectory(chat, 0.0, [3]), trajectory(chat, 0.0, [3])]
     assert [t.advantage for t in group_advantages(group)] == [t.advantage for t in group_advantages(longer)]
-    assert sum(t.advantage for t in group) == pytest.approx(0) and statistics.stdev(t.advantage for t in group) == pytest.approx(1)
+    assert sum(t.advantage for t in group) == pytest.approx(0)
+    assert statistics.stdev(t.advantage for t in group) == pytest.approx(1)
 
 
 def test_a_broken_environment_leaves_the_group_as_if_it_had_never_been(chat):
@@ -105,15 +108,16 @@ def test_a_broken_environment_leaves_the_group_as_if_it_had_never_been(chat):
     assert with_broken == [t.advantage for t in valid]
 
 
-@pytest.mark.parametrize("rewards, statuses", [([1, 1, 1], "ok ok ok"), ([0, 0, 0], "ok ok ok"), ([1, 0, 0], "ok env_error env_error")])
+@pytest.mark.parametrize("rewards, statuses", [([1, 1, 1], "ok ok ok"), ([0, 0, 0], "ok ok ok"),
+                                               ([1, 0, 0], "ok env_error env_error")])
 def test_groups_that_teach_nothing_go_whole(chat, rewards, statuses):
     group = [trajectory(chat, float(r), [3], status=s) for r, s in zip(rewards, statuses.split())]
     assert group_advantages(group) == []
 
 
 def make_groups(chat):
-    return [[trajectory(chat, float(i % 2), [3 + i + k, 2, 5][:1 + (i + k) % 3], seed=10 * k + i, member=i) for i in range(4)]
-            for k in range(2)]
+    return [[trajectory(chat, float(i % 2), [3 + i + k, 2, 5][:1 + (i + k) % 3], seed=10 * k + i, member=i)
+             for i in range(4)] for k in range(2)]
 
 
 def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
@@ -123,14 +127,15 @@ def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
     assert total("paper") == pytest.approx(1) and total("token") == pytest.approx(1)
     assert total("constant") == pytest.approx(tokens / (2 * 4 * Config.max_turns * Config.max_new_tokens))
     for row in weigh(kept, chat, Config()):
-        tau = next(tau for group in kept for tau in group if any(t.action_ids == row.ids[-row.n_action:] for t in tau.turns))
+        response = row.ids[-row.n_action:]
+        tau = next(tau for group in kept for tau in group if any(t.action_ids == response for t in tau.turns))
         assert row.weight == pytest.approx(1 / (2 * 4 * len(tau.turns) * row.n_action)) and row.advantage == tau.advantage
 
 
 def ragged_groups(chat):
     """Two groups whose episodes have from 1 to 15 turns."""
-    return [[trajectory(chat, float(i % 2), [1 + (k * j + i) % 6 for j in range(n)], seed=10 * k + i, member=i) for i, n in enumerate(lengths)]
-            for k, lengths in enumerate([(1, 15, 4), (2, 7, 11, 3)])]
+    return [[trajectory(chat, float(i % 2), [1 + (k * j + i) % 6 for j in range(n)], seed=10 * k + i, member=i)
+             for i, n in enumerate(lengths)] for k, lengths in enumerate([(1, 15, 4), (2, 7, 11, 3)])]
 
 
 def gradient_of(chat, kept, cfg, reference=None, model=None):
@@ -172,7 +177,8 @@ def test_the_update_is_the_gradient_of_the_equation(chat):
 
 def test_from_the_second_update_on_the_ratio_and_the_clip_do_work(chat):
     """--updates-per-batch: the old log-probs stay those of the rollout while the policy moves."""
-    kept, model = [group_advantages(group) for group in ragged_groups(chat)], tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    kept = [group_advantages(group) for group in ragged_groups(chat)]
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     for tau in (tau for group in kept for tau in group):
         for turn, row in zip(tau.turns, rows(chat, tau)):
             turn.logps = token_logprobs(model, *pad([row]))[0].tolist()
@@ -188,7 +194,8 @@ def test_from_the_second_update_on_the_ratio_and_the_clip_do_work(chat):
 
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
     """tests/flat_sequence.py on a random model: only trunk and leaves give back the log-probs of the rollout."""
-    model, episodes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), [trajectory(chat, 0.0, [4, 6, 5], seed=s) for s in range(3)]
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    episodes = [trajectory(chat, 0.0, [4, 6, 5], seed=seed) for seed in range(3)]
     for tau in episodes:
         for t, turn in enumerate(tau.turns):
             turn.action_ids, turn.logps = generate(model, context(chat, tau, t), 8, temperature=1.0, seed=t)
@@ -211,21 +218,39 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
     groups = make_groups(chat)
     even = [trajectory(chat, 1.0, [3, 2], seed=50 + i) for i in range(4)]
     reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
-    grads = [gradient_of(chat, [g for g in map(group_advantages, collected) if g], Config(beta=0.5, clip=1e9), reference)[0]
-             for collected in (groups, [*groups, even])]
+    cfg, grads = Config(beta=0.5, clip=1e9), []
+    for collected in (groups, [*groups, even]):
+        grads.append(gradient_of(chat, [g for g in map(group_advantages, collected) if g], cfg, reference)[0])
     for name in grads[0]:
         assert torch.equal(grads[0][name], grads[1][name])
 
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
-    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature):
+    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature):  # no top_p: training knows none
+        assert temperature == cfg.temperature
         return [trajectory(chat, float(i == 0 or task["task_id"] % 2), [2 + i], seed=task["task_id"], member=i)
                 for task in tasks for i in range(group)]
     return rollout
 
 
 TASKS = [{"task_id": i} for i in range(10)]
+
+
+def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, checkpoint, monkeypatch, tmp_path):
+    """The script's own loop, without a browser."""
+    loaded = []
+    monkeypatch.setattr(mgrpo, "load", lambda *a, **k: loaded.append(a) or load(*a, **k))
+    monkeypatch.setattr(mgrpo, "open_sites", lambda spec: contextlib.nullcontext({}))
+    monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites: TASKS)
+    monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
+    monkeypatch.setattr(mgrpo, "report", lambda out: None)
+    for beta, models in ((0.0, 1), (0.1, 2)):
+        loaded.clear()
+        mgrpo.main(Config(model=str(checkpoint), out=str(tmp_path / f"{beta}"), steps=2, batch=6, G=2, beta=beta, lr=1e-2))
+        first, second = map(json.loads, (tmp_path / f"{beta}/metrics.jsonl").read_text().splitlines())
+        assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
+        assert second["kl"] > 0 if beta else second["kl"] == 0
 
 
 @pytest.mark.parametrize("batch, rounds, kept", [(4, 20, 4), (8, 20, 5)])
@@ -295,7 +320,8 @@ def test_the_papers_preset_gives_way_to_the_command_line(monkeypatch):
     import mgrpo
     monkeypatch.setattr("sys.argv", ["mgrpo.py", "--paper", "--lr", "3e-6", "--no-recompute"])
     cfg = mgrpo.parse_args()
-    assert (cfg.lr, cfg.recompute, cfg.beta, cfg.eps, cfg.G, cfg.batch, cfg.max_context) == (3e-6, False, 0.001, 0.2, 4, 16, 16384)
+    assert (cfg.lr, cfg.recompute, cfg.beta, cfg.eps) == (3e-6, False, 0.001, 0.2)
+    assert (cfg.G, cfg.batch, cfg.max_context) == (4, 16, 16384)
     json.dumps(cfg.__dict__)
 
 
