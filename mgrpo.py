@@ -55,7 +55,8 @@ class Config(Settings):
     loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
     # Optimization
-    lr: float = 8e-5              # constant
+    lr: float = 2e-4              # constant after the warm-up
+    warmup: int = 3               # steps that lr rises for: Adam's first steps are its largest, and its least informed
     clip: float = 1.0             # gradient norm
     max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
@@ -239,6 +240,8 @@ def main(cfg: Config):
             trajectories, kept = collect(model, chat, tasks, step, cfg)
             rolled = time.monotonic()
             # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
+            for parameters in optimizer.param_groups:
+                parameters["lr"] = cfg.lr * min(1.0, (step + 1) / max(cfg.warmup, 1))
             passes = [update(model, reference, optimizer, kept, chat, cfg, device)
                       for _ in range(cfg.updates_per_batch)]
             trained = passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"]}
