@@ -83,8 +83,8 @@ class ModelConfig:
             raise ValueError(f"{source}: layer_types names sliding_attention; only full attention is supported.")
         # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both.
         spelled = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-        rope = raw.get(spelled) or {}
-        scaling = rope.get("rope_type", rope.get("type", "default"))
+        settings = raw.get(spelled) or {}
+        scaling = settings.get("rope_type", settings.get("type", "default"))
         if scaling not in ("llama3", "default"):
             raise ValueError(f"{source}: {spelled} asks for {scaling!r}; only llama3 scaling is supported.")
         heads, width = raw["num_attention_heads"], raw["hidden_size"]
@@ -93,8 +93,8 @@ class ModelConfig:
             intermediate_size=raw["intermediate_size"], num_hidden_layers=raw["num_hidden_layers"],
             num_attention_heads=heads, num_key_value_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or width // heads, rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rope_scaling=rope if scaling == "llama3" else None,
+            rope_theta=float(settings.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+            rope_scaling=settings if scaling == "llama3" else None,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3")
 
@@ -123,10 +123,16 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
     return freq_E * keep + freq_E / s["factor"] * (1 - keep)
 
 
-def rotate(x_BHTE, cos_BTE, sin_BTE):
+def rope(positions_BT, frequencies_E, dtype):
+    """Tables for `rotate`, (B, 1, T, E) each: cosines, and sines whose first half carries the minus of (a c - b s, b c + a s)."""
+    angle_BTE = positions_BT[:, None, :, None].float() * frequencies_E.to(positions_BT.device)
+    cos, sin = angle_BTE.cos(), angle_BTE.sin()
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def rotate(x_BHTE, cos_B1TE, sin_B1TE):
     """Rotary embedding in Hugging Face's layout: pair i is (x[i], x[i + E/2]), not (x[2i], x[2i+1])."""
-    a, b = x_BHTE.chunk(2, dim=-1)
-    return x_BHTE * cos_BTE[:, None] + torch.cat((-b, a), dim=-1) * sin_BTE[:, None]
+    return x_BHTE * cos_B1TE + x_BHTE.roll(x_BHTE.shape[-1] // 2, dims=-1) * sin_B1TE
 
 
 class KVCache:
@@ -150,28 +156,57 @@ class Place:
     rows: slice            # the cache slots of the batch's rows: consecutive, so that reading them is a view, not a copy
     positions_BT: torch.Tensor
     end: int               # attend to positions below this
-    mask_B1TC: torch.Tensor
+    mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last positions below `end`
+
+    @classmethod
+    def of(cls, cache, rows, positions_BT):
+        low, high = torch.stack(positions_BT.aminmax()).tolist()
+        assert high < cache.length, f"{high + 1} positions do not fit the cache's {cache.length}"
+        aligned = high - low == positions_BT.shape[1] - 1
+        mask_B1TC = torch.arange(high + 1, device=positions_BT.device) <= positions_BT[:, None, :, None]
+        return cls(cache, rows, positions_BT, high + 1, None if aligned else mask_B1TC)
 
     def update(self, layer: int, k_BKTE, v_BKTE):
         k, v = self.cache.k[layer, self.rows], self.cache.v[layer, self.rows]  # (B, K, C, E), views
-        row_B1 = torch.arange(len(k), device=k.device)[:, None]
-        k[row_B1, :, self.positions_BT] = k_BKTE.transpose(1, 2)
-        v[row_B1, :, self.positions_BT] = v_BKTE.transpose(1, 2)
+        if self.mask_B1TC is None:
+            at = (slice(None), slice(None), slice(self.end - k_BKTE.shape[2], self.end))
+            k[at], v[at] = k_BKTE, v_BKTE
+        else:
+            at = (torch.arange(len(k), device=k.device)[:, None], slice(None), self.positions_BT)
+            k[at], v[at] = k_BKTE.transpose(1, 2), v_BKTE.transpose(1, 2)
         return k[:, :, :self.end], v[:, :, :self.end]
 
 
-def attend(q_BHTE, k_BKTE, v_BKTE, start: int, stop: int, context_start: int, context_stop: int, gqa: bool):
-    """Attention of the tokens start..stop to the whole context and causally to themselves: (B, H, stop - start, E).
+def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
+    """Grouped-query attention of T queries to C >= T keys, causal: without a mask the last query meets the last key.
 
-    NOTE is_causal aligns its triangle at the top left, which is wrong behind a context: the last query must meet the last
-    key. Rows of unequal length are padded on the right, where causality hides the padding.
+    NOTE is_causal aligns its triangle at the top left, which is wrong behind a context. Rows of unequal length are padded
+    on the right, where causality hides the padding.
     """
-    q, k, v = q_BHTE[:, :, start:stop], k_BKTE[:, :, start:stop], v_BKTE[:, :, start:stop]
-    if context_start == context_stop:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
-    k = torch.cat((k_BKTE[:, :, context_start:context_stop], k), dim=2)
-    v = torch.cat((v_BKTE[:, :, context_start:context_stop], v), dim=2)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]), enable_gqa=gqa)
+    (B, H, T, E), (K, C) = q_BHTE.shape, k_BKCE.shape[1:3]
+    if mask_B1TC is None and T > 1:
+        mask = None if T == C else causal_lower_right(T, C)
+        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, mask, is_causal=T == C, enable_gqa=H != K)
+    # Queries that share a key head become rows of one head: keys are read once, and no kernel has to repeat them.
+    mask = None if mask_B1TC is None else mask_B1TC.repeat(1, 1, H // K, 1)
+    return F.scaled_dot_product_attention(q_BHTE.reshape(B, K, H // K * T, E), k_BKCE, v_BKCE, mask).view(B, H, T, E)
+
+
+def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
+    """One `attend` a segment, to its context and itself; see `Transformer.forward`.
+
+    NOTE the row is cut by `split`, whose backward pass writes a gradient once; that of a slice fills a whole row with zeros,
+    which for a hundred short segments costs more than all else.
+    """
+    lengths, which = [stop - start for start, stop, *_ in segments], {start: i for i, (start, *_) in enumerate(segments)}
+    q_parts, k_parts, v_parts = (x.split(lengths, dim=2) for x in (q_BHTE, k_BKTE, v_BKTE))
+    out = []
+    for q, k, v, (_, _, first, last) in zip(q_parts, k_parts, v_parts, segments):
+        if last > first:  # the context is how an earlier segment begins
+            k, v = (torch.cat((parts[which[first]][:, :, :last - first], own), dim=2)
+                    for parts, own in ((k_parts, k), (v_parts, v)))
+        out.append(attend(q, k, v))
+    return torch.cat(out, dim=2)
 
 
 class Attention(nn.Module):
@@ -186,20 +221,20 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
         self.qk_norm = c.qk_norm
 
-    def forward(self, x_BTD, cos_BTE, sin_BTE, place: Place | None, segments: list[tuple[int, int, int, int]]):
+    def forward(self, x_BTD, rope: tuple, place: Place | None, segments: list | None):
         B, T, _ = x_BTD.shape
         q = self.q_proj(x_BTD).view(B, T, self.heads, self.head_dim)
         k = self.k_proj(x_BTD).view(B, T, self.kv_heads, self.head_dim)
         v = self.v_proj(x_BTD).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)  # (B, K, T, E)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q.transpose(1, 2), cos_BTE, sin_BTE), rotate(k.transpose(1, 2), cos_BTE, sin_BTE)
-        gqa = self.heads != self.kv_heads
-        if place is not None:
-            k, v = place.update(self.layer, k, v)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=place.mask_B1TC, enable_gqa=gqa)
+        q, k = rotate(q.transpose(1, 2), *rope), rotate(k.transpose(1, 2), *rope)
+        if segments is not None:
+            y = attend_packed(q, k, v, segments)
+        elif place is None:
+            y = attend(q, k, v)
         else:
-            y = torch.cat([attend(q, k, v, *segment, gqa) for segment in segments], dim=2)
+            y = attend(q, *place.update(self.layer, k, v), place.mask_B1TC)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -222,8 +257,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = MLP(c)
 
-    def forward(self, x_BTD, cos_BTE, sin_BTE, place, segments):
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTE, sin_BTE, place, segments)
+    def forward(self, x_BTD, rope, place, segments):
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rope, place, segments)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -259,27 +294,21 @@ class Transformer(nn.Module):
         these slots at those positions, and attend to everything before. head: what to apply to the final hidden states
         (B, T, D) instead of the LM head on every position, which for a page of 8,000 tokens would cost 5 GB.
         segments: one packed row (B = 1) in place of many that share their beginnings, cut into (start, stop, context_start,
-        context_stop): tokens start..stop see the whole context, which is part of an earlier segment, and themselves causally.
+        context_stop): tokens start..stop see the whole context, which is how an earlier segment begins, and themselves causally.
         """
         B, T = tokens_BT.shape
-        segments = segments or [(0, T, 0, 0)]
-        assert [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments], "segments must tile the row in order"
         if positions_BT is None:
             positions_BT = torch.arange(T, device=tokens_BT.device).expand(B, T)
-        place = None
-        if cache is not None:
-            end = int(positions_BT.max()) + 1
-            assert end <= cache.length, f"{end} positions do not fit the cache's {cache.length}"
-            mask = torch.arange(end, device=tokens_BT.device) <= positions_BT[:, None, :, None]
-            place = Place(cache, rows, positions_BT, end, mask)
+        if segments is not None:
+            assert [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments], "segments must tile the row in order"
+        place = None if cache is None else Place.of(cache, rows, positions_BT)
         x_BTD = self.model.embed_tokens(tokens_BT)
-        angle = positions_BT[..., None].float() * self.frequencies_E.to(tokens_BT.device)
-        cos_BTE, sin_BTE = (f(angle).repeat(1, 1, 2).to(x_BTD.dtype) for f in (torch.cos, torch.sin))
+        tables = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
         for block in self.model.layers:
             if self.recompute and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, cos_BTE, sin_BTE, place, segments, use_reentrant=False)
+                x_BTD = checkpoint(block, x_BTD, tables, place, segments, use_reentrant=False)
             else:
-                x_BTD = block(x_BTD, cos_BTE, sin_BTE, place, segments)
+                x_BTD = block(x_BTD, tables, place, segments)
         return (head or self.logits)(self.model.norm(x_BTD))
 
     def init_weights(self, seed: int = 0):
@@ -740,14 +769,14 @@ def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool
     """Bytes per GPU of one M-GRPO step, {phase: {what: bytes}}: one packed row of `context` tokens a micro-batch.
 
     A block's activations are the tensors that autograd keeps in bfloat16 compute: two norms (x and x/|x| in float32, output),
-    q k v and the attention's output twice, four feed-forward products.
+    q, k, v, the attention's output, and four feed-forward products.
     """
     with torch.device("meta"):
         model = Transformer(c)
     total, block = (sum(p.numel() for p in m.parameters()) for m in (model, model.model.layers[0]))
     ends, part = total - block * c.num_hidden_layers, replicas / gpus
     D, E, H, K = c.hidden_size, c.head_dim, c.num_attention_heads, c.num_key_value_heads
-    activations = context * (2 * 2 * 5 * D + 2 * (3 * H + 2 * K) * E + 2 * 4 * c.intermediate_size)
+    activations = context * (2 * 2 * 5 * D + 2 * 2 * (H + K) * E + 2 * 4 * c.intermediate_size)
     kept = activations + 2 * context * D * c.num_hidden_layers if recompute else activations * c.num_hidden_layers
     return {
         "always": {"weights, float32": 4 * total * part, "Adam's two moments, float32": 8 * total * part,
