@@ -45,12 +45,12 @@ class Config(Settings):
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
     out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
     # M-GRPO
-    steps: int = 30               # one batch of tasks each
-    batch: int = 8                # tasks per step, over all ranks
+    steps: int = 14               # one batch of tasks each
+    batch: int = 32               # tasks per step, over all ranks
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
-    updates_per_batch: int = 1    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
+    updates_per_batch: int = 4    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
     dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
     loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
@@ -72,7 +72,7 @@ class Config(Settings):
 
 
 PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024,
-             max_turns=15, steps=40, recompute=True, max_tokens=16384)
+             max_turns=15, steps=40, updates_per_batch=1, warmup=0, recompute=True, max_tokens=16384)
 
 
 # ------------------------------------------------------------------------------------------ the algorithm: fork here --
