@@ -45,8 +45,8 @@ class Config(Settings):
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
     out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
     # M-GRPO
-    steps: int = 14               # one batch of tasks each
-    batch: int = 32               # tasks per step, over all ranks
+    steps: int = 11               # one batch of tasks each
+    batch: int = 24               # tasks per step, over all ranks
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model

@@ -705,11 +705,14 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
             rngs[slot] = random.Random(f"{seed}/{trajectory.task['task_id']}/{trajectory.member}")
         return await engine.respond(context(chat, trajectory, len(trajectory.turns) - 1), slot, rngs[slot])
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2))  # the other cores are the browser's: threads that wait for one cost more
     with unsharded(model):
         server = asyncio.ensure_future(engine.serve())
         try:
             return await play(tasks, act, chat, score, settings, group, log)
         finally:
             server.cancel()
+            torch.set_num_threads(threads)
 
 
