@@ -85,10 +85,11 @@ def test_clipping_stops_the_gradient_only_where_it_would_go_too_far():
 
 
 def test_kl_is_never_negative_and_zero_at_the_start():
-    a, b = torch.randn(100), torch.randn(100)
-    zeros, ones = torch.zeros(100), torch.ones(100)
-    assert mgrpo_loss(a, a, b, zeros, ones, 0.2, 1.0)[1]["kl"] > 0
-    assert mgrpo_loss(a, a, a, zeros, ones, 0.2, 1.0)[1]["kl"] == 0
+    """Token by token, on whichever side of the reference the policy lies."""
+    zero, one = torch.zeros(1), torch.ones(1)
+    for distance in (-2.0, -0.1, 0.1, 2.0):
+        assert mgrpo_loss(zero, zero, zero + distance, zero, one, 0.2, 1.0)[1]["kl"] > 0
+    assert mgrpo_loss(zero, zero, zero, zero, one, 0.2, 1.0)[1]["kl"] == 0
 
 
 def test_advantages_are_over_trajectories_not_turns(chat):
