@@ -1,6 +1,7 @@
 """Measures, each section by its name; beside transformers where it is installed (it is no dependency).
 
     python tests/bench.py model --checkpoint runs/smollm2 --threads 2
+    python tests/bench.py packing --threads 2
 
 Ours and theirs take turns within one process, so that whatever else the machine does slows both; figures are medians.
 Memory is the peak of a process of its own that does one training step and nothing else.
@@ -17,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
-from model import KVCache, load, sample, token_logprobs
+from compress import Row, micro_batches, pack, pad
+from model import KVCache, ModelConfig, Transformer, load, sample, token_logprobs
 
 try:
     import transformers
@@ -65,8 +67,8 @@ def decode_theirs(model, rows: int, context: int, n: int) -> float:
     for layer in range(c.num_hidden_layers):
         cache.update(*torch.randn(2, rows, c.num_key_value_heads, context, c.head_dim), layer)
     ids = torch.full((rows, context + 1), 7)
-    return seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, do_sample=False,
-                                          max_new_tokens=n, min_new_tokens=n))
+    return seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+                                          do_sample=False, max_new_tokens=n, min_new_tokens=n))
 
 
 def prefill_ours(model, length: int) -> float:
@@ -85,18 +87,22 @@ def read_rate() -> float:
     return matrix.nbytes / statistics.median(seconds(lambda: matrix @ vector) for _ in range(7))
 
 
+def open_theirs(path):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
 def train_step(args):
-    """One training step of one trajectory whose last 5% are actions: prints its seconds and the process's peak memory."""
+    """One training step of a trajectory whose last 5% are actions: prints its seconds and the process's peak memory."""
     ids = torch.randint(0, 1000, (1, args.tokens), generator=torch.Generator().manual_seed(0))
     action_BT = torch.arange(args.tokens)[None] >= args.tokens * 0.95
     if args.variant == "theirs":
-        model = transformers.AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32)
+        model = open_theirs(args.checkpoint)
         step = lambda ids, action: model(ids, labels=ids.masked_fill(~action, -100)).loss.backward()
     else:
         model = load(args.checkpoint)
         model.recompute = args.variant == "recomputed"
         step = lambda ids, action: (-token_logprobs(model, ids, action)[0].mean()).backward()
-    step(ids[:, -64:], action_BT[:, -64:])  # warm
+    step(ids[:, :64], torch.arange(64)[None] >= 60)  # warm
     took = seconds(lambda: step(ids, action_BT))
     print(json.dumps({"seconds": took, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
@@ -105,7 +111,7 @@ def model(args):
     """Decoding, prefill and a training step of model.py beside transformers."""
     with torch.no_grad():
         ours = load(args.checkpoint)
-        theirs = transformers and transformers.AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).eval()
+        theirs = transformers and open_theirs(args.checkpoint)
         print(f"{args.checkpoint}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, "
               f"transformers {transformers.__version__ if transformers else 'not installed: its columns stay empty'}")
         print(f"{'':44} {'ours':>10} {'theirs':>12} {'ratio':>9}")
@@ -117,17 +123,19 @@ def model(args):
             times = take_turns(both, args.repeats)
             a, b = times["ours"], times.get("theirs")
             remark = f"{floor * n / a:.0%} of the rate at which the weights can be read" if rows == 1 else ""
-            print_row(f"decode, {rows} rows with 512 tokens", "tokens/s", rows * n / a, b and rows * n / b, b and b / a, remark)
-        both = {"ours": lambda: prefill_ours(ours, 512)} | ({"theirs": lambda: prefill_theirs(theirs, 512)} if theirs else {})
-        times = take_turns(both, args.repeats)
+            print_row(f"decode, {rows} rows with 512 tokens", "tokens/s", rows * n / a, b and rows * n / b, b and b / a,
+                      remark)
+        both = {"ours": lambda: prefill_ours(ours, 512)}
+        times = take_turns(both | ({"theirs": lambda: prefill_theirs(theirs, 512)} if theirs else {}), args.repeats)
         a, b = times["ours"], times.get("theirs")
         print_row("prefill, 512 tokens", "tokens/s", 512 / a, b and 512 / b, b and b / a)
     del ours, theirs
     found = {"ours": [], "recomputed": []} | ({"theirs": []} if transformers else {})
     for _ in range(args.train_repeats):
         for variant, results in found.items():
-            child = subprocess.run([sys.executable, __file__, "train_step", "--variant", variant, "--checkpoint", args.checkpoint,
-                                    "--tokens", str(args.tokens), "--threads", str(args.threads)], stdout=subprocess.PIPE, check=True)
+            command = [sys.executable, __file__, "train_step", "--variant", variant, "--checkpoint", args.checkpoint,
+                       "--tokens", str(args.tokens), "--threads", str(args.threads)]
+            child = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             results.append(json.loads(child.stdout.splitlines()[-1]))
     middle = lambda variant, key: statistics.median(r[key] for r in found[variant]) if variant in found else None
     for variant, what in (("ours", ""), ("recomputed", ", recomputed")):
@@ -138,7 +146,36 @@ def model(args):
     print("on a GPU: not measured")
 
 
-SECTIONS = {section.__name__: section for section in (model, train_step)}
+# -------------------------------------------------------------------------------------------------------- compress.py --
+
+
+def cpu_seconds(run) -> float:
+    """Of all threads together: where others use the machine, the clock tells how busy they are."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def packing(args):
+    """Training on one trajectory, packed and one row per turn; one layer of Qwen2.5-0.5B's shape: all layers cost alike."""
+    raw = dict(model_type="qwen2", vocab_size=1000, hidden_size=896, intermediate_size=4864, num_hidden_layers=1,
+               num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1e6)
+    network = Transformer(ModelConfig.from_dict(raw)).init_weights()
+    ids = lambda n: torch.randint(0, 1000, (n,)).tolist()
+    print(f"{'(row per turn, packed)':28} {'tokens':>16} {'ratio':>6} {'CPU seconds':>16} {'ratio':>6}")
+    for page, turns in ((1500, 15), (6000, 8)):
+        trunk = ids(600 + 180 * turns)  # instructions; then of each turn a placeholder of 30 tokens, a response of 150
+        samples = [Row(trunk, 600 + 180 * t, ids(30 + page + 150), 150) for t in range(turns)]
+        layouts = [[dict(zip(("tokens_BT", "action_BT"), pad([row]))) for row in samples],
+                   [pack(batch) for batch in micro_batches(samples, args.max_tokens)]]
+        step = lambda layout: [(-token_logprobs(network, **inputs)[0].mean()).backward() for inputs in layout]
+        times = take_turns({i: lambda i=i: cpu_seconds(lambda: step(layouts[i])) for i in (0, 1)}, args.train_repeats)
+        a, b = (sum(inputs["tokens_BT"].numel() for inputs in layout) for layout in layouts)
+        print(f"{page}-token pages, {turns:2} turns    {a:8} {b:7} {a / b:5.2f}x {times[0]:8.1f} {times[1]:7.1f} "
+              f"{times[0] / times[1]:5.2f}x", flush=True)
+
+
+SECTIONS = {section.__name__: section for section in (model, train_step, packing)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,6 +184,7 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--train-repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch in packing")
     parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
     parser.add_argument("--variant", default="ours", choices=("ours", "recomputed", "theirs"), help="of train_step")
     args = parser.parse_args()
