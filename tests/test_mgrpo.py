@@ -248,7 +248,8 @@ def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, checkpoint, mo
     monkeypatch.setattr(mgrpo, "report", lambda out: None)
     for beta, models in ((0.0, 1), (0.1, 2)):
         loaded.clear()
-        mgrpo.main(Config(model=str(checkpoint), out=str(tmp_path / f"{beta}"), steps=2, batch=6, G=2, beta=beta, lr=1e-2))
+        mgrpo.main(Config(model=str(checkpoint), out=str(tmp_path / f"{beta}"), steps=2, batch=6, G=2, beta=beta, lr=1e-2,
+                          updates_per_batch=1))
         first, second = map(json.loads, (tmp_path / f"{beta}/metrics.jsonl").read_text().splitlines())
         assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
         assert second["kl"] > 0 if beta else second["kl"] == 0
