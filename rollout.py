@@ -16,6 +16,7 @@ Dimension key: B rows, T tokens, V vocabulary.
 import ast
 import asyncio
 import contextlib
+import json
 import os
 import random
 import re
@@ -25,6 +26,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Awaitable, Callable
+from urllib.parse import urlsplit
 
 import torch
 from playwright.async_api import Error as PlaywrightError
@@ -42,6 +44,9 @@ class Settings:
     max_context: int = 16384       # tokens of history, page and response together
     concurrency: int = 16          # episodes at once, each with its own browser context and cache slot
     timeout: float = 30.0          # seconds a page may take to load
+    deterministic: bool = False    # turns in lock-step and episodes tied to slots: slower, and equal bit for bit from run to run
+    text_only: bool = False        # do not load images and fonts: lighter, but what only an image sizes may disappear
+    allow: str = ""                # further origins that pages may reach, http://host:port with commas; all: no fence
     viewport_only: bool = False    # show only what is within the 1280 x 720 window instead of the whole page
     max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
 
@@ -361,23 +366,53 @@ DISABLED_FEATURES = ("HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "Media
                      "SpareRendererForSitePerProcess")
 
 
-class Browser:
-    """One Chromium process with a fresh context (cookies, storage, world) for every episode."""
+def origin(url: str) -> str:
+    """http://host:port of an address; "" of what is no web address."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return ""
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}"
 
-    def __init__(self, settings: Settings):
-        self.settings = settings
+
+def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
+    """The origins of all addresses that stand in the tasks, and those of `allow`. None: no fence."""
+    if allow == "all":
+        return None
+    # An address ends where JSON, a locator or a list (" |AND| ") goes on.
+    found = re.findall(r"""https?://[^\s"'\\|,)]+""", json.dumps(tasks)) + allow.split(",")
+    return set(filter(None, map(origin, found)))
+
+
+class Browser:
+    """One Chromium process with a fresh context (cookies, storage, world) for every episode.
+
+    sites: the origins it can reach (None: all). The fence is Chromium's resolver, which knows no other host and port: so
+    it holds for redirects, frames, sockets and scripts alike, and costs nothing.
+    """
+
+    def __init__(self, settings: Settings, sites: set[str] | None = None):
+        self.settings, self.sites = settings, sites
+        self.launching = asyncio.Lock()
 
     async def __aenter__(self):
         self.playwright = await async_playwright().start()
         try:
-            flags = ["--disable-dev-shm-usage", "--disable-gpu", "--num-raster-threads=1",
-                     "--disable-features=" + ",".join(DISABLED_FEATURES)]
-            flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses its sandbox to root
-            self.chromium = await self.playwright.chromium.launch(executable_path=find_chromium(self.playwright), args=flags)
+            self.chromium = await self.launch()
         except BaseException:
             await self.playwright.stop()
             raise
         return self
+
+    async def launch(self):
+        flags = ["--disable-dev-shm-usage", "--disable-gpu", "--num-raster-threads=1",
+                 "--disable-features=" + ",".join(DISABLED_FEATURES)]
+        flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses its sandbox to root
+        flags += ["--blink-settings=imagesEnabled=false", "--disable-remote-fonts"] if self.settings.text_only else []
+        if self.sites is not None:
+            reachable = [urlsplit(site).netloc for site in sorted(self.sites)]
+            rules = [f"MAP {host} {host}" for host in reachable] + ["MAP * ~NOTFOUND"]  # the first that fits counts
+            flags.append("--host-resolver-rules=" + ", ".join(rules))
+        return await self.playwright.chromium.launch(executable_path=find_chromium(self.playwright), args=flags)
 
     async def __aexit__(self, *_):
         with contextlib.suppress(PlaywrightError):  # a Chromium that was killed cannot be closed
@@ -388,11 +423,14 @@ class Browser:
         """Starts an episode at the task's first start page, in a context and (sandbox tasks) a world of its own."""
         # The world travels as a header, not as a cookie, so that logging out does not change it.
         headers = {"X-World": f"{task['world']}-{uuid.uuid4().hex}"} if "world" in task else {}
+        async with self.launching:
+            if not self.chromium.is_connected():  # it crashed or was killed; the episodes it took along are env errors
+                self.chromium = await self.launch()
         context = await self.chromium.new_context(
             viewport={"width": 1280, "height": 720}, extra_http_headers=headers, storage_state=task.get("storage_state"),
             accept_downloads=False, service_workers="block")
         context.set_default_timeout(1000 * self.settings.timeout)
-        session = Session(context, self.settings)
+        session = Session(context, self.settings, self.sites)
         try:
             await context.add_init_script(INIT)
             for start_url in task["start_url"].split(" |AND| "):
@@ -408,11 +446,12 @@ class Browser:
 class Session:
     """One episode's window on the web: observe, execute, judge."""
 
-    def __init__(self, context, settings: Settings):
-        self.context, self.settings = context, settings
+    def __init__(self, context, settings: Settings, sites: set[str] | None):
+        self.context, self.settings, self.sites = context, settings, sites
         self.page = self.handle = self.devtools = None
         self.dead = ""                          # why the page is lost, once it is
         self.notes: list[str] = []              # dialogs and the like, told with the next observation
+        self.refused = ""                       # an address outside the fence that the page tried to go to
         self.loading: set = set()               # frames with a navigation under way
         self.quiet = asyncio.Event()
         self.quiet.set()
@@ -434,6 +473,7 @@ class Session:
         page.on("dialog", lambda dialog: self.spawn(self._answer(dialog)))
         page.on("crash", lambda _: setattr(self, "dead", "the page crashed"))
         page.on("close", lambda closed: self._closed(closed))
+        page.on("requestfailed", lambda request: self._failed(request))
         devtools = self.devtools = await self.context.new_cdp_session(page)
         # The page's own process announces a navigation before it answers our next message, so `settle` knows by the time
         # of that answer whether an action started one. No polling, no guessing.
@@ -455,6 +495,19 @@ class Session:
             self.page = others[-1]
         self.loading.clear()
         self.quiet.set()
+
+    def _failed(self, request):
+        if request.is_navigation_request() and self.sites is not None and origin(request.url) not in self.sites:
+            self.refused = request.url
+
+    async def _return(self):
+        """Away from the error page that the fence leaves: back to the page before, or to the tab before."""
+        self.notes.append(f"{self.refused[:200]} is not one of the task's sites and was not opened")
+        self.refused = ""
+        if not await self.page.evaluate("history.length > 1") and len(self.context.pages) > 1:
+            await self.page.close()
+        else:
+            await self.page.go_back()
 
     async def _answer(self, dialog):
         self.notes.append(f"the page showed a {dialog.type}: {dialog.message[:200]}")
@@ -483,6 +536,9 @@ class Session:
             await self.settle()
             if self.dead or self.page.is_closed():
                 raise EnvError(self.dead or "the page is gone")
+            if self.page.url.startswith("chrome-error:") and self.refused:
+                await self._return()
+                continue
             if self.page.url.startswith("chrome-error:"):
                 raise EnvError("the site did not answer")
             try:
@@ -569,34 +625,61 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
 async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: Settings, group: int = 1,
                log: Callable[[str], None] | None = None) -> list[Trajectory]:
     """Plays every task `group` times, at most settings.concurrency at once; returns them ordered by task, then member."""
-    slots: asyncio.PriorityQueue = asyncio.PriorityQueue()
-    for slot in range(settings.concurrency):
-        slots.put_nowait(slot)  # lowest first, so that the slots in use lie together
-    done: list[Trajectory] = []
+    jobs = [(task, member) for task in tasks for member in range(group)]
+    done: dict[int, Trajectory] = {}
+    workers = min(settings.concurrency, len(jobs))
+    rounds, queue = Rounds(workers), enumerate(jobs)
     start = said = time.monotonic()
-    async with Browser(settings) as browser:
-        async def one(task, member):
-            nonlocal said
-            slot = await slots.get()
-            try:
-                trajectory = await episode(browser, chat, task, member, slot, act, score)
-                if trajectory.status == "env_error":  # once more, in a fresh context: most such faults are passing ones
-                    trajectory = await episode(browser, chat, task, member, slot, act, score)
-            finally:
-                slots.put_nowait(slot)
-            done.append(trajectory)
-            if log and (time.monotonic() - said > 1 or len(done) == len(tasks) * group):
+
+    async def in_step(trajectory, slot):
+        await rounds.turn()
+        return await act(trajectory, slot)
+
+    async def work(slot):
+        nonlocal said
+        # All workers draw from one queue, unless it must be the same one for the same episode in every run.
+        for number, (task, member) in list(enumerate(jobs))[slot::workers] if settings.deterministic else queue:
+            for attempt in range(2):  # once more, in a fresh context, where the world failed: most such faults pass
+                trajectory = await episode(browser, chat, task, member, slot, in_step if settings.deterministic else act, score)
+                if trajectory.status == "ok":
+                    break
+            done[number] = trajectory
+            if log and (time.monotonic() - said > 1 or len(done) == len(jobs)):
                 said = time.monotonic()
-                ok = [t for t in done if t.status == "ok"]
-                log(f"{len(done)}/{len(tasks) * group} episodes, {sum(len(t.turns) for t in done) / (said - start):.0f} turns/s, "
+                ok = [t for t in done.values() if t.status == "ok"]
+                log(f"{len(done)}/{len(jobs)} episodes, {sum(len(t.turns) for t in done.values()) / (said - start):.0f} turns/s, "
                     f"success {sum(t.reward for t in ok) / max(len(ok), 1):.0%}, env errors {len(done) - len(ok)}")
-            return trajectory
-        jobs = [asyncio.ensure_future(one(task, member)) for task in tasks for member in range(group)]
+        rounds.leave()
+
+    async with Browser(settings, sites_of(tasks, settings.allow)) as browser:
+        running = [asyncio.ensure_future(work(slot)) for slot in range(workers)]
         try:
-            return await asyncio.gather(*jobs)
+            await asyncio.gather(*running)
         finally:
-            for job in jobs:
-                job.cancel()
+            for worker in running:
+                worker.cancel()
+    return [done[number] for number in range(len(jobs))]
+
+
+class Rounds:
+    """Lock-step: nobody takes a turn before everybody is ready to, so that the same episodes share a batch in every run."""
+
+    def __init__(self, workers: int):
+        self.workers, self.ready, self.gate = workers, 0, asyncio.Event()
+
+    async def turn(self):
+        gate, self.ready = self.gate, self.ready + 1
+        self._open()
+        await gate.wait()
+
+    def leave(self):
+        self.workers -= 1
+        self._open()
+
+    def _open(self):
+        if self.ready == self.workers:
+            self.gate.set()
+            self.gate, self.ready = asyncio.Event(), 0
 
 
 # --------------------------------------------------------------------------------------------------------------------

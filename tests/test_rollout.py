@@ -1,6 +1,9 @@
 """The browser side against real pages on loopback in a real Chromium, and the engine against the plain forward pass."""
 import asyncio
+import contextlib
+import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -12,7 +15,8 @@ from conftest import tiny_model
 
 from compress import Chat, context, pad, rows
 from model import token_logprobs
-from rollout import ACTIONS, ActionError, Browser, Call, Engine, EnvError, Settings, actions_help, episode, parse, play, rollout
+from rollout import (ACTIONS, ActionError, Browser, Call, Engine, EnvError, Settings, actions_help, episode, parse, play,
+                     rollout, sites_of)
 
 SETTINGS = Settings(max_turns=4, max_new_tokens=12, max_context=600, concurrency=4, timeout=5)
 
@@ -354,3 +358,95 @@ def test_no_chromium_is_one_sentence_with_the_remedy(monkeypatch):
             pass
     with pytest.raises(ValueError, match="playwright install"):
         asyncio.run(run())
+
+
+# -------------------------------------------------------------------------------------------- the fence and the faults
+
+
+def redirect(to):
+    def handler(request):
+        request.send_response(302)
+        request.send_header("Location", to)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+    return handler
+
+
+def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site):
+    reached = []
+
+    def elsewhere(request):
+        reached.append(request.path)
+        redirect("/")(request)
+
+    outside = site({path: elsewhere for path in ("/link", "/redirect", "/tab", "/frame", "/form", "/fetch", "/script")})
+    inside = site({"/": f"""<a href="{outside}/link">off</a> <a href="/hop">hop</a> <a href="{outside}/tab" target=_blank>tab</a>
+                           <form action="{outside}/form"><button>send</button></form><iframe src="{outside}/frame"></iframe>
+                           <button onclick="location = '{outside}/script'">go</button><p>still here</p>
+                           <script>fetch('{outside}/fetch', {{mode: 'no-cors'}}).catch(() => 0)</script>""",
+                   "/hop": redirect(f"{outside}/redirect")})
+
+    async def run():
+        async with Browser(SETTINGS, sites_of([{"start_url": inside}])) as browser:
+            session = await browser.open({"start_url": inside})
+            await session.observe()
+            for element in range(5):
+                seen = await act(session, f'do(action="Click", element="{element}")')
+                assert "is not one of the task's sites" in seen and "still here" in seen, (element, seen)
+                assert len(session.context.pages) == 1
+            await session.close()
+
+    asyncio.run(run())
+    assert reached == []
+
+
+def test_the_fence_is_drawn_around_every_address_of_a_task():
+    task = {"start_url": "http://a:1/x |AND| https://b/y", "eval": {"reference_url": "http://c:80/z |OR| http://d:2",
+            "program_html": [{"url": "http://e:3/", "locator": "document.querySelector('a[href=\"http://f:4/q\"]')"}]}}
+    wanted = {"http://a:1", "https://b:443", "http://c:80", "http://d:2", "http://e:3", "http://f:4"}
+    assert sites_of([task]) == wanted
+    assert sites_of([task], "http://g:5/,nonsense") == wanted | {"http://g:5"} and sites_of([task], "all") is None
+
+
+def chromium_ids() -> set[int]:
+    """Process ids of the main processes of all running Chromiums."""
+    found = set()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            argv = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if b"hrom" in argv[0] and not any(part.startswith(b"--type=") for part in argv):
+                found.add(int(process))
+    return found
+
+
+def test_a_killed_chromium_is_started_again_and_its_episodes_are_played_again(site, chat):
+    url, others, killed = site({"/": "<a href='/'>again</a>"}), chromium_ids(), []
+
+    async def act(trajectory, slot):
+        if trajectory.task["task_id"] == 1 and not killed:  # in the midst of an episode
+            killed.extend(chromium_ids() - others)
+            os.kill(killed[0], signal.SIGKILL)
+        text = 'do(action="Click", element="0")' if len(trajectory.turns) < 3 else "exit()"
+        return [*chat.encode(text), chat.end_id], [], True
+
+    settings = Settings(concurrency=2, max_turns=5, max_new_tokens=40, max_context=800, timeout=5)
+    played = asyncio.run(play([task_at(url) | {"task_id": i} for i in range(6)], act, chat, always_one, settings))
+    assert len(killed) == 1 and [(tau.status, tau.reward) for tau in played] == [("ok", 1.0)] * 6
+
+
+def test_in_deterministic_mode_two_runs_are_equal_bit_for_bit(site, chat):
+    """The server's delays differ from run to run, so without lock-step the batches would."""
+    def late(request):
+        time.sleep(random.random() * 0.05)
+        body = b"<a href='/'>on</a> <a href='/b'>off</a>"
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    base, model = site({"/": late, "/b": late}), tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    settings = Settings(max_turns=3, max_new_tokens=12, max_context=600, concurrency=4, deterministic=True)
+    tasks = [task_at(f"{base}/") | {"task_id": i} for i in range(5)]
+    runs = [asyncio.run(rollout(model, chat, tasks, always_one, settings, group=2, seed=3)) for _ in range(2)]
+    first, second = ([[(turn.action_ids, turn.logps) for turn in tau.turns] for tau in run] for run in runs)
+    assert first == second and len(first) == 10
