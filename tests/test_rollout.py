@@ -408,23 +408,26 @@ def test_the_fence_is_drawn_around_every_address_of_a_task():
     assert sites_of([task], "http://g:5/,nonsense") == wanted | {"http://g:5"} and sites_of([task], "all") is None
 
 
-def chromium_ids() -> set[int]:
-    """Process ids of the main processes of all running Chromiums."""
-    found = set()
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            argv = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-            if b"hrom" in argv[0] and not any(part.startswith(b"--type=") for part in argv):
-                found.add(int(process))
-    return found
+def our_chromium() -> int:
+    """The process id of the Chromium that this test started: a descendant of ours, and not one of its own helpers."""
+    def parent(process: int) -> int:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # processes come and go
+            line, ancestor = Path(f"/proc/{process}/cmdline").read_bytes(), process
+            while ancestor not in (0, os.getpid()):
+                ancestor = parent(ancestor)
+            if ancestor and b"hrom" in line.split(b"\0")[0] and b"--type=" not in line:
+                return process
 
 
 def test_a_killed_chromium_is_started_again_and_its_episodes_are_played_again(site, chat):
-    url, others, killed = site({"/": "<a href='/'>again</a>"}), chromium_ids(), []
+    url, killed = site({"/": "<a href='/'>again</a>"}), []
 
     async def act(trajectory, slot):
         if trajectory.task["task_id"] == 1 and not killed:  # in the midst of an episode
-            killed.extend(chromium_ids() - others)
+            killed.append(our_chromium())
             os.kill(killed[0], signal.SIGKILL)
         text = 'do(action="Click", element="0")' if len(trajectory.turns) < 3 else "exit()"
         return [*chat.encode(text), chat.end_id], [], True
