@@ -1,14 +1,15 @@
-"""The policy: a Llama / Qwen decoder written out by hand, its KV cache, its sampler, and the verbs that spread it over GPUs.
+"""The policy: a Llama / Qwen decoder written by hand, its KV cache, its sampler, and the verbs to spread it over GPUs.
 
     x = x + Attention(RMSNorm(x));   x = x + SwiGLU(RMSNorm(x));   logits = RMSNorm(x) · W_head
 
-The correctness argument of the whole project stands in this file: `sample` (what a rollout records) and `token_logprobs`
-(what training differentiates) are two readings of the same forward pass, so their log-probs agree to rounding.
+The correctness argument of the whole project stands in this file: `sample` (what a rollout records) and
+`token_logprobs` (what training differentiates) are two readings of the same forward pass, so their log-probs agree to
+rounding.
 
     python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
     python model.py --plan Llama-3.1-8B --gpus 8 --context 16384     # how many GPUs do I need?
 
-A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. State-dict keys are Hugging Face's.
+A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json; its keys are those of state_dict.
 The classes know nothing of several GPUs; the last section applies FSDP2 to them from outside.
 
 Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size, F feed-forward width,
@@ -43,8 +44,8 @@ from torch.utils.checkpoint import checkpoint
 # Configuration: config.json, read strictly
 
 
-REFUSED = {"quantization_config": "use the unquantised checkpoint", "use_sliding_window": "only full attention is supported",
-           "attention_bias": "only Qwen2's own biases are supported", "mlp_bias": "feed-forward biases are not supported"}
+REFUSED = {"quantization_config": "use the unquantised checkpoint", "attention_bias": "only Qwen2's are supported",
+           "use_sliding_window": "only full attention is supported", "mlp_bias": "biases there are not supported"}
 
 
 @dataclass
@@ -113,8 +114,9 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Rotation speed of each of the E/2 coordinate pairs, radians a token. Llama 3.1 slows the slow ones for long contexts."""
-    freq_E = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim)
+    """Rotation speed of each of the E/2 coordinate pairs, radians a token. Llama 3.1 slows the slow ones further."""
+    exponent_E = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
+    freq_E = config.rope_theta ** -exponent_E
     if (s := config.rope_scaling) is None:
         return freq_E
     turns = s["original_max_position_embeddings"] * freq_E / (2 * math.pi)  # full turns within the pre-training context
@@ -124,7 +126,7 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def rope(positions_BT, frequencies_E, dtype):
-    """Tables for `rotate`, (B, 1, T, E) each: cosines, and sines whose first half carries the minus of (a c - b s, b c + a s)."""
+    """Tables for `rotate`, (B, 1, T, E) each: cosines, and sines with the minus of (a c - b s, b c + a s) in them."""
     angle_BTE = positions_BT[:, None, :, None].float() * frequencies_E.to(positions_BT.device)
     cos, sin = angle_BTE.cos(), angle_BTE.sin()
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
@@ -138,8 +140,8 @@ def rotate(x_BHTE, cos_B1TE, sin_B1TE):
 class KVCache:
     """Keys and values of S sequences side by side, so that many episodes decode in one batch.
 
-    Position p of a slot is valid once written; what lies beyond a sequence's length is never attended to, so rolling back
-    is only remembering a smaller length (the caller's), and idle slots may write rubbish at their end.
+    Position p of a slot is valid once written; what lies beyond a sequence's length is never attended to, so rolling
+    back is only remembering a smaller length (the caller's), and idle slots may write rubbish at their end.
     Memory: 2 · L · S · K · C · E numbers.
     """
 
@@ -153,16 +155,16 @@ class KVCache:
 class Place:
     """Where a forward pass with a cache reads and writes. Made once a pass, shared by all layers."""
     cache: KVCache
-    rows: slice            # the cache slots of the batch's rows: consecutive, so that reading them is a view, not a copy
+    rows: slice            # the cache slots of the batch's rows: consecutive, so that reading them is a view, no copy
     positions_BT: torch.Tensor
     end: int               # attend to positions below this
-    mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last positions below `end`
+    mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last positions
 
     @classmethod
     def of(cls, cache, rows, positions_BT):
         low, high = torch.stack(positions_BT.aminmax()).tolist()
         assert high < cache.length, f"{high + 1} positions do not fit the cache's {cache.length}"
-        aligned = high - low == positions_BT.shape[1] - 1
+        aligned = high - low == positions_BT.shape[1] - 1  # T increasing positions in a span of T: the same in every row
         mask_B1TC = torch.arange(high + 1, device=positions_BT.device) <= positions_BT[:, None, :, None]
         return cls(cache, rows, positions_BT, high + 1, None if aligned else mask_B1TC)
 
@@ -180,8 +182,8 @@ class Place:
 def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     """Grouped-query attention of T queries to C >= T keys, causal: without a mask the last query meets the last key.
 
-    NOTE is_causal aligns its triangle at the top left, which is wrong behind a context. Rows of unequal length are padded
-    on the right, where causality hides the padding.
+    NOTE is_causal aligns its triangle at the top left, which is wrong behind a context. Rows of unequal length are
+    padded on the right, where causality hides the padding.
     """
     (B, H, T, E), (K, C) = q_BHTE.shape, k_BKCE.shape[1:3]
     if mask_B1TC is None and T > 1:
@@ -195,10 +197,11 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
 def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     """One `attend` a segment, to its context and itself; see `Transformer.forward`.
 
-    NOTE the row is cut by `split`, whose backward pass writes a gradient once; that of a slice fills a whole row with zeros,
-    which for a hundred short segments costs more than all else.
+    NOTE the row is cut by `split`, whose backward pass writes a gradient once; that of a slice fills a whole row with
+    zeros, which for a hundred short segments costs more than all else.
     """
-    lengths, which = [stop - start for start, stop, *_ in segments], {start: i for i, (start, *_) in enumerate(segments)}
+    lengths = [stop - start for start, stop, *_ in segments]
+    which = {start: i for i, (start, *_) in enumerate(segments)}
     q_parts, k_parts, v_parts = (x.split(lengths, dim=2) for x in (q_BHTE, k_BKTE, v_BKTE))
     out = []
     for q, k, v, (_, _, first, last) in zip(q_parts, k_parts, v_parts, segments):
@@ -212,14 +215,14 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
 class Attention(nn.Module):
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
-        self.layer, self.heads, self.kv_heads, self.head_dim = layer, c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.layer, self.qk_norm = layer, c.qk_norm
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=c.qkv_bias)
         self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
         if c.qk_norm:
             self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
-        self.qk_norm = c.qk_norm
 
     def forward(self, x_BTD, rope: tuple, place: Place | None, segments: list | None):
         B, T, _ = x_BTD.shape
@@ -293,14 +296,16 @@ class Transformer(nn.Module):
         positions_BT: position of each token in its sequence, 0..T-1 by default. cache, rows: write keys and values into
         these slots at those positions, and attend to everything before. head: what to apply to the final hidden states
         (B, T, D) instead of the LM head on every position, which for a page of 8,000 tokens would cost 5 GB.
-        segments: one packed row (B = 1) in place of many that share their beginnings, cut into (start, stop, context_start,
-        context_stop): tokens start..stop see the whole context, which is how an earlier segment begins, and themselves causally.
+        segments: one packed row (B = 1) in place of many that share their beginnings, cut into (start, stop,
+        context_start, context_stop): tokens start..stop see the whole context, which is how an earlier segment begins,
+        and themselves causally.
         """
         B, T = tokens_BT.shape
         if positions_BT is None:
             positions_BT = torch.arange(T, device=tokens_BT.device).expand(B, T)
         if segments is not None:
-            assert [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments], "segments must tile the row in order"
+            tiled = [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments]
+            assert B == 1 and tiled, "segments must tile the one row in order"
         place = None if cache is None else Place.of(cache, rows, positions_BT)
         x_BTD = self.model.embed_tokens(tokens_BT)
         tables = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
@@ -314,8 +319,8 @@ class Transformer(nn.Module):
     def init_weights(self, seed: int = 0):
         """Random weights for a model that starts from nothing.
 
-        Output projections start at zero, so that each block starts as identity; W_Q = W_K orthogonal, so that every token
-        attends to its own earlier copies. Models with biases (Qwen2) start with a whole look-up laid in, see below.
+        Output projections start at zero, so that each block starts as identity; W_Q = W_K orthogonal, so that every
+        token attends to its own earlier copies. Models with biases (Qwen2) start with a whole look-up laid in.
         """
         c, generator = self.config, torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
@@ -329,7 +334,8 @@ class Transformer(nn.Module):
             query, key = block.self_attn.q_proj.weight, block.self_attn.k_proj.weight
             nn.init.orthogonal_(query, generator=generator)
             key.data.copy_(query.data[:len(key)])
-        if c.qkv_bias and c.num_hidden_layers > 1 and c.num_attention_heads == c.num_key_value_heads == c.hidden_size // c.head_dim > 1:
+        if (c.qkv_bias and c.num_hidden_layers > 1
+                and c.num_attention_heads == c.num_key_value_heads == c.hidden_size // c.head_dim > 1):
             self._lay_look_up(generator)
         return self
 
@@ -337,9 +343,10 @@ class Transformer(nn.Module):
     def _lay_look_up(self, generator, sharpness: float = 7.5, gain: float = 2.0, copied: float = 2.0):
         """Starts the first two layers as a rough "what once followed these two tokens?".
 
-        A web agent lives on it (red lamp -> 12), and from plain random weights gradient descent finds it very late, because
-        two layers have to agree first. Layer 0 writes beside each token the one before and the one before that. Layer 1
-        compares (this token, the one before) with the two tokens behind every position, and copies what stands there.
+        A web agent lives on it (red lamp -> 12), and from plain random weights gradient descent finds it very late,
+        because two layers have to agree first. Layer 0 writes beside each token the one before and the one before that.
+        Layer 1 compares (this token, the one before) with the two tokens behind every position, and copies what stands
+        there.
         """
         c = self.config
         D, E, H = c.hidden_size, c.head_dim, c.num_attention_heads
@@ -348,7 +355,8 @@ class Transformer(nn.Module):
         def orthogonal(rows, columns):
             return nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
 
-        read_ED, place_ED, place2_ED = orthogonal(E, D), *orthogonal(2 * E, D).split(E)  # a token's code; where codes are written
+        read_ED = orthogonal(E, D)                             # a token's code
+        place_ED, place2_ED = orthogonal(2 * E, D).split(E)    # where codes are written
         pairs = torch.arange(4)  # the fastest rotations: they tell neighbours apart
         for h, back in enumerate((1, 2)):
             # Queries and keys that are biases alone: rotated by their positions t and s, their product is a sum of
@@ -374,8 +382,8 @@ class Transformer(nn.Module):
 def sample(logits_BV, uniform_B, temperature: float = 1.0, top_p: float = 1.0):
     """Draws one token a row; returns (ids_B, logp_B), the log-probs under the distribution drawn from.
 
-    uniform_B: one number in [0, 1) a row, from the row's own generator: which token a row gets then does not depend on who
-    shares its batch. temperature 0 takes the most likely token and reports its log-prob at temperature 1.
+    uniform_B: one number in [0, 1) a row, from the row's own generator: which token a row gets then does not depend on
+    who shares its batch. temperature 0 takes the most likely token and reports its log-prob at temperature 1.
     """
     logp_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0:
@@ -395,8 +403,8 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float 
                    positions_BT=None, segments=None):
     """Log-prob and entropy of each token marked in the bool mask action_BT, given everything before it in its row.
 
-    Returns (logp_N, entropy_N) in row-major order of the mask. Temperature as in `sample`; positions_BT and segments as in
-    the forward pass. The first token of a row or segment cannot be marked: nothing before it in the row predicts it.
+    Returns (logp_N, entropy_N) in row-major order of the mask. Temperature as in `sample`; positions_BT and segments as
+    in the forward pass. The first token of a row or segment cannot be marked: nothing before it in the row predicts it.
     The LM head runs on the N marked positions only, `chunk` at a time and recomputed in the backward pass, so that
     (N, V) float32 logits never exist whole.
     """
@@ -419,7 +427,8 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float 
 
 
 @torch.no_grad()
-def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, stop=(), seed: int = 0):
+def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, stop=(),
+             seed: int = 0):
     """Completes one prompt; returns (ids, logps). The teaching version: rollout.py serves many prompts at once."""
     device, rng = model.model.embed_tokens.weight.device, random.Random(seed)
     cache = KVCache(model.config, 1, len(prompt_ids) + max_new_tokens, model.model.embed_tokens.weight.dtype, device)
@@ -450,27 +459,27 @@ def read_json(path: Path) -> dict:
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; a checkpoint directory needs it.") from None
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); copy it from the original checkpoint again.") from None
+        raise ValueError(f"{path} is not readable JSON ({error}); copy it from the original again.") from None
 
 
 def resolve(path_or_hub_id: str) -> Path:
-    """A directory as it is; anything else as a hub id, which needs the huggingface_hub package and its cache or a network."""
+    """A directory as it is; anything else as a hub id, which needs huggingface_hub and its cache or a network."""
     path = Path(path_or_hub_id)
     if path.is_dir():
         return path
-    missing = (f"no checkpoint at {path_or_hub_id!r}: it is neither a directory with config.json nor a model that the hub "
-               "could give")
-    # What begins with a directory of ours was meant as one: asking the hub would only make the user wait for a time-out.
+    missing = (f"no checkpoint at {path_or_hub_id!r}: it is neither a directory with config.json nor a model that the "
+               "hub could give")
+    # What begins with a directory of ours was meant as one: asking the hub would only make the user wait.
     if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in ("runs", "sandbox") or path.parent.is_dir():
         raise ValueError(f"{missing}; check the spelling, or train it first.")
     try:
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(path_or_hub_id), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except Exception as error:  # the hub's client raises dozens of kinds; all mean the same to the user
-        raise ValueError(f"{missing} ({type(error).__name__}); check the spelling, or train or download it first.") from None
+        raise ValueError(f"{missing} ({type(error).__name__}); check the spelling, or train or download it.") from None
 
 
-def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded: bool = False, replicas: int = 1) -> Transformer:
+def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, replicas: int = 1) -> Transformer:
     """Opens a checkpoint. sharded: already cut by `shard`, so that no rank ever holds more than its part of the model.
 
     Tensors are read one at a time into an empty model, so there is never a second full copy either.
@@ -494,7 +503,8 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded: bool =
                     tensor = file.get_tensor(key)
                     if key not in state or tensor.shape != state[key].shape:
                         wanted = f"shape {tuple(state[key].shape)}" if key in state else "no such tensor"
-                        raise ValueError(f"{path / name}: {key} has shape {tuple(tensor.shape)}, config.json asks for {wanted}.")
+                        raise ValueError(f"{path / name}: {key} has shape {tuple(tensor.shape)}, "
+                                         f"config.json asks for {wanted}.")
                     fill(state[key], tensor)
                     found.add(key)
         except SafetensorError as error:
@@ -516,8 +526,8 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
 
     like: the checkpoint whose tokenizer files go along. run: what made it; kept under "run" in config.json, which other
     readers pass over. max_bytes: weights beyond it are spread over several files. Everything is written to a temporary
-    directory first. A new checkpoint is then renamed into place; in a run's directory, which holds other files too, each
-    file is replaced whole, the index of the weights last: a reader never sees the weights of two saves as one model.
+    directory first. A new checkpoint is then renamed into place; in a run's directory, which holds other files too,
+    each is replaced whole, the index of the weights last: a reader never sees the weights of two saves as one model.
     """
     state = {key: value.detach().cpu().contiguous() for key, value in full_state(model).items()}
     if rank() == 0:
@@ -526,8 +536,8 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         write_weights(state, fresh, max_bytes)
-        raw = model.config.raw
-        stored = {"dtype" if "dtype" in raw else "torch_dtype": str(next(iter(state.values())).dtype).removeprefix("torch.")}
+        raw, dtype = model.config.raw, str(next(iter(state.values())).dtype).removeprefix("torch.")
+        stored = {"dtype" if "dtype" in raw else "torch_dtype": dtype}  # that of the file, not of the one it came from
         (fresh / "config.json").write_text(json.dumps(raw | stored | ({"run": run} if run else {}), indent=2) + "\n")
         for name in TOKENIZER_FILES:
             if source and (source / name).exists():
@@ -634,8 +644,8 @@ def gather(items: list) -> list:
 def shard(model: Transformer, replicas: int = 1) -> Transformer:
     """FSDP2: every block, then the rest, is cut into parts that are gathered just in time.
 
-    bfloat16 compute with float32 masters and reductions on GPUs, float32 throughout on CPU. replicas: into how many groups
-    the ranks divide, each holding the whole model between them (HSDP): one a node keeps the gathering off the slow network.
+    bfloat16 compute with float32 masters and reductions on GPUs, float32 throughout on CPU. replicas: into how many
+    groups the ranks divide, each holding the whole model between them (HSDP): one a node spares the network.
     """
     if not dist.is_initialized():
         return model
@@ -661,7 +671,7 @@ def fill(parameter, tensor):
 
 @contextmanager
 def unsharded(model: Transformer):
-    """Inside, every rank holds the whole model and may run any number of forward passes (sharded ranks that disagree hang)."""
+    """Inside, every rank holds the whole model and may run any number of forwards; sharded ranks that disagree hang."""
     parts = [m for m in model.modules() if hasattr(m, "unshard")]
     for part in parts:
         part.set_reshard_after_forward(False)
@@ -683,7 +693,7 @@ def full_state(model: Transformer) -> dict:
 
 
 def save_training(path: str | Path, model: Transformer, optimizer, extra: dict):
-    """Writes all that a resumed run needs: weights, optimizer, and `extra` (step, cursor, random states; rank 0's counts).
+    """Writes all that a resumed run needs: weights, optimizer, `extra` (step, cursor, random states; rank 0's counts).
 
     All ranks call it, each writes its part, and `load_training` reads it on any number of ranks. The directory appears
     whole: it is written beside and renamed; what it replaces stands as PATH.old until the new one is in place.
@@ -768,8 +778,8 @@ def shape_config(name: str) -> ModelConfig:
 def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool = True, replicas: int = 1) -> dict:
     """Bytes per GPU of one M-GRPO step, {phase: {what: bytes}}: one packed row of `context` tokens a micro-batch.
 
-    A block's activations are the tensors that autograd keeps in bfloat16 compute: two norms (x and x/|x| in float32, output),
-    q, k, v, the attention's output, and four feed-forward products.
+    A block's activations are the tensors that autograd keeps in bfloat16 compute: two norms (x and x/|x| in float32,
+    output), q, k, v, the attention's output, and four feed-forward products.
     """
     with torch.device("meta"):
         model = Transformer(c)
@@ -784,7 +794,7 @@ def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool
         "rollout": {"unsharded copy, bfloat16": 2 * total,
                     f"KV cache of {episodes} episodes": 2 * 2 * c.num_hidden_layers * K * E * episodes * context},
         "training": {"gradients, float32": 4 * total * part,
-                     "gathered of both policies, bfloat16": 2 * 2 * (ends + 2 * block),  # embedding, head, this block, the next
+                     "gathered of both policies, bfloat16": 2 * 2 * (ends + 2 * block),  # both ends, a block, the next
                      "gradients before their reduction": 2 * (ends + block) + 4 * max(ends, block),
                      "activations" + (", recomputed" if recompute else ""): kept,
                      "LM head, 1,024 positions at a time": 4 * 4 * 1024 * c.vocab_size}}
@@ -800,27 +810,29 @@ def print_plan(args):
     config = shape_config(args.plan)
     needs = lambda gpus: plan(config, gpus, args.context, args.episodes, not args.no_recompute, args.replicas)
     parts = needs(args.gpus)
-    print(f"{args.plan} on {args.gpus} GPU{'s' * (args.gpus > 1)}, {args.context:,} tokens of context, {args.episodes} episodes at once on each GPU; "
-          f"GiB per GPU (estimated):")
+    print(f"{args.plan} on {args.gpus} GPU{'s' * (args.gpus > 1)}, {args.context:,} tokens of context, "
+          f"{args.episodes} episodes at once on each GPU; GiB per GPU (estimated):")
     for phase, lines in parts.items():
         print("\n".join(f"  {phase:10}{what:42}{size / 2 ** 30:8.1f}" for what, size in lines.items()))
     print(f"  {'peak':10}{'the larger of rollout and training + 10%':42}{peak(parts):8.1f}\n")
     for card in CARDS:
         enough = next((n for n in (args.replicas * 2 ** i for i in range(11)) if peak(needs(n)) <= card), None)
-        verdict = f"fits, {card - peak(parts):.0f} GiB to spare" if peak(parts) <= card else f"lacks {peak(parts) - card:.0f} GiB"
-        print(f"  {card:4} GB cards: {verdict}; " + (f"{enough} GPU{'s' * (enough > 1)} would do" if enough else
-                                                    "no number of GPUs would do: fewer episodes, a shorter context or a smaller model"))
+        spare = card - peak(parts)
+        verdict = f"fits, {spare:.0f} GiB to spare" if spare >= 0 else f"lacks {-spare:.0f} GiB"
+        remedy = (f"{enough} GPU{'s' * (enough > 1)} would do" if enough else
+                  "no number of GPUs would do: take fewer episodes, a shorter context or a smaller model")
+        print(f"  {card:4} GB cards: {verdict}; {remedy}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Complete a raw prompt with a checkpoint, or plan a training run's memory.")
+    parser = argparse.ArgumentParser(description="Complete a raw prompt, or plan a training run's memory.")
     parser.add_argument("model", nargs="?", help="checkpoint directory or hub id")
     parser.add_argument("prompt", nargs="?")
     parser.add_argument("--max-new-tokens", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
-    parser.add_argument("--plan", metavar="NAME", help=f"memory per GPU of M-GRPO on a directory or {', '.join(SHAPES)}")
+    parser.add_argument("--plan", metavar="NAME", help=f"memory of M-GRPO on a directory or {', '.join(SHAPES)}")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--context", type=int, default=16384, help="tokens of the longest episode")
     parser.add_argument("--episodes", type=int, default=8, help="decoded side by side on each GPU")
@@ -839,7 +851,8 @@ def main():
     ids, logps = generate(model, prompt_ids, args.max_new_tokens, args.temperature,
                           stop if isinstance(stop, list) else [stop], args.seed)
     text = tokenizer.decode(ids, skip_special_tokens=False)
-    print(json.dumps({"prompt_ids": prompt_ids, "ids": ids, "logps": logps, "text": text}) if args.json else args.prompt + text)
+    record = {"prompt_ids": prompt_ids, "ids": ids, "logps": logps, "text": text}
+    print(json.dumps(record) if args.json else args.prompt + text)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from two_ranks import optimizer_of, train_step
 from model import (SHAPES, KVCache, ModelConfig, generate, load, load_tokenizer, load_training, plan, rope_frequencies,
                    sample, save, save_training, shape_config, token_logprobs)
 
-FAMILIES = [("llama", {}), ("llama", {"tie_word_embeddings": False, "rope_scaling": {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
-    ("qwen2", {}), ("qwen3", {"head_dim": 16})]
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+FAMILIES = [("llama", {}), ("llama", {"tie_word_embeddings": False, "rope_scaling": LLAMA3}), ("qwen2", {}),
+            ("qwen3", {"head_dim": 16})]
 families = pytest.mark.parametrize("family, changes", FAMILIES)
 
 
@@ -37,14 +38,15 @@ def naive_forward(model, tokens):
     for n in range(c.num_hidden_layers):
         w = lambda name: weights[f"model.layers.{n}.{name}"]
         h = norm(x, w("input_layernorm.weight"))
-        q, k, v = (h @ w(f"self_attn.{p}_proj.weight").T + (w(f"self_attn.{p}_proj.bias") if c.qkv_bias else 0) for p in "qkv")
+        q, k, v = (h @ w(f"self_attn.{p}_proj.weight").T + (w(f"self_attn.{p}_proj.bias") if c.qkv_bias else 0)
+                   for p in "qkv")
         heads = []
         for head in range(c.num_attention_heads):
             kv = head // (c.num_attention_heads // c.num_key_value_heads)
             qs, ks = q[:, head * E:(head + 1) * E], k[:, kv * E:(kv + 1) * E]
             if c.qk_norm:
                 qs, ks = norm(qs, w("self_attn.q_norm.weight")), norm(ks, w("self_attn.k_norm.weight"))
-            qs, ks = torch.stack([turn(a, t) for t, a in enumerate(qs)]), torch.stack([turn(a, t) for t, a in enumerate(ks)])
+            qs, ks = (torch.stack([turn(a, t) for t, a in enumerate(x)]) for x in (qs, ks))
             out = []
             for t in range(T):
                 p = (ks[:t + 1] @ qs[t] / math.sqrt(E)).softmax(0)
@@ -165,13 +167,14 @@ def test_a_packed_row_equals_separate_rows(family, changes, kv_heads):
         (logp * weight).sum().backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    plain = [token_logprobs(model, torch.tensor([ids]), torch.arange(len(ids))[None] >= len(ids) - n) for ids, n in rows]
+    last = lambda ids, n: torch.arange(len(ids))[None] >= len(ids) - n
+    plain = [token_logprobs(model, torch.tensor([ids]), last(ids, n)) for ids, n in rows]
     plain, entropy = (torch.cat(column) for column in zip(*plain))
     expected = gradients(plain)
     for recompute in (False, True):
         model.recompute = recompute
-        packed = token_logprobs(model, torch.tensor([tokens]), torch.tensor([action]), positions_BT=torch.tensor([positions]),
-                                segments=segments, chunk=7)
+        packed = token_logprobs(model, torch.tensor([tokens]), torch.tensor([action]), chunk=7,
+                                positions_BT=torch.tensor([positions]), segments=segments)
         torch.testing.assert_close(packed[0], plain, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(packed[1], entropy, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(gradients(packed[0]), expected, atol=1e-5, rtol=1e-5)
@@ -262,9 +265,9 @@ def test_two_ranks_equal_one(tmp_path, replicas):
     """Loss, gradients and weights over three steps; what two ranks saved half-way is resumed on one."""
     model = tiny_model("llama", tie_word_embeddings=False)
     save(model, tmp_path / "start")
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", ROOT / "tests/two_ranks.py", "model",
-                           tmp_path / "start", tmp_path, str(replicas)], capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                           ROOT / "tests/two_ranks.py", "model", tmp_path / "start", tmp_path, str(replicas)],
+                          capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == 0, done.stderr
     two = torch.load(tmp_path / "results.pt", weights_only=True)
     optimizer = optimizer_of(model)
@@ -284,7 +287,8 @@ def test_two_ranks_equal_one(tmp_path, replicas):
 
 
 @pytest.mark.parametrize("changes, word", [
-    ({"model_type": "mamba"}, "model_type"), ({"model_type": "qwen3_moe"}, "model_type"), ({"hidden_size": "big"}, "hidden_size"),
+    ({"model_type": "mamba"}, "model_type"), ({"model_type": "qwen3_moe"}, "model_type"),
+    ({"hidden_size": "big"}, "hidden_size"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"), ({"use_sliding_window": True}, "use_sliding_window"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"), ({"hidden_act": "gelu"}, "hidden_act"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling asks for 'yarn'"),
@@ -297,9 +301,7 @@ def test_unsupported_configs_are_refused_by_name(changes, word):
 
 
 def test_both_spellings_of_rope_settings_mean_the_same():
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}
-    for scaled in ({}, scaling):
+    for scaled in ({}, LLAMA3):
         old = ModelConfig.from_dict(tiny_config("llama", rope_theta=5e5, rope_scaling=scaled or None))
         new = tiny_config("llama", rope_parameters={"rope_type": "default", "rope_theta": 5e5} | scaled)
         del new["rope_theta"]
@@ -308,8 +310,9 @@ def test_both_spellings_of_rope_settings_mean_the_same():
 
 
 PUBLISHED = {"Llama-3.1-8B": 8_030_261_248, "Llama-3.2-1B": 1_235_814_400, "Llama-3.2-3B": 3_212_749_824,
-             "Qwen2.5-0.5B": 494_032_768, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688, "Qwen2.5-7B": 7_615_616_512,
-             "Qwen3-0.6B": 596_049_920, "Qwen3-1.7B": 1_720_574_976, "Qwen3-4B": 4_022_468_096, "Qwen3-8B": 8_190_735_360}
+             "Qwen2.5-0.5B": 494_032_768, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688,
+             "Qwen2.5-7B": 7_615_616_512, "Qwen3-0.6B": 596_049_920, "Qwen3-1.7B": 1_720_574_976,
+             "Qwen3-4B": 4_022_468_096, "Qwen3-8B": 8_190_735_360}
 
 
 def test_the_plan_knows_the_published_sizes():
@@ -335,7 +338,8 @@ def test_the_plan_counts_what_is_allocated():
 
 
 def test_the_plan_needs_no_weights():
-    run = lambda *more: subprocess.run([sys.executable, ROOT / "model.py", "--plan", *more], capture_output=True, text=True)
+    command = [sys.executable, ROOT / "model.py", "--plan"]
+    run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True)
     out = run("Llama-3.1-8B", "--gpus", "8", "--context", "16384").stdout
     assert all(f"{card} GB cards: " in out for card in (24, 48, 80, 141)) and "fits" in out and "lacks" in out
     assert "Qwen3-8B" in run("Llama-9").stderr
@@ -360,8 +364,8 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path):
 
 
 def test_the_command_line_completes_a_prompt(checkpoint):
-    run = lambda *more: subprocess.run([sys.executable, ROOT / "model.py", checkpoint, "red lamp", "--max-new-tokens", "5", *more],
-                                       capture_output=True, text=True)
+    command = [sys.executable, ROOT / "model.py", checkpoint, "red lamp", "--max-new-tokens", "5"]
+    run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True)
     out = json.loads(run("--json").stdout)
     assert len(out["ids"]) == len(out["logps"]) == 5 and out["prompt_ids"] and isinstance(out["text"], str)
     assert run().stdout.startswith("red lamp")

@@ -1,7 +1,7 @@
-"""Run by torchrun: three optimizer steps on several ranks, results to a file. The same code without torchrun is one rank.
+"""Run by torchrun: three optimizer steps on several ranks, results to a file. The same code runs on one.
 
     two_ranks.py CHECKPOINT OUT                  mgrpo.py's update on ragged groups of unequal number
-    two_ranks.py model CHECKPOINT OUT REPLICAS   model.py's part: a model that is loaded in parts, trained, saved half-way
+    two_ranks.py model CHECKPOINT OUT REPLICAS   model.py's part: a model loaded in parts, trained, saved half-way
 """
 import sys
 from pathlib import Path
@@ -10,15 +10,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from conftest import tiny_model
 
-from model import (all_sum, full_state, init_dist, load, load_tokenizer, rank, save, save_training, shard, token_logprobs,
-                   unsharded, world_size)
+from model import (all_sum, full_state, init_dist, load, load_tokenizer, rank, save, save_training, shard,
+                   token_logprobs, unsharded, world_size)
 
 
 def groups(chat, step):
     """Five groups of unequal length; the first rank gets three of them, one without variance."""
     from test_mgrpo import trajectory
-    return [[trajectory(chat, float((i + k) % 2 and k != 2), [2 + (i * k + step) % 7] * (1 + i + k), seed=100 * step + 10 * k + i)
-             for i in range(3)] for k in range(5)]
+    return [[trajectory(chat, float((i + k) % 2 and k != 2), [2 + (i * k + step) % 7] * (1 + i + k),
+                        seed=100 * step + 10 * k + i) for i in range(3)] for k in range(5)]
 
 
 def run_forwards(model):

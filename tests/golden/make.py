@@ -1,9 +1,9 @@
-"""Holds model.py against transformers, and writes what transformers computed to golden.json, so that tests need it no more.
+"""Holds model.py against transformers, and writes what transformers computed to golden.json, so that tests need it not.
 
     python tests/golden/make.py [DIR]      with transformers installed; DIR: SmolLM2-135M-Instruct
 
-For every family a small checkpoint of random weights is saved by us and opened by transformers, and saved by transformers
-and opened by us: weights must be bit-equal, logits within 2e-4. With DIR, 50 greedy tokens of five prompts must be equal.
+For every family a small checkpoint of random weights is saved by us and opened by transformers, and saved by it and
+opened by us: weights must be bit-equal, logits within 2e-4. With DIR, 50 greedy tokens of five prompts must be equal.
 """
 import json
 import sys
@@ -17,16 +17,19 @@ from conftest import tiny_model
 
 from model import generate, load, load_tokenizer, save
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+UNTIED = {"tie_word_embeddings": False}
 FAMILIES = {
     "llama, tied, grouped queries": ("llama", {}),
-    "llama, untied, one key a query": ("llama", {"tie_word_embeddings": False, "num_key_value_heads": 4}),
-    "llama 3.1, untied, llama3 scaling": ("llama", {"tie_word_embeddings": False, "rope_theta": 5e5, "rope_scaling": LLAMA3}),
-    "llama 3.2, tied, one key for all": ("llama", {"num_key_value_heads": 1, "rope_scaling": LLAMA3 | {"factor": 32.0}}),
+    "llama, untied, one key a query": ("llama", UNTIED | {"num_key_value_heads": 4}),
+    "llama 3.1, untied, llama3 scaling": ("llama", UNTIED | {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "llama 3.2, tied, one key for all": ("llama", {"num_key_value_heads": 1,
+                                                   "rope_scaling": LLAMA3 | {"factor": 32.0}}),
     "qwen2, tied": ("qwen2", {}),
-    "qwen2, untied": ("qwen2", {"tie_word_embeddings": False, "rope_theta": 1e6}),
+    "qwen2, untied": ("qwen2", UNTIED | {"rope_theta": 1e6}),
     "qwen3, tied, wide heads": ("qwen3", {"head_dim": 16}),
-    "qwen3, untied": ("qwen3", {"tie_word_embeddings": False, "head_dim": 12, "num_key_value_heads": 1}),
+    "qwen3, untied": ("qwen3", UNTIED | {"head_dim": 12, "num_key_value_heads": 1}),
 }
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Click the button that says",
@@ -69,7 +72,8 @@ def compare_greedy(path):
     out = []
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt).ids
-        expected = theirs.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+        tokens_1T = torch.tensor([ids])
+        expected = theirs.generate(tokens_1T, attention_mask=torch.ones_like(tokens_1T), do_sample=False,
                                    max_new_tokens=50, min_new_tokens=50, eos_token_id=None)[0, len(ids):].tolist()
         assert generate(ours, ids, 50)[0] == expected, prompt
         out.append({"prompt": prompt, "ids": expected})
@@ -85,7 +89,8 @@ def main(smollm2=None):
         logits, gap = compare_family(family, changes)
         print(f"{name:36} largest gap {gap:.1e} of logits up to {logits.abs().max():.1f}")
         assert gap < 2e-4
-        golden["families"].append({"name": name, "family": family, "changes": changes, "logits": logits[:, ::33, :24].tolist()})
+        golden["families"].append({"name": name, "family": family, "changes": changes,
+                                   "logits": logits[:, ::33, :24].tolist()})
     if smollm2:
         golden["smollm2"] = compare_greedy(smollm2)
     path.write_text(json.dumps(json.loads(json.dumps(golden), parse_float=lambda x: round(float(x), 5))) + "\n")
