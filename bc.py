@@ -161,7 +161,7 @@ def main(cfg: Config):
     torch.manual_seed(cfg.seed)
     tokenizer = load_tokenizer(cfg.model)
     chat = open_chat(tokenizer, cfg.model, actions_help())
-    model = new(cfg.model, cfg.seed).to(device) if cfg.fresh else load(cfg.model, torch.float32, device)
+    model = shard(new(cfg.model, cfg.seed).to(device)) if cfg.fresh else load(cfg.model, torch.float32, device, sharded=True)
     model.recompute = cfg.recompute
     run = start_run(cfg, device, model.config.raw)
     if cfg.data == "experts":
@@ -175,7 +175,7 @@ def main(cfg: Config):
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn "
         f"({len(dataset) - len(fitting)} over --max-context left out)")
-    train(shard(model), fitting, cfg, device, log, run.write)
+    train(model, fitting, cfg, device, log, run.write)
     save(model, cfg.out, like=cfg.model, run=run.config)
     log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
 

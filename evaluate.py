@@ -573,16 +573,28 @@ def describe_run(cfg, device) -> dict:
             "device": torch.cuda.get_device_name(device) if cuda else f"cpu, {torch.get_num_threads()} threads"}
 
 
-def start_run(cfg, device, model_config: dict | None = None) -> Run:
-    """Begins runs/NAME: config.json, and no metrics or trajectories of an earlier run. It tells its config once."""
+def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> Run:
+    """Begins runs/NAME, or goes on with it at step `first`: what is on record of later steps is dropped. Tells its config."""
     run = Run(cfg.out, describe_run(cfg, device))
     if rank() == 0:
         run.path.mkdir(parents=True, exist_ok=True)
         for name in ("metrics.jsonl", "trajectories.jsonl"):
-            (run.path / name).unlink(missing_ok=True)
+            keep_steps_below(run.path / name, first)
         (run.path / "config.json").write_text(json.dumps((model_config or {}) | {"run": run.config}, indent=2) + "\n")
         print("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
     return run
+
+
+def keep_steps_below(path: Path, first: int):
+    """Rewrites a .jsonl file without the rows of step `first` and later, and without a last line that was cut off."""
+    if path.exists():
+        shorter = path.with_suffix(".tmp")
+        with open(path, encoding="utf-8") as old, open(shorter, "w", encoding="utf-8") as new:
+            for line in old:
+                with contextlib.suppress(ValueError):
+                    if (json.loads(line).get("step") or 0) < first:
+                        new.write(line)
+        shorter.replace(path)
 
 
 def newest(path: Path, count: int, size: int) -> tuple[list[dict], int]:

@@ -25,7 +25,7 @@ import asyncio
 import random
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -33,8 +33,8 @@ import torch
 import bc
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import load_tasks, open_sites, report, score, start_run
-from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, shard, token_logprobs,
-                   world_size)
+from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, load_training, rank, save, save_training,
+                   token_logprobs, world_size)
 from rollout import Settings, actions_help, rollout
 
 
@@ -61,7 +61,8 @@ class Config(Settings):
     max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
     seed: int = 0
-    save_every: int = 20          # steps between checkpoints
+    save_every: int = 5           # steps between checkpoints
+    resume: bool = True           # go on where the run in OUT stopped; --no-resume begins it anew
     # Rollout, sized for the sandbox and a CPU
     max_turns: int = 10
     max_new_tokens: int = 64
@@ -217,6 +218,24 @@ def warm_start(cfg: Config, log) -> str:
     return "runs/bc"
 
 
+def resume(cfg: Config, model, optimizer) -> int:
+    """Brings model and optimizer to where the run in OUT stopped, if one did; returns the step to go on with.
+
+    All randomness hangs on (seed, step, task, member), so there is no generator to restore. What would make it another
+    run is refused; how long it runs, how often it saves and how many browsers it uses may change.
+    """
+    path = Path(cfg.out) / "state"
+    if not cfg.resume or not (path.exists() or path.with_name("state.old").exists()):
+        return 0
+    extra = load_training(path, model, optimizer)
+    free = {"out", "steps", "save_every", "resume", "concurrency", "timeout"}
+    for key, was in extra["config"].items():
+        if key not in free and getattr(cfg, key) != was:
+            raise ValueError(f"{cfg.out} holds a run with {key} {was!r}, not {getattr(cfg, key)!r}: give it the same, "
+                             "choose another --out, or begin anew with --no-resume.")
+    return extra["step"]
+
+
 def main(cfg: Config):
     if cfg.loss_norm not in ("paper", "token", "constant"):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
@@ -225,16 +244,17 @@ def main(cfg: Config):
     torch.manual_seed(cfg.seed)
     start = warm_start(cfg, log)
     chat = open_chat(load_tokenizer(start), start, actions_help())
-    model = load(start, torch.float32, device)
+    model = load(start, torch.float32, device, sharded=True)
     model.recompute = cfg.recompute
-    run = start_run(cfg, device, model.config.raw)
-    model = shard(model)
-    reference = shard(load(start, torch.float32, device)).requires_grad_(False) if cfg.beta else None
+    reference = load(start, torch.float32, device, sharded=True).requires_grad_(False) if cfg.beta else None
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    first = resume(cfg, model, optimizer)
+    run = start_run(cfg, device, model.config.raw, first)
     with open_sites(cfg.tasks) as urls:
         tasks = load_tasks(cfg.tasks, urls)
-        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}")
-        for step in range(cfg.steps):
+        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}"
+            + (f", which goes on at step {first + 1}" if first else ""))
+        for step in range(first, cfg.steps):
             # Collect, each episode in a browser context and a world of its own. Advantages: who beat the group?
             began = time.monotonic()
             trajectories, kept = collect(model, chat, tasks, step, cfg)
@@ -257,6 +277,7 @@ def main(cfg: Config):
                 f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s")
             # Save.
             if step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1:
+                save_training(Path(cfg.out) / "state", model, optimizer, {"step": step + 1, "config": asdict(cfg)})
                 save(model, cfg.out, like=start, run=run.config)
                 if rank() == 0:
                     report(cfg.out)

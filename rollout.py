@@ -227,12 +227,16 @@ async def type_text(session, call):
     if box is None:
         raise ActionError(f"there is no element {call.element} on this page")
     try:
-        await box.fill(call.argument, timeout=2000)
-        await box.focus()
-    except PlaywrightError as error:
+        # Asked beforehand, because `fill` would wait for a locked or hidden field until the time is up.
+        takes_text = await box.is_visible() and await box.is_editable()
+    except PlaywrightError as error:  # neither a field nor editable in any other way
         if session.dead:
             raise
         raise ActionError(f"element {call.element} does not take text ({first_line(error)})") from None
+    if not takes_text:
+        raise ActionError(f"element {call.element} does not take text: it is locked or hidden")
+    await box.fill(call.argument)
+    await box.focus()
 
 
 async def search(session, call):
