@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, tiny_config, tiny_model
 from two_ranks import optimizer_of, train_step
 
-from model import (SHAPES, KVCache, ModelConfig, generate, load, load_tokenizer, load_training, plan, rope_frequencies,
-                   sample, save, save_training, shape_config, token_logprobs)
+from model import (SHAPES, KVCache, ModelConfig, attend, generate, load, load_tokenizer, load_training, plan,
+                   rope_frequencies, sample, save, save_training, shape_config, token_logprobs)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
@@ -178,6 +178,16 @@ def test_a_packed_row_equals_separate_rows(family, changes, kv_heads):
         torch.testing.assert_close(packed[0], plain, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(packed[1], entropy, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(gradients(packed[0]), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("T, C", [(1, 1), (1, 9), (5, 5), (5, 9), (520, 520), (520, 700), (520, 1300)])
+def test_attention_behind_a_context_equals_the_written_out_softmax(T, C):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, length, 8, generator=g) for heads, length in ((4, T), (2, C), (2, C)))
+    scores = q @ k.repeat_interleave(2, dim=1).transpose(2, 3) / 8 ** 0.5
+    scores[..., torch.ones(T, C, dtype=torch.bool).triu(C - T + 1)] = -torch.inf
+    wanted = scores.softmax(-1) @ v.repeat_interleave(2, dim=1)
+    torch.testing.assert_close(attend(q, k, v), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_segments_that_leave_holes_are_refused():
