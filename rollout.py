@@ -456,7 +456,8 @@ class Session:
         self.dead = ""                          # why the page is lost, once it is
         self.notes: list[str] = []              # dialogs and the like, told with the next observation
         self.refused = ""                       # an address outside the fence that the page tried to go to
-        self.loading: set = set()               # frames with a navigation under way
+        self.loading: set = set()               # frames with a navigation under way, and tabs about to open
+        self.opening: deque = deque()           # those tabs: (address, a name of its own in `loading`)
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.tasks: set = set()
@@ -484,14 +485,26 @@ class Session:
         devtools.on("Page.frameRequestedNavigation", lambda e: self._loads(e["frameId"], e["disposition"] == "currentTab"))
         devtools.on("Page.frameStartedLoading", lambda e: self._loads(e["frameId"], True))
         devtools.on("Page.frameStoppedLoading", lambda e: self._loads(e["frameId"], False))
-        devtools.on("Page.windowOpen", lambda e: self._loads("new tab", True))
+        devtools.on("Page.windowOpen", lambda e: self._opens(e["url"]))
         devtools.on("Page.frameDetached", lambda e: self._loads(e["frameId"], False))
         await devtools.send("Page.enable")
-        self._loads("new tab", False)
+        if self.opening:
+            url, name = self.opening.popleft()
+            with contextlib.suppress(PlaywrightError):
+                if url not in ("", "about:blank"):  # a tab begins empty, and counts as loaded then
+                    await page.wait_for_url(lambda now: now != "about:blank", wait_until="commit")
+            self._loads(name, False)
+        if page.is_closed():  # it was before we listened
+            self._closed(page)
 
     def _loads(self, frame: str, started: bool):
         (self.loading.add if started else self.loading.discard)(frame)
         (self.quiet.clear if self.loading else self.quiet.set)()
+
+    def _opens(self, url: str):
+        name = f"new tab {uuid.uuid4().hex}"
+        self.opening.append((url, name))
+        self._loads(name, True)
 
     def _closed(self, page):
         others = [p for p in self.context.pages if p is not page]
@@ -530,8 +543,8 @@ class Session:
             await asyncio.wait_for(wait(), self.settings.timeout)
         except asyncio.TimeoutError:
             self.notes.append(f"the page did not finish loading within {self.settings.timeout:.0f} s and was stopped")
-            with contextlib.suppress(PlaywrightError):
-                await self.devtools.send("Page.stopLoading")
+            with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):  # a page may be deaf to this, too
+                await asyncio.wait_for(self.devtools.send("Page.stopLoading"), 1)
             self._closed(None)
 
     async def observe(self) -> tuple[str, str]:
@@ -567,7 +580,9 @@ class Session:
     async def execute(self, call: Call):
         """Carries an action out. Raises ActionError with what the agent should read."""
         try:
-            await ACTIONS[call.name].run(self, call)
+            await asyncio.wait_for(ACTIONS[call.name].run(self, call), self.settings.timeout)
+        except asyncio.TimeoutError:  # its script may be in a loop; the next observation will tell
+            raise ActionError(f"the page did not react to {call.name} within {self.settings.timeout:.0f} s") from None
         except PlaywrightError as error:  # the one place where the browser's complaints become the agent's
             if self.dead or self.page.is_closed() or not self.context.browser.is_connected():
                 raise EnvError(self.dead or first_line(error)) from None
@@ -576,8 +591,8 @@ class Session:
     async def close(self):
         for task in list(self.tasks):
             task.cancel()
-        with contextlib.suppress(PlaywrightError):
-            await self.context.close()
+        with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.context.close(), self.settings.timeout)
 
 
 # --------------------------------------------------------------------------------------------------------------------
