@@ -45,18 +45,19 @@ class Config(Settings):
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
     out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
     # M-GRPO
-    steps: int = 11               # one batch of tasks each
+    steps: int = 12               # one batch of tasks each
     batch: int = 24               # tasks per step, over all ranks
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
     beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
-    updates_per_batch: int = 4    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
+    updates_per_batch: int = 3    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
     dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
-    loss_norm: str = "paper"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
+    loss_norm: str = "token"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 1.0      # of sampling, and so of the log-probs in training
     # Optimization
-    lr: float = 2e-4              # constant after the warm-up
+    lr: float = 3e-4              # of the highest step
     warmup: int = 3               # steps that lr rises for: Adam's first steps are its largest, and its least informed
+    decay: bool = True            # then fall, linearly, to 0 at the end
     clip: float = 1.0             # gradient norm
     max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
@@ -73,7 +74,8 @@ class Config(Settings):
 
 
 PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024,
-             max_turns=15, steps=40, updates_per_batch=1, warmup=0, recompute=True, max_tokens=16384)
+             max_turns=15, steps=40, updates_per_batch=1, warmup=0, decay=False, loss_norm="paper",
+             recompute=True, max_tokens=16384)
 
 
 # ------------------------------------------------------------------------------------------ the algorithm: fork here --
@@ -218,17 +220,24 @@ def warm_start(cfg: Config, log) -> str:
     return "runs/bc"
 
 
+def learning_rate(step: int, cfg: Config) -> float:
+    """Rises over cfg.warmup steps, then stays, or falls linearly."""
+    rise = (step + 1) / max(cfg.warmup, 1)
+    fall = (cfg.steps - step) / max(cfg.steps - cfg.warmup, 1) if cfg.decay else 1.0
+    return cfg.lr * min(1.0, rise, fall)
+
+
 def resume(cfg: Config, model, optimizer) -> int:
     """Brings model and optimizer to where the run in OUT stopped, if one did; returns the step to go on with.
 
     All randomness hangs on (seed, step, task, member), so there is no generator to restore. What would make it another
-    run is refused; how long it runs, how often it saves and how many browsers it uses may change.
+    run is refused; how often it saves and how many browsers it uses may change, and without decay how long it runs.
     """
     path = Path(cfg.out) / "state"
     if not cfg.resume or not (path.exists() or path.with_name("state.old").exists()):
         return 0
     extra = load_training(path, model, optimizer)
-    free = {"out", "steps", "save_every", "resume", "concurrency", "timeout"}
+    free = {"out", "save_every", "resume", "concurrency", "timeout"} | ({"steps"} if not cfg.decay else set())
     for key, was in extra["config"].items():
         if key not in free and getattr(cfg, key) != was:
             raise ValueError(f"{cfg.out} holds a run with {key} {was!r}, not {getattr(cfg, key)!r}: give it the same, "
@@ -261,7 +270,7 @@ def main(cfg: Config):
             rolled = time.monotonic()
             # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
             for parameters in optimizer.param_groups:
-                parameters["lr"] = cfg.lr * min(1.0, (step + 1) / max(cfg.warmup, 1))
+                parameters["lr"] = learning_rate(step, cfg)
             passes = [update(model, reference, optimizer, kept, chat, cfg, device)
                       for _ in range(cfg.updates_per_batch)]
             trained = passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"]}

@@ -13,7 +13,8 @@ from conftest import ROOT, tiny_model
 import mgrpo
 from compress import Chat, Trajectory, Turn, context, pad, rows
 from flat_sequence import compare
-from mgrpo import Config, collect, group_advantages, mgrpo_loss, rollout_metrics, task_batch, update, weigh
+from mgrpo import (Config, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
+                   weigh)
 from model import gather, generate, init_dist, load, load_tokenizer, rank, shard, token_logprobs
 
 
@@ -127,7 +128,7 @@ def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
     total = lambda norm: sum(row.weight * row.n_action for row in weigh(kept, chat, Config(loss_norm=norm)))
     assert total("paper") == pytest.approx(1) and total("token") == pytest.approx(1)
     assert total("constant") == pytest.approx(tokens / (2 * 4 * Config.max_turns * Config.max_new_tokens))
-    for row in weigh(kept, chat, Config()):
+    for row in weigh(kept, chat, Config(loss_norm="paper")):
         response = row.ids[-row.n_action:]
         tau = next(tau for group in kept for tau in group if any(t.action_ids == response for t in tau.turns))
         assert row.weight == pytest.approx(1 / (2 * 4 * len(tau.turns) * row.n_action)) and row.advantage == tau.advantage
@@ -170,7 +171,7 @@ def test_the_update_is_the_gradient_of_the_equation(chat):
     model, reference = (tiny_model(seed=seed, vocab_size=chat.tokenizer.get_vocab_size()) for seed in (0, 1))
     expected, loss = obvious_gradient(chat, kept, model, reference, beta=0.1)
     for budget in (1, 200, 700, 10**6):
-        grads, metrics = gradient_of(chat, kept, Config(beta=0.1, clip=1e9, max_tokens=budget), reference)
+        grads, metrics = gradient_of(chat, kept, Config(loss_norm="paper", beta=0.1, clip=1e9, max_tokens=budget), reference)
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
         for name in expected:
             torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4, msg=f"{name}, budget {budget}")
@@ -183,7 +184,7 @@ def test_from_the_second_update_on_the_ratio_and_the_clip_do_work(chat):
     for tau in (tau for group in kept for tau in group):
         for turn, row in zip(tau.turns, rows(chat, tau)):
             turn.logps = token_logprobs(model, *pad([row]))[0].tolist()
-    cfg, optimizer = Config(clip=1e9), torch.optim.SGD(model.parameters(), lr=0.05)
+    cfg, optimizer = Config(loss_norm="paper", clip=1e9), torch.optim.SGD(model.parameters(), lr=0.05)
     passes = [update(model, None, optimizer, kept, chat, cfg, "cpu") for _ in range(3)]
     assert passes[0]["clip_frac"] == 0 and passes[0]["logp_gap"] < 1e-5 and passes[0]["loss"] == pytest.approx(0, abs=1e-5)
     assert passes[1]["clip_frac"] > 0 and passes[1]["logp_gap"] > 1e-3 and passes[1]["loss"] < passes[0]["loss"]
@@ -219,7 +220,7 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
     groups = make_groups(chat)
     even = [trajectory(chat, 1.0, [3, 2], seed=50 + i) for i in range(4)]
     reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
-    cfg, grads = Config(beta=0.5, clip=1e9), []
+    cfg, grads = Config(loss_norm="paper", beta=0.5, clip=1e9), []
     for collected in (groups, [*groups, even]):
         grads.append(gradient_of(chat, [g for g in map(group_advantages, collected) if g], cfg, reference)[0])
     for name in grads[0]:
@@ -329,3 +330,9 @@ def test_the_papers_preset_gives_way_to_the_command_line(monkeypatch):
 
 if __name__ == "__main__":
     on_two_ranks(*sys.argv[1:])
+
+
+def test_the_learning_rate_rises_then_falls_to_zero_or_stays():
+    rates = [learning_rate(step, Config(lr=1.0, steps=7, warmup=3)) for step in range(8)]
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1, 1, 3 / 4, 2 / 4, 1 / 4, 0])
+    assert [learning_rate(step, Config(lr=2.0, steps=3, warmup=0, decay=False)) for step in range(5)] == [2.0] * 5

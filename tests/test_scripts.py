@@ -68,13 +68,13 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
             return script("mgrpo.py", "--model", ROOT / "sandbox/base", "--tasks", tmp_path / "tasks.json", "--out", tmp_path / out,
                           "--batch", 4, "--G", 4, "--max-turns", 1, "--max-new-tokens", 32, "--deterministic", *more, env=ENV | urls)
 
-        assert train("whole", "--steps", 4).returncode == 0
-        assert train("parts", "--steps", 2).returncode == 0
+        assert train("whole", "--steps", 4, "--no-decay").returncode == 0
+        assert train("parts", "--steps", 2, "--no-decay").returncode == 0
         with open(tmp_path / "parts/metrics.jsonl", "a") as file:
             file.write('{"step": 2, "reward": 1.0}\n{"step": 3, "rew')
-        done = train("parts", "--steps", 4)
+        done = train("parts", "--steps", 4, "--no-decay")
         assert done.returncode == 0 and "goes on at step 3" in done.stdout, done.stderr
-        other = train("parts", "--steps", 5, "--eps", 0.3)
+        other = train("parts", "--steps", 5, "--no-decay", "--eps", 0.3)
         assert other.returncode != 0 and "eps 0.2, not 0.3" in other.stderr and "--no-resume" in other.stderr
     whole, parts = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
