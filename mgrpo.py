@@ -12,7 +12,8 @@ task is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) /
 
 Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's
 formula divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of
-counting as a failure; an episode without exit earns nothing for its answer. From the released code: see compress.py.
+counting as a failure; an episode without exit earns nothing for its answer; all tokens of a batch weigh alike by default
+(--loss-norm paper: as above; on the sandbox that favours ever longer episodes). From the released code: see compress.py.
 
 Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
 """
