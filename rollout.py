@@ -799,17 +799,17 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
                   seed: int | str = 0, temperature: float = 1.0, top_p: float = 1.0,
                   log: Callable[[str], None] | None = None) -> list[Trajectory]:
     """Plays every task `group` times with the model as policy. Random numbers depend on (seed, task, member) only."""
-    engine = Engine(model, chat, settings, temperature, top_p)
-    rngs: dict[int, random.Random] = {}
-
-    async def act(trajectory: Trajectory, slot: int):
-        if len(trajectory.turns) == 1:
-            rngs[slot] = random.Random(f"{seed}/{trajectory.task['task_id']}/{trajectory.member}")
-        return await engine.respond(context(chat, trajectory, len(trajectory.turns) - 1), slot, rngs[slot])
-
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))  # the other cores are the browser's: threads that wait for one cost more
     with unsharded(model):
+        engine = Engine(model, chat, settings, temperature, top_p)  # in here, where the weights have the dtype they compute in
+        rngs: dict[int, random.Random] = {}
+
+        async def act(trajectory: Trajectory, slot: int):
+            if len(trajectory.turns) == 1:
+                rngs[slot] = random.Random(f"{seed}/{trajectory.task['task_id']}/{trajectory.member}")
+            return await engine.respond(context(chat, trajectory, len(trajectory.turns) - 1), slot, rngs[slot])
+
         server = asyncio.ensure_future(engine.serve())
         try:
             return await play(tasks, act, chat, score, settings, group, log)
