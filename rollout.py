@@ -568,6 +568,8 @@ class Session:
             except PlaywrightError as error:
                 if attempt == 2 or self.dead or "ontext was destroyed" not in str(error):
                     raise EnvError(first_line(error)) from None
+        else:
+            raise EnvError("the page leaves the task's sites whenever it is opened")
         notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
         return self.page.url, notes + text
 

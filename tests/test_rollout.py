@@ -400,6 +400,16 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site):
     assert reached == []
 
 
+def test_a_page_that_leaves_the_sites_at_once_does_not_end_the_run(site, chat):
+    outside = site({"/": "<p>pwned</p>"})
+    inside = site({"/": "<a href='/trap'>on</a>", "/trap": f"<script>location = '{outside}'</script>",
+                   "/home": f"<script>location.replace('{outside}')</script>"})
+    act = scripted(chat, ['do(action="Click", element="0")', "exit()"])
+    first, second = (asyncio.run(play([task_at(inside + path)], act, chat, always_one, SETTINGS))[0] for path in ("/", "/home"))
+    assert first.status == "ok" and "is not one of the task's sites" in first.turns[1].observation
+    assert all("pwned" not in turn.observation for tau in (first, second) for turn in tau.turns)
+
+
 def test_the_fence_is_drawn_around_every_address_of_a_task():
     task = {"start_url": "http://a:1/x |AND| https://b/y", "eval": {"reference_url": "http://c:80/z |OR| http://d:2",
             "program_html": [{"url": "http://e:3/", "locator": "document.querySelector('a[href=\"http://f:4/q\"]')"}]}}
