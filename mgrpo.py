@@ -46,7 +46,7 @@ class Config(Settings):
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
     out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
     # M-GRPO
-    steps: int = 12               # one batch of tasks each
+    steps: int = 15               # one batch of tasks each
     batch: int = 24               # tasks per step, over all ranks
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho

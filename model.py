@@ -104,13 +104,23 @@ class ModelConfig:
 # The decoder
 
 
+def recomputed(function, *inputs):
+    """function(*inputs), of which the backward pass keeps the inputs alone and computes the rest a second time."""
+    if not torch.is_grad_enabled():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
-    def forward(self, x):  # in float32 whatever x is: squares of bfloat16 lose the small channels
+    def normalize(self, x):  # in float32 whatever x is: squares of bfloat16 lose the small channels
         return (F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps) * self.weight.float()).to(x.dtype)
+
+    def forward(self, x):
+        return recomputed(self.normalize, x)
 
 
 def rope_frequencies(config: ModelConfig) -> torch.Tensor:
@@ -252,7 +262,9 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
     def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        # Kept whole, silu and product are a quarter of all activations; done again, they cost next to nothing (the
+        # recomputation ends where down_proj has its input).
+        return recomputed(lambda gate, up: self.down_proj(F.silu(gate) * up), self.gate_proj(x), self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -313,10 +325,8 @@ class Transformer(nn.Module):
         x_BTD = self.model.embed_tokens(tokens_BT)
         tables = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
         for block in self.model.layers:
-            if self.recompute and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, tables, place, segments, use_reentrant=False)
-            else:
-                x_BTD = block(x_BTD, tables, place, segments)
+            inputs = x_BTD, tables, place, segments
+            x_BTD = recomputed(block, *inputs) if self.recompute else block(*inputs)
         return (head or self.logits)(self.model.norm(x_BTD))
 
     def init_weights(self, seed: int = 0):
@@ -422,8 +432,7 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float 
 
     def head(x_BTD):
         x_ND = x_BTD[before_BT]
-        parts = [checkpoint(score, x, t, use_reentrant=False) if torch.is_grad_enabled() else score(x, t)
-                 for x, t in zip(x_ND.split(chunk), targets_N.split(chunk))]
+        parts = [recomputed(score, x, t) for x, t in zip(x_ND.split(chunk), targets_N.split(chunk))]
         return tuple(torch.cat(column) for column in zip(*parts)) if parts else (x_ND.sum(-1).float(),) * 2
 
     return model(tokens_BT, positions_BT, head=head, segments=segments)
@@ -781,15 +790,15 @@ def shape_config(name: str) -> ModelConfig:
 def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool = True, replicas: int = 1) -> dict:
     """Bytes per GPU of one M-GRPO step, {phase: {what: bytes}}: one packed row of `context` tokens a micro-batch.
 
-    A block's activations are the tensors that autograd keeps in bfloat16 compute: two norms (x and x/|x| in float32,
-    output), q, k, v, the attention's output, and four feed-forward products.
+    A block's activations are the tensors that autograd keeps in bfloat16 compute: input and output of two norms, q, k, v,
+    the attention's output, and the two feed-forward products (see `recomputed`).
     """
     with torch.device("meta"):
         model = Transformer(c)
     total, block = (sum(p.numel() for p in m.parameters()) for m in (model, model.model.layers[0]))
     ends, part = total - block * c.num_hidden_layers, replicas / gpus
     D, E, H, K = c.hidden_size, c.head_dim, c.num_attention_heads, c.num_key_value_heads
-    activations = context * (2 * 2 * 5 * D + 2 * 2 * (H + K) * E + 2 * 4 * c.intermediate_size)
+    activations = context * 2 * (4 * D + 2 * (H + K) * E + 2 * c.intermediate_size)
     kept = activations + 2 * context * D * c.num_hidden_layers if recompute else activations * c.num_hidden_layers
     return {
         "always": {"weights, float32": 4 * total * part, "Adam's two moments, float32": 8 * total * part,

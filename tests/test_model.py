@@ -11,7 +11,7 @@ from conftest import ROOT, tiny_config, tiny_model
 from two_ranks import optimizer_of, train_step
 
 from model import (SHAPES, KVCache, ModelConfig, attend, generate, load, load_tokenizer, load_training, plan,
-                   rope_frequencies, sample, save, save_training, shape_config, token_logprobs)
+                   recomputed, rope_frequencies, sample, save, save_training, shape_config, token_logprobs)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
@@ -331,7 +331,7 @@ def test_the_plan_knows_the_published_sizes():
         assert plan(shape_config(name), 1, 1024, 1)["rollout"]["unsharded copy, bfloat16"] == 2 * PUBLISHED[name], name
 
 
-def test_the_plan_counts_what_is_allocated():
+def test_the_plan_counts_what_is_allocated(monkeypatch):
     """The cache as it is made; activations as autograd keeps them in bfloat16."""
     shape = dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=2, head_dim=32, intermediate_size=768)
     kept = []
@@ -339,6 +339,8 @@ def test_the_plan_counts_what_is_allocated():
         model = tiny_model("llama", num_hidden_layers=layers, **shape).bfloat16()
         weights, seen = {p.data_ptr() for p in model.parameters()}, {}
         keep = lambda x: seen.setdefault(x.untyped_storage().data_ptr(), x) if x.data_ptr() not in weights else None
+        recompute = lambda function, *inputs: ([keep(x) for x in inputs], recomputed(function, *inputs))[1]
+        monkeypatch.setattr("model.recomputed", recompute)
         with torch.autograd.graph.saved_tensors_hooks(lambda x: (keep(x), x)[1], lambda x: x):
             hidden = model(torch.zeros(1, 256, dtype=torch.long), head=lambda x_BTD: x_BTD)
         kept.append(sum(x.untyped_storage().nbytes() for x in seen.values()))
