@@ -48,6 +48,7 @@ class Config(Settings):
     clip: float = 1.0             # gradient norm
     max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
+    replicas: int = 1             # groups of ranks that each hold the whole model (HSDP); one a node spares the network
     seed: int = 0
     # Rollout, sized for the sandbox and a CPU
     max_turns: int = 10
@@ -161,7 +162,8 @@ def main(cfg: Config):
     torch.manual_seed(cfg.seed)
     tokenizer = load_tokenizer(cfg.model)
     chat = open_chat(tokenizer, cfg.model, actions_help())
-    model = shard(new(cfg.model, cfg.seed).to(device)) if cfg.fresh else load(cfg.model, torch.float32, device, sharded=True)
+    model = (shard(new(cfg.model, cfg.seed).to(device), cfg.replicas) if cfg.fresh else
+             load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas))
     model.recompute = cfg.recompute
     run = start_run(cfg, device, model.config.raw)
     if cfg.data == "experts":

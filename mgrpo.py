@@ -62,6 +62,7 @@ class Config(Settings):
     clip: float = 1.0             # gradient norm
     max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
     recompute: bool = False       # activation checkpointing
+    replicas: int = 1             # groups of ranks that each hold the whole model (HSDP); one a node spares the network
     seed: int = 0
     save_every: int = 5           # steps between checkpoints
     resume: bool = True           # go on where the run in OUT stopped; --no-resume begins it anew
@@ -232,13 +233,14 @@ def resume(cfg: Config, model, optimizer) -> int:
     """Brings model and optimizer to where the run in OUT stopped, if one did; returns the step to go on with.
 
     All randomness hangs on (seed, step, task, member), so there is no generator to restore. What would make it another
-    run is refused; how often it saves and how many browsers it uses may change, and without decay how long it runs.
+    run is refused; how often it saves, how it is laid out on the machine, and without decay how long it runs may change.
     """
     path = Path(cfg.out) / "state"
     if not cfg.resume or not (path.exists() or path.with_name("state.old").exists()):
         return 0
     extra = load_training(path, model, optimizer)
-    free = {"out", "save_every", "resume", "concurrency", "timeout"} | ({"steps"} if not cfg.decay else set())
+    free = {"out", "save_every", "resume", "concurrency", "timeout", "max_tokens", "recompute", "replicas"}
+    free |= {"steps"} if not cfg.decay else set()
     for key, was in extra["config"].items():
         if key not in free and getattr(cfg, key) != was:
             raise ValueError(f"{cfg.out} holds a run with {key} {was!r}, not {getattr(cfg, key)!r}: give it the same, "
@@ -254,9 +256,11 @@ def main(cfg: Config):
     torch.manual_seed(cfg.seed)
     start = warm_start(cfg, log)
     chat = open_chat(load_tokenizer(start), start, actions_help())
-    model = load(start, torch.float32, device, sharded=True)
+    model = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas)
     model.recompute = cfg.recompute
-    reference = load(start, torch.float32, device, sharded=True).requires_grad_(False) if cfg.beta else None
+    reference = None
+    if cfg.beta:
+        reference = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
     first = resume(cfg, model, optimizer)
     run = start_run(cfg, device, model.config.raw, first)

@@ -662,7 +662,8 @@ def shard(model: Transformer, replicas: int = 1) -> Transformer:
     if not dist.is_initialized():
         return model
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    assert world_size() % replicas == 0, f"{world_size()} ranks do not divide into {replicas} replicas"
+    if replicas < 1 or world_size() % replicas:
+        raise ValueError(f"--replicas {replicas}: {world_size()} ranks do not divide into so many groups.")
     cuda = torch.cuda.is_available()
     shape = (world_size(),) if replicas == 1 else (replicas, world_size() // replicas)
     mesh = dist.init_device_mesh("cuda" if cuda else "cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])

@@ -42,10 +42,10 @@ def test_bc_records_demonstrations_and_leaves_a_checkpoint(cloned):
     assert load(cloned) and (cloned / "tokenizer.json").exists() and (cloned / "agent.json").exists()
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_mgrpo_runs_logs_and_saves(cloned, tmp_path, ranks):
+@pytest.mark.parametrize("ranks, more", [(0, []), (2, []), (2, ["--replicas", 2])])
+def test_mgrpo_runs_logs_and_saves(cloned, tmp_path, ranks, more):
     done = script("mgrpo.py", "--model", cloned, "--out", tmp_path / "rl", "--steps", 2, "--batch", 2, "--G", 2, "--beta", 0.01, *SMALL,
-                  ranks=ranks)
+                  *more, ranks=ranks)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "rl/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1] and all(set(METRICS) <= set(line) for line in lines)

@@ -40,7 +40,8 @@ def train_policy(checkpoint, out):
     for step in range(3):
         run_forwards(model)
         kept = [g for g in map(group_advantages, groups(chat, step)[rank()::world_size()]) if g]
-        lines.append(update(model, reference, optimizer, kept, chat, Config(beta=0.1, max_tokens=300), device))
+        cfg = Config(beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step])
+        lines.append(update(model, reference, optimizer, kept, chat, cfg, device))
     state = full_state(model)
     if rank() == 0:
         torch.save({"state": state, "metrics": lines}, out)
