@@ -295,7 +295,7 @@ def main(cfg: Config):
                 save(model, cfg.out, like=start, run=run.config)
                 if rank() == 0:
                     report(cfg.out)
-    log(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks sandbox:test")
+    log(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks {cfg.tasks.replace('train', 'test')}")
 
 
 def parse_args() -> Config:

@@ -1,0 +1,90 @@
+"""The README keeps its word: what it names exists, what it tells a reader to type works."""
+import importlib
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+FILES = ["model", "compress", "rollout", "evaluate", "bc", "mgrpo"]
+COMMANDS = re.findall(r"^    .*?\b((?:\w+/)*\w+\.py) +(.*?)(?: +#.*)?$", README, re.MULTILINE)
+
+
+def test_every_name_in_the_map_from_the_paper_exists():
+    section = README.split("| in the paper | here |")[1].split("\n\n")[0]
+    names = re.findall(r"`(\w+)\.(\w+)`", section)
+    assert len(names) > 12
+    for module, name in names:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def test_line_counts_are_about_right():
+    counts = dict(re.findall(r"\| `(\w+)\.py` \| (\d+) \|", README))
+    assert sorted(counts) == sorted(FILES)
+    for name, count in counts.items():
+        assert int(count) == pytest.approx(len((ROOT / f"{name}.py").read_text().splitlines()), rel=0.03), name
+
+
+def test_every_flag_of_every_command_exists(monkeypatch, capsys):
+    assert len(COMMANDS) > 10
+    for script in {script for script, _ in COMMANDS}:
+        monkeypatch.setattr(sys, "argv", [script, "--help"])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        told = capsys.readouterr().out
+        for arguments in [arguments for name, arguments in COMMANDS if name == script]:
+            for flag in re.findall(r"(?<!\S)--[a-z-]+", arguments):
+                assert re.search(rf"{flag}\b", told), f"{script} has no {flag}"
+
+
+def test_every_make_target_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_the_recipe_for_a_site_of_ones_own(checkpoint, tmp_path):
+    """As it stands in the README, but for the port and the size of the run: served, validated, trained for two steps."""
+    port = str(free_port())
+    blocks = re.findall(r"```\w+\n(.*?)```", README, re.DOTALL)
+    server = next(block for block in blocks if "ThreadingHTTPServer" in block)
+    tasks = next(block for block in blocks if "reference_answers" in block)
+    assert len(server.splitlines()) + len(tasks.splitlines()) <= 30
+    for name, text in (("bakery.py", server), ("tasks.json", tasks)):
+        (tmp_path / name).write_text(text.replace("7770", port))
+    run = lambda *command: subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, cwd=ROOT,
+                                          timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen([sys.executable, tmp_path / "bakery.py"], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                assert b"Monday" in urlopen(f"http://127.0.0.1:{port}/", timeout=5).read()
+                break
+            except URLError:
+                pass
+        assert "2 usable tasks, 0 broken rows" in run("evaluate.py", "--validate", tmp_path / "tasks.json").stdout
+        done = run("mgrpo.py", "--model", checkpoint, "--tasks", tmp_path / "tasks.json", "--out", tmp_path / "run", "--steps", 2,
+                   "--batch", 2, "--G", 2, "--max-turns", 2, "--max-new-tokens", 8, "--concurrency", 2)
+    finally:
+        process.kill()
+        process.wait()
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
+    played = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    assert len(played) == 8 and all("Opening hours" in episode["turns"][0]["observation"] for episode in played)
