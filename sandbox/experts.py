@@ -27,11 +27,15 @@ class Page:
     def at(self, heading: str) -> bool:
         return f"<h1>{heading}</h1>" in self.text
 
-    def answer(self, pattern: str) -> tuple[str, str]:
-        """Ends with the part in parentheses. The thought quotes the page up to it: then reading is copying what stands there."""
-        match = re.search(pattern, self.text)
+    def read(self, pattern: str) -> re.Match:
+        match = re.search(pattern, self.text, re.MULTILINE)
         if match is None:
             raise Lost(f"nothing like {pattern!r} on this page:\n{self.text}")
+        return match
+
+    def answer(self, pattern: str) -> tuple[str, str]:
+        """Ends with the part in parentheses. The thought quotes the page up to it: then reading is copying."""
+        match = self.read(pattern)
         return re.sub("</?a>", "", match[0]).strip(), f'exit(message="{match[1]}")'
 
     def do(self, action: str, name: str, thought: str, argument: str | None = None) -> tuple[str, str]:
@@ -49,6 +53,9 @@ class Page:
 
     def search(self, text: str):
         return self.do("Search", "search", f"search for {text}", text)
+
+    def switch(self, tab: int):
+        return f"go to tab {tab}", f'do(action="Switch Tab", argument="{tab}")'
 
     def choose(self, name: str, option: str):
         return self.do("Select Dropdown Option", name, f"choose {option} as {name}", option)
@@ -93,6 +100,61 @@ def save_bio(page, bio):
     yield page.click("edit profile")
     yield page.type("bio", bio)
     yield page.click("save")
+
+
+def to_project(page, project):
+    if not page.at(project):
+        if not page.find(project):
+            yield page.click("home", f"go home to find the project {project}")
+        while not page.find(project):
+            yield page.click("next page", f"find the project {project} on the next page")
+        yield page.click(project)
+
+
+def to_row(page, name, project, listing):
+    """To an issue or a merge request."""
+    if not page.at(name):
+        if not page.find(name):
+            yield from to_tab(page, project, listing)
+        while not page.find(name):
+            yield page.click("next page", f"find {name} on the next page")
+        yield page.click(name)
+
+
+def to_tab(page, project, listing):
+    if not page.at(listing):
+        yield from to_project(page, project)
+        yield page.click(listing)
+
+
+def to_found(page, name):
+    """What a search finds by its name."""
+    if not page.at(name):
+        yield page.search(name)
+        yield page.click(name)
+
+
+def report(page, month, kind=None):
+    yield from visit(page, "reports")
+    if kind:
+        yield page.choose("report", kind)
+    yield page.choose("month", month)
+    yield page.click("show report")
+
+
+def route(page, start, end, by=None):
+    yield from visit(page, "directions")
+    yield page.type("from", start)
+    yield page.type("to", end)
+    if by:
+        yield page.choose("by", by)
+    yield page.click("find route")
+
+
+def unless_refused(page, because="not allowed"):
+    """Ends the episode with "N/A" where the page says so."""
+    if because in page.text:
+        yield f"the page says {because} so it cannot be done", 'exit(message="N/A")'
 
 
 # ---- scripts
@@ -154,6 +216,10 @@ def set_quantity(page, name, quantity):
 
 def buy(page, name, section, shipping):
     yield from add(page, name, section)
+    yield from check_out(page, shipping)
+
+
+def check_out(page, shipping):
     yield page.click("checkout")
     yield page.choose("shipping", shipping)
     yield page.click("continue")
@@ -208,23 +274,298 @@ def log_out_and_set_bio(page, bio):
     yield done()
 
 
+def top_products(page, month):
+    yield from report(page, month)
+    best = re.findall(r"^([a-z ]+) \| [0-9]+$", page.text, re.MULTILINE)[:3]
+    yield f"sold most : {', '.join(best)}", f'exit(message="{", ".join(best)}")'
+
+
+def open_report(page, **choices):
+    yield from report(page, choices["month"], choices["report"])
+    yield done()
+
+
+def best_customer(page, month):
+    yield from report(page, month, "customers")
+    yield page.answer(r"customer \| spent\n([a-z]+) ")
+
+
+def newest_order(page, customer):
+    yield from visit(page, "orders")
+    yield page.type("customer", customer)
+    yield page.click("filter")
+    yield page.answer(rf"\| {customer} \| ([a-z]+) ")
+
+
+def count_orders(page, status):
+    yield from visit(page, "orders")
+    yield page.choose("status", status)
+    yield page.click("filter")
+    yield page.answer("([0-9]+) found")
+
+
+def set_stock(page, name, stock):
+    yield from to_found(page, name)
+    yield page.click("edit product")
+    yield from unless_refused(page)
+    yield page.type("stock", stock)
+    yield page.click("save")
+    yield done()
+
+
+def press_on_order(button, page, number):
+    yield page.search(str(number))
+    yield page.click(f"order {number}")
+    yield page.click(button)
+    yield from unless_refused(page)
+    yield done()
+
+
+def new_product(page, name, department, price, stock):
+    yield page.click("new product")
+    yield from unless_refused(page)
+    yield page.type("name", name)
+    yield page.choose("department", department)
+    yield page.click("continue")
+    yield page.type("price", price)
+    yield page.type("stock", stock)
+    yield page.click("continue")
+    yield page.click("publish product")
+    yield done()
+
+
+def promote(page, user):
+    yield from visit(page, "staff")
+    yield page.click(user)
+    yield page.choose("role", "manager")
+    yield page.click("save")
+    yield from unless_refused(page)
+    yield done()
+
+
+def count_issues(page, project, priority):
+    yield from to_tab(page, project, "issues")
+    yield page.choose("priority", priority)
+    yield page.click("filter")
+    yield page.answer("([0-9]+) found")
+
+
+def open_issue(page, project, name):
+    yield from to_row(page, name, project, "issues")
+    yield done()
+
+
+def assignee(page, project, name):
+    yield from to_row(page, name, project, "issues")
+    yield page.answer("assignee ([a-z]+)")
+
+
+def press_on_issue(button, page, project, name):
+    yield from to_row(page, name, project, "issues")
+    yield page.click(button)
+    yield from unless_refused(page)
+    yield done()
+
+
+def create_issue(page, project, title, priority=None):
+    yield from to_tab(page, project, "issues")
+    yield page.click("new issue")
+    yield page.type("title", title)
+    if priority:
+        yield page.choose("priority", priority)
+    yield page.click("create issue")
+    yield done()
+
+
+def assign_issue(page, project, name, user):
+    yield from to_row(page, name, project, "issues")
+    yield page.click("edit issue")
+    yield page.choose("assignee", user)
+    yield page.click("save")
+    yield done()
+
+
+def merge(page, project, name):
+    yield from to_row(page, name, project, "merge requests")
+    if "approved by nobody" in page.text:
+        yield page.click("approve", "nobody has approved it so approve it first")
+    yield from unless_refused(page)
+    yield page.click("merge")
+    yield from unless_refused(page)
+    yield done()
+
+
+def follow(page, project):
+    yield from to_project(page, project)
+    yield page.click("follow")
+    yield done()
+
+
+def invite(page, project, user, role):
+    yield from to_tab(page, project, "members")
+    yield page.type("username", user)
+    yield page.choose("role", role)
+    yield page.click("invite")
+    yield done()
+
+
+def member_role(page, project, user):
+    yield from to_tab(page, project, "members")
+    yield page.answer(rf"{user}(?: [0-9]+</a>)? \| ([a-z]+)")
+
+
+def change_role(page, project, user, role):
+    yield from to_tab(page, project, "members")
+    yield page.click(user)
+    yield page.choose("role", role)
+    yield page.click("save")
+    yield done()
+
+
+def approve_as(page, project, name, user, password):
+    yield page.click("log out", f"log out to become {user}")
+    yield page.click("log in")
+    yield page.type("username", user)
+    yield page.do("Search", "password", f"type {password} into password and press enter", password)
+    yield from to_row(page, name, project, "merge requests")
+    yield page.click("approve")
+    yield done()
+
+
+def phone(page, name):
+    yield from to_found(page, name)
+    yield page.answer("phone ([0-9]+)")
+
+
+def route_answer(pattern, page, **slots):
+    yield from route(page, **slots)
+    yield from unless_refused(page, "there is no route")
+    yield page.answer(pattern)
+
+
+def show_route(page, **slots):
+    yield from route(page, **slots)
+    yield done()
+
+
+def save_place(page, name, note):
+    yield from to_found(page, name)
+    yield page.type("note", note)
+    yield page.click("save place")
+    yield done()
+
+
+def nearest(page, name, kind):
+    yield from to_found(page, name)
+    yield page.click("nearby")
+    yield page.choose("kind", kind)
+    yield page.click("filter")
+    yield page.answer(r"\| distance\n<a>([a-z ]+) ")
+
+
+def nearer(page, name, one, two):
+    """The nearest come first."""
+    yield page.click("nearby")
+    while not page.find(one) and not page.find(two):
+        yield page.click("next page", f"look for {one} and {two} on the next page")
+    yield page.answer(f"<a>({one}|{two}) ")
+
+
+def best_rated(page, kind):
+    if not page.at(kind):
+        yield page.click(kind)
+    yield page.choose("sort", "best")
+    yield page.click("apply")
+    yield page.answer(r"\| rating\n<a>([a-z ]+) ")
+
+
+def remove_saved(page, name):
+    yield from visit(page, "saved places")
+    yield page.click(f"remove {name}")
+    yield done()
+
+
+def plan_trip(page, title, start, end, by):
+    yield from visit(page, "trips")
+    yield page.click("new trip")
+    yield page.type("name", title)
+    yield page.click("continue")
+    for stop in (start, end):
+        yield page.type("stop", stop)
+        yield page.click("add stop")
+    yield page.click("continue")
+    yield page.choose("by", by)
+    yield page.click("save trip")
+    yield done()
+
+
+def buy_bestseller(page, month, shipping):
+    yield from report(page, month)
+    name = page.read(r"^([a-z ]+) \| [0-9]+$")[1]
+    yield page.switch(0)
+    yield from to_found(page, name)
+    yield page.click("add to cart", f"put {name} into the cart")
+    yield from check_out(page, shipping)
+
+
+def post_to_issue(page, project, section):
+    yield page.switch(0)
+    title = page.read(r"</h1>\n<a>([a-z ]+) ")[1]
+    yield f"the newest post is {title} so go to tab 1", page.switch(1)[1]
+    yield from create_issue(page, project, title)
+
+
+def comment_phone(page, place):
+    yield from to_found(page, place)
+    number = page.read("phone ([0-9]+)")[1]
+    yield f"the phone number is {number} so go to tab 0", page.switch(0)[1]
+    yield page.type("comment", number)
+    yield page.click("send")
+    yield done()
+
+
 SCRIPTS = {  # by intent_template_id
     1: price, 2: open_page, 3: search_product, 4: count_search, 5: add_to_cart, 6: add_to_cart, 7: remove_from_cart,
     8: set_quantity, 9: buy, 10: partial(look_up_order, "status ([a-z]+)"), 11: set_account,
     21: open_page, 22: partial(look_up, "author <a>([a-z]+) "), 23: partial(press, "upvote"), 24: comment,
     25: create_post, 26: set_bio, 27: log_out_and_open, 28: log_out_and_set_bio,
     101: partial(look_up, "stock ([0-9]+)"), 102: add_two, 103: partial(look_up_order, r"total (\$[0-9]+)"),
-    104: set_account, 121: partial(look_up, "votes ([0-9]+)"), 122: partial(press, "downvote")}
+    104: set_account, 121: partial(look_up, "votes ([0-9]+)"), 122: partial(press, "downvote"),
+    31: top_products, 32: open_report, 33: newest_order, 34: count_orders, 35: set_stock,
+    36: partial(press_on_order, "ship order"), 37: partial(press_on_order, "cancel order"), 38: new_product,
+    41: count_issues, 42: open_issue, 43: assignee, 44: create_issue, 45: partial(press_on_issue, "close issue"),
+    46: assign_issue, 47: partial(press_on_issue, "delete issue"), 48: merge, 49: follow, 50: invite,
+    61: phone, 62: partial(route_answer, "distance ([0-9]+) km"), 63: partial(route_answer, "time ([0-9]+) minutes"),
+    64: save_place, 65: nearest, 66: best_rated, 67: plan_trip, 71: buy_bestseller, 72: post_to_issue,
+    131: best_customer, 132: promote, 141: member_role, 142: change_role, 143: approve_as,
+    161: remove_saved, 162: show_route, 163: nearer, 171: comment_phone}
 
 
-def expert(task: dict):
-    """A callable for one episode: observation -> (thought, action)."""
-    page = Page()
+def chain_of_thought(task: dict, page: Page, told: list[str], thought: str) -> str:
+    """A long chain of thought around a short one: the task, the page, what was done so far, what comes next and why."""
+    title = re.search("<title>([^<]*)</title>", page.text)
+    controls = [name for _, name, _, _ in ELEMENT.findall(page.text)]
+    wanted = [str(value) for value in task["instantiation_dict"].values()]
+    seen = [value for value in wanted if value in page.text]
+    return " . ".join([
+        f"the task is to do this : {task['intent']}",
+        f"i am on the page {title[1] if title else ''} with {len(controls)} elements that i can use",
+        f"of what the task names this page shows {' and '.join(seen) or 'nothing'}",
+        f"so far i did this : {' , '.join(told)}" if told else "nothing is done yet and this is the first step",
+        f"the step that follows is : {thought}"])
+
+
+def expert(task: dict, cot: bool = False):
+    """A callable for one episode: observation -> (thought, action). With cot the thought is a long chain of thought."""
+    page, told = Page(), []
     script = SCRIPTS[task["intent_template_id"]](page, **task["instantiation_dict"])
 
     def act(observation: str) -> tuple[str, str]:
         page.text = observation
-        return next(script, done())
+        thought, action = next(script, done())
+        full = chain_of_thought(task, page, told, thought)
+        told.append(thought)
+        return full if cot else thought, action
     return act
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from .page import (LOG_OUT, LOGIN_ROUTES, NOT_FOUND, Page, Redirect, area, error, field, form, items, link,
-                   members_only, paginate, select, unfit)
+from .page import (LOGIN_ROUTES, NOT_FOUND, Page, Redirect, area, error, field, form, items, link, members_only,
+                   navigation, paginate, select, unfit)
 from .words import ADJECTIVES, FORUMS, TOPICS, names, password, phrase
 
 ROOT = "/forum"
@@ -41,7 +41,7 @@ class Forum:
     votes: dict[tuple[str, int], int]  # (user, post): +1 or -1
 
 
-def seed(rng, people: list[str]) -> Forum:
+def seed(rng, people: list[str], sites: dict) -> Forum:
     accounts = {user: Account(user, password(rng), phrase(rng)) for user in people}
     homes = [forum for forum in FORUMS for _ in range(rng.randint(4, 7))]
     rng.shuffle(homes)
@@ -55,10 +55,7 @@ def seed(rng, people: list[str]) -> Forum:
 
 
 def nav(user: str | None) -> str:
-    links = [("home", ROOT), ("new post", "/forum/new"), ("profile", f"/forum/user/{user}")]
-    if user is None:
-        links = [("home", ROOT), ("log in", "/forum/login")]
-    return "<nav>" + " ".join(link(*each) for each in links) + (LOG_OUT.format(root=ROOT) if user else "") + "</nav>"
+    return navigation(ROOT, user, [("home", ROOT), ("new post", "/forum/new"), ("profile", f"/forum/user/{user}")])
 
 
 # ---- reading

@@ -1,18 +1,20 @@
 """What the sites share: the types between site and server, HTML building blocks, the style, logging in and out.
 
 A site is one module with
-    ROOT                   its first path segment, "/shop"
-    seed(rng, people)      its data: a dataclass of dicts ("tables") with immutable rows; people[0] is the one logged in
-    nav(user)              the links above every page
-    ROUTES                 (method, pattern below ROOT, handler(tables, request, *groups) -> Page | Redirect)
+    ROOT                      its first path segment, "/shop"
+    seed(rng, people, sites)  its data: a dataclass of dicts ("tables") with immutable rows; people[0] is the one logged
+                              in; sites: the data of those seeded before, by name; a table taken from there is shared
+    nav(user)                 the links above every page
+    ROUTES                    (method, pattern below ROOT, handler(tables, request, *groups) -> Page | Redirect)
 Rows are never changed, only replaced, so a private copy of a whole site is a dict.copy() per table.
-Pages work without JavaScript, are all lower-case and short: a small policy reads them on a CPU.
+Pages are all lower-case and short: a small policy reads them on a CPU. Their one use of JavaScript is to ask "are you sure".
 """
 
 import re
 from functools import wraps
 from html import escape
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 KEEP = object()  # Redirect.user: leave the session as it is
 
@@ -38,12 +40,14 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #223; background: #f4f5f7; margin: 0 }
 header, main { max-width: 46rem; margin: 0 auto; padding: .6rem 1.2rem }
 header { display: flex; gap: 1.5rem; align-items: center; justify-content: space-between }
-nav, header form { display: flex; gap: .8rem; align-items: center }
+nav, header form { display: flex; gap: .8rem; align-items: center; white-space: nowrap } header input { width: 9rem }
+main form[method=get] { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem } form[method=get] label { min-width: 0 }
 main { background: #fff; border: 1px solid #dde; border-radius: 10px; padding-bottom: 1.2rem }
 h1 { font-size: 1.4rem; margin: .4rem 0 } h2 { font-size: 1.05rem; margin: .8rem 0 .2rem } p { margin: .3rem 0 }
 a { color: #1856b8; text-decoration: none } a:hover { text-decoration: underline }
 ul { list-style: none; padding: 0; margin: .4rem 0 } li { padding: .2rem 0; border-bottom: 1px solid #eef }
 table { border-collapse: collapse; width: 100% } td { padding: .3rem .4rem; border-bottom: 1px solid #eef }
+th { padding: .3rem .4rem; border-bottom: 1px solid #bbc; text-align: left; font-weight: 600 }
 input, select, textarea, button { font: inherit; padding: .2rem .5rem; border: 1px solid #bbc; border-radius: 6px }
 main form label { display: inline-block; min-width: 5rem } input[type=number] { width: 4rem }
 textarea { width: 24rem; height: 2.6rem; vertical-align: top }
@@ -82,11 +86,28 @@ def select(name: str, options, chosen: str = "") -> str:
     return f'<label for="{name}">{name}</label> <select id="{name}" name="{name}">{choices}</select>'
 
 
-def form(*fields: str, submit: str, action: str = "") -> str:
-    """A form that posts its fields, one a line, to `action` (default: the page's own address)."""
+def form(*fields: str, submit: str, action: str = "", method: str = "post") -> str:
+    """A form that sends its fields, one a line, to `action` (default: the page's own address)."""
     target = f' action="{escape(action)}"' if action else ""
     lines = "".join(f"<p>{line}</p>" for line in (*fields, f"<button>{submit}</button>"))
-    return f'<form method="post"{target}>{lines}</form>'
+    return f'<form method="{method}"{target}>{lines}</form>'
+
+
+def press(text: str, action: str, ask: str = "") -> str:
+    """A form that is one button; `ask` is the question of the dialog that comes before it is sent."""
+    asking = f""" onsubmit="return confirm('{ask}')\"""" if ask else ""
+    return f'<form method="post" action="{escape(action)}"{asking}><p><button>{text}</button></p></form>'
+
+
+def fact(label: str, value: object) -> str:
+    return f'<p>{label} <span id="{label.replace(" ", "-")}">{escape(str(value))}</span></p>'
+
+
+def table(head, rows) -> str:
+    """The cells are HTML already."""
+    def line(tag, cells):
+        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
+    return "<table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table>"
 
 
 def error(text: str) -> str:
@@ -105,12 +126,16 @@ def whole_number(text: str) -> int | None:
 
 
 def paginate(rows: list, request: Request, per_page: int, here: str) -> tuple[list, str]:
-    """The rows of the page that the query asks for, and links to its neighbours."""
+    """The rows of the page that the query asks for, and links to its neighbours, which keep the rest of the query."""
     pages = max(1, -(-len(rows) // per_page))
     number = min(max(whole_number(request.query.get("page", "")) or 1, 1), pages)
     neighbours = [("previous page", number - 1)] * (number > 1) + [("next page", number + 1)] * (number < pages)
-    links = " ".join(link(text, f"{here}?page={target}") for text, target in neighbours)
+    links = " ".join(link(text, f"{here}?{urlencode(request.query | {'page': target})}") for text, target in neighbours)
     return rows[(number - 1) * per_page:number * per_page], f"<p>{links}</p>" if links else ""
+
+
+def refused(text: str) -> Page:
+    return Page("not allowed", f"<h1>not allowed</h1><p>{escape(text)}</p>", 403)
 
 
 NOT_FOUND = Page("not found", "<h1>not found</h1><p>this page does not exist</p>", 404)
@@ -124,7 +149,16 @@ def members_only(handler):
     return guarded
 
 
-LOG_OUT = '<form method="post" action="{root}/logout"><button>log out</button></form>'
+def navigation(root: str, user: str | None, links: list[tuple[str, str]]) -> str:
+    """The links above every page; a visitor gets fewer."""
+    shown = links if user else [("home", root), ("log in", f"{root}/login")]
+    out = f'<form method="post" action="{root}/logout"><button>log out</button></form>' if user else ""
+    return "<nav>" + " ".join(link(*each) for each in shown) + out + "</nav>"
+
+
+def search_box(root: str) -> str:
+    return (f'<form action="{root}/search"><input name="q" aria-label="search" placeholder="search">'
+            "<button>go</button></form>")
 
 
 def login_page(tables, request, problem=""):

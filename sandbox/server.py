@@ -10,19 +10,20 @@ import secrets
 import sys
 import threading
 from collections import OrderedDict
-from dataclasses import fields
 from functools import lru_cache
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from . import forum, shop
+from . import admin, code, forum, shop
+from . import map as atlas
 from .page import NOT_FOUND, KEEP, Redirect, Request, document, items, link
 from .words import NAMES
 
-SITES = {"shop": shop, "forum": forum}
-PLACEHOLDERS = {"SHOPPING": shop, "REDDIT": forum}  # WebArena's names for the roles of these sites
+SITES = {"shop": shop, "forum": forum, "admin": admin, "code": code, "map": atlas}
+PLACEHOLDERS = {"SHOPPING": shop, "REDDIT": forum,  # WebArena's names for the roles of these sites
+                "SHOPPING_ADMIN": admin, "GITLAB": code, "MAP": atlas}
 MAX_BODY = 64 * 1024  # bytes of a posted form
 MAX_WORLDS = 1024  # live at once; the least recently used goes first
 
@@ -31,13 +32,22 @@ MAX_WORLDS = 1024  # live at once; the least recently used goes first
 def seeded(seed: int) -> tuple[str, dict]:
     """The main user and each site's data in the worlds of this seed. Shared by all of them: copy before writing."""
     people = Random(seed).sample(NAMES, 8)
-    # A generator per site: a site added later leaves the data of the others as it was.
-    return people[0], {name: site.seed(Random(f"{seed} {name}"), people) for name, site in SITES.items()}
+    data = {}
+    for name, site in SITES.items():
+        # A generator per site: a site added later leaves the data of the others as it was.
+        data[name] = site.seed(Random(f"{seed} {name}"), people, data)
+    return people[0], data
 
 
-def copy_tables(tables):
-    """Rows are immutable, so copying the dicts that hold them is enough: a few microseconds instead of a deep copy."""
-    return type(tables)(*(getattr(tables, each.name).copy() for each in fields(tables)))
+def copy_data(data: dict) -> dict:
+    """Rows are immutable, so copying the dicts that hold them is enough: a few microseconds instead of a deep copy.
+
+    A dict that two sites share is copied once: what one of them writes, the other shows.
+    """
+    originals = {id(table): table for tables in data.values() for table in vars(tables).values()}
+    copies = {key: table.copy() for key, table in originals.items()}
+    return {name: type(tables)(*(copies[id(table)] for table in vars(tables).values()))
+            for name, tables in data.items()}
 
 
 class World:
@@ -46,7 +56,7 @@ class World:
     def __init__(self, seed: int):
         self.lock = threading.Lock()
         self.user, data = seeded(seed)
-        self.sites = {name: copy_tables(tables) for name, tables in data.items()}
+        self.sites = copy_data(data)
         self.sessions = {}  # token: user
         self.greeted = set()  # sites that have been visited; the first visitor of each finds himself logged in
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from .page import (LOG_OUT, LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, field, form, items, link,
-                   members_only, paginate, select, unfit, whole_number)
+from .page import (LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, field, form, items, link, members_only, navigation,
+                   paginate, search_box, select, unfit, whole_number)
 from .words import ADJECTIVES, CATEGORIES, CITIES, MONTHS, names, password
 
 ROOT = "/shop"
@@ -62,7 +62,7 @@ def slug_of(name: str) -> str:
     return name.replace(" ", "-")
 
 
-def seed(rng, people: list[str]) -> Shop:
+def seed(rng, people: list[str], sites: dict) -> Shop:
     adjectives = rng.sample(ADJECTIVES, 16)  # few, so that a search for one of them finds several products
     products = {}
     for category, nouns in CATEGORIES.items():
@@ -83,11 +83,7 @@ def seed(rng, people: list[str]) -> Shop:
 
 def nav(user: str | None) -> str:
     links = [("home", ROOT), ("cart", "/shop/cart"), ("orders", "/shop/orders"), ("account", "/shop/account")]
-    if user is None:
-        links = [("home", ROOT), ("log in", "/shop/login")]
-    return ("<nav>" + " ".join(link(*each) for each in links) + (LOG_OUT.format(root=ROOT) if user else "") + "</nav>"
-            '<form action="/shop/search"><input name="q" aria-label="search" placeholder="search">'
-            "<button>go</button></form>")
+    return navigation(ROOT, user, links) + search_box(ROOT)
 
 
 # ---- the catalogue

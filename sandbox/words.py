@@ -39,6 +39,8 @@ CITIES = """athens basel berlin bogota cairo cork dakar delhi dublin geneva hava
 madrid milan nairobi osaka oslo paris perth porto prague quito riga rome seoul sofia tallinn tokyo tunis turin vienna
 warsaw zagreb""".split()
 
+PLACES = "cafe hotel library museum park station".split()  # kinds of places on the map
+
 MONTHS = "january february march april june july august september october november december".split()
 
 

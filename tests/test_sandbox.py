@@ -1,5 +1,6 @@
 """The embedded websites: worlds apart from each other, sessions, hostile requests, tasks that experts solve."""
 import asyncio
+import hashlib
 import http.client
 import json
 import re
@@ -21,7 +22,7 @@ from rollout import Settings, play
 from sandbox import server as web
 from sandbox import words
 from sandbox.experts import SCRIPTS
-from sandbox.tasks import SEEN, UNSEEN
+from sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +119,96 @@ def test_the_number_of_live_worlds_is_bounded(monkeypatch):
     assert len(worlds.live) == 3 and worlds.get("1-0") is first  # used again before the fourth came: 1-1 had to go
 
 
+def test_what_the_administration_changes_the_shop_of_the_same_world_shows(server):
+    here, sibling = Visitor(server, "14-a"), Visitor(server, "14-b")
+    slug = next(iter(web.World(14).sites["admin"].products))
+    here.post(f"/admin/products/{slug}/edit", price="77", stock="88")
+    assert "price $77" in here.get(f"/shop/product/{slug}") and "stock 88" in here.get(f"/shop/product/{slug}")
+    assert "price $77" not in sibling.get(f"/shop/product/{slug}")
+
+
+# ---- roles
+def world_where(test):
+    return next((seed, world) for seed in range(1000) if test(world := web.World(seed)))
+
+
+def test_a_clerk_reads_and_ships_and_is_refused_the_rest(server):
+    seed, world = world_where(lambda w: w.sites["admin"].accounts[w.user].role == "clerk")
+    visitor, admin = Visitor(server, f"{seed}-clerk"), world.sites["admin"]
+    slug = next(iter(admin.products))
+    one, two = [number for number, order in admin.sales.items() if order.status == "pending"][:2]
+    assert "only a manager" not in visitor.get(f"/admin/products/{slug}") + visitor.get("/admin/reports")
+    assert '<span id="status">shipped</span>' in visitor.post(f"/admin/orders/{one}/ship")
+    assert "only a manager" in visitor.post(f"/admin/orders/{two}/cancel")
+    assert '<span id="status">pending</span>' in visitor.get(f"/admin/orders/{two}")
+    for path in (f"/admin/products/{slug}/edit", "/admin/new", "/admin/new/price", "/admin/new/review"):
+        assert "only a manager" in visitor.get(path) and "only a manager" in visitor.post(path, price="5", stock="5")
+    assert "only a manager" in visitor.post(f"/admin/staff/{world.user}", role="manager")
+    visitor.post("/admin/logout")
+    assert "<h1>log in</h1>" in visitor.get("/admin/reports")
+
+
+@pytest.mark.parametrize("role, may", [("guest", {"comment"}), ("developer", {"comment", "turn", "edit"}),
+                                       ("owner", {"comment", "turn", "edit", "invite", "delete"})])
+def test_a_role_in_a_project_says_what_may_be_done(server, role, may):
+    world = web.World(15)
+    code, visitor = world.sites["code"], Visitor(server, f"15-{role}")
+    slug = next(slug for (slug, user), mine in code.members.items() if (user, mine) == (world.user, role))
+    issue = next(i for i in code.issues.values() if i.project == slug)
+    here = f"/code/p/{slug}"
+    done = {"comment": visitor.post(f"{here}/issues/{issue.number}/comment", comment="calm river"),
+            "turn": visitor.post(f"{here}/issues/{issue.number}/turn"),
+            "edit": visitor.post(f"{here}/issues/{issue.number}/edit", title="sky", priority="low", assignee="nobody"),
+            "invite": visitor.post(f"{here}/members", username="nobody", role="guest"),
+            "delete": visitor.post(f"{here}/issues/{issue.number}/delete")}
+    assert {name for name, page in done.items() if "this needs the role" not in page} == may
+
+
+def test_a_merge_request_wants_the_approval_of_somebody_else(server):
+    world = web.World(16)
+    code, visitor = world.sites["code"], Visitor(server, "16-a")
+    slug = next(slug for (slug, user), role in code.members.items() if user == world.user and role == "owner")
+    merge = next(m for m in code.merges.values() if m.project == slug and m.state == "open")
+    here = f"/code/p/{slug}/merges/{merge.number}"
+    visitor.post(f"/code/p/{slug}/members/{merge.author}", role="developer")
+    visitor.post("/code/logout")
+    visitor.post("/code/login", username=merge.author, password=code.accounts[merge.author].password)
+    assert "a merge request of his own" in visitor.post(f"{here}/approve")
+    visitor.post("/code/logout")
+    visitor.post("/code/login", username=world.user, password=code.accounts[world.user].password)
+    if not merge.approved:
+        assert "somebody must approve it first" in visitor.post(f"{here}/merge")
+    assert world.user in visitor.post(f"{here}/approve")
+    assert '<span id="state">merged</span>' in visitor.post(f"{here}/merge")
+
+
 # ---- what a page does with what it is given
+def test_choices_stay_while_one_turns_the_pages(server):
+    visitor = Visitor(server, "17-a")
+    first = visitor.get("/admin/orders?status=any&customer=&sort=oldest")
+    second = visitor.get(re.search('<a href="([^"]*)">next page', first)[1].replace("&amp;", "&"))
+    orders = [number for page in (first, second) for number in re.findall(r"order (\d+)<", page)]
+    assert orders == [str(o.number) for o in reversed(web.admin.every_order(web.World(17).sites["admin"]))][:40]
+
+
 def test_forms_say_what_is_wrong_and_keep_what_was_typed(server):
-    visitor = Visitor(server, "10-a")
+    seed, _ = world_where(lambda w: w.sites["admin"].accounts[w.user].role == "manager")
+    visitor = Visitor(server, f"{seed}-forms")
     assert "choose a forum" in visitor.post("/forum/new", title="quiet river")
     assert 'value="quiet river"' in visitor.post("/forum/new", title="quiet river")
     assert "city must not be empty" in visitor.post("/shop/account/edit", name="mira", city=" ")
     assert "must be between 1 and" in visitor.post("/shop/cart", q0="9999")
     assert "choose a shipping option" in visitor.post("/shop/checkout", shipping="choose")
     assert "<h1>checkout</h1>" in visitor.post("/shop/checkout/review")  # placing an order without having chosen
+    assert "choose a department" in visitor.post("/admin/new", name="quiet river")
+    visitor.post("/admin/new", name="quiet river", department="music")
+    assert "price must be a whole number" in visitor.post("/admin/new/price", price="free", stock="5")
+    assert "<h1>new product</h1>" in visitor.get("/admin/new/review")  # a step is left out
+    assert "choose a report and a month" in visitor.get("/admin/reports?report=bestsellers&month=now")
+    assert "no place is called here" in visitor.get("/map/directions?from=here&to=there&by=walk")
+    visitor.post("/map/trips/new", name="way")
+    assert "a trip has at least 2 stops" in visitor.get("/map/trips/finish")
+    assert "write the name of a place" in visitor.post("/map/trips/stops", stop="nowhere")
 
 
 def test_typed_markup_stays_text(server):
@@ -149,10 +231,15 @@ def test_no_route_falls_over_whatever_is_posted_to_it(server, capfd):
     """Each request comes first in a world of its own, so it is logged in and gets past the door."""
     tables = web.World(12).sites
     post, product = tables["forum"].posts[10], next(iter(tables["shop"].products.values()))
-    real = {"/f/([a-z]+)/([0-9]{1,6})": f"/f/{post.forum}/10", "([a-z-]+)": product.slug, "([0-9]{1,6})": "10",
-            "/category/([a-z]+)": "/category/music", "/f/([a-z]+)": "/f/books", "([a-z]+)": "mira"}
+    issue, place = tables["code"].issues[10], next(iter(tables["map"].places))
+    real = {"/f/([a-z]+)/([0-9]{1,6})": f"/f/{post.forum}/10", "/place/([a-z-]+)": f"/place/{place}",
+            "/p/([a-z-]+)": f"/p/{issue.project}", "([a-z-]+)": product.slug, "([0-9]{1,6})": "10",
+            "/category/([a-z]+)": "/category/music", "/f/([a-z]+)": "/f/books", "/kind/([a-z]+)": "/kind/cafe",
+            "([a-z]+)": next(user for slug, user in tables["code"].members if slug == issue.project),
+            "(approve|merge|close)": "merge"}
     wrong = {"([0-9]{1,6})": "999999", "([a-z-]+)": "zz", "([a-z]+)": "zz"}
-    fields = "forum title body bio comment cast name city size shipping q0 line q username password".split()
+    fields = """forum title body bio comment cast name city size shipping q0 line q username password price stock role
+        department report month priority assignee state sort kind from to by note stop customer status""".split()
     bodies = [{}, {f: "\x00<'\"%s" for f in fields}, {f: "-1" for f in fields}, {f: "1" * 4000 for f in fields},
               "%ff&=&;q=%zz", "&".join(["a=1"] * 200)]
     addresses = ["/", "/nowhere", "//", "/shop/", "/shop/../..", "/shop/product/%2e%2e", "/shop/orders/%D9%A3", "/%00"]
@@ -164,9 +251,10 @@ def test_no_route_falls_over_whatever_is_posted_to_it(server, capfd):
                     path = path.replace(group, value)
                 addresses.append(site.ROOT + path)
     for number, (path, body) in enumerate((path, body) for path in addresses for body in bodies):
-        for method in ("GET", "POST", "HEAD"):
-            status, _, _ = Visitor(server, f"12-{number}{method}").request(method, path + "?page=-9&q=%00", body)
-            assert status in (200, 303, 400, 404), (method, path, body)
+        for method in ("GET", "POST", "HEAD")[:2 if body else 3]:
+            query = "?page=-9&q=%00&sort=%00&from=%00&month=x"
+            status, _, _ = Visitor(server, f"12-{number}{method}").request(method, path + query, body)
+            assert status in (200, 303, 400, 403, 404), (method, path, body)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -185,7 +273,7 @@ def test_the_sites_end_with_whoever_started_them():
     process = subprocess.Popen([sys.executable, "-m", "sandbox", "--pipe"], cwd=ROOT, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     sites = json.loads(process.stdout.readline())
-    assert sites.keys() == {"SHOPPING", "REDDIT"}
+    assert sites.keys() == {"SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP"}
     process.stdin.close()  # what the system does for a parent that was killed
     assert process.wait(timeout=10) == 0
 
@@ -198,11 +286,32 @@ def test_a_taken_port_is_one_sentence(server):
 
 # ---- tasks
 def test_no_word_means_two_things():
-    labels = set(re.findall("[a-z]+", (ROOT / "sandbox/shop.py").read_text() + (ROOT / "sandbox/forum.py").read_text()))
+    labels = set(re.findall("[a-z]+", "".join((ROOT / f"sandbox/{name}.py").read_text() for name in web.SITES)))
     every = [word for name, value in vars(words).items() if name.isupper() and name not in ("CATEGORIES", "FORUMS")
              for word in value] + words.FORUMS + list(words.CATEGORIES)
     assert [word for word, n in Counter(every).items() if n > 1] == []
     assert labels & set(words.NOUNS + words.TOPICS + words.SCENERY + words.CITIES + words.FORUMS) == set()
+
+
+@pytest.mark.parametrize("split, digest", [
+    ("train", "6599d9a84d482d8f68819ac5eb6ff1d46ae5dd24b108f2555775345f0c28001d"),
+    ("test", "fc3a9189e5864655e96d6ae2d7200fb49fc4e721b5159ae8416d91c181496ac6"),
+    ("test-unseen", "5cafcdf92f204b857de4784071e1abbf996c4771f82e00d3fd2d6fe34cf9a737")])
+def test_the_tasks_behind_published_results_stay_as_they_are(split, digest):
+    assert hashlib.sha256(json.dumps(sandbox.tasks(split, 300)).encode()).hexdigest() == digest
+
+
+def test_the_full_splits_hold_all_templates_and_share_no_world_with_any_other():
+    splits = {split: sandbox.tasks(split, 20) for split in SPLITS}
+    worlds = [row["world"] for rows in splits.values() for row in rows]
+    assert len(set(worlds)) == len(worlds)
+    assert not FULL_SEEN.keys() & FULL_UNSEEN.keys() and FULL_SEEN.keys() | FULL_UNSEEN.keys() == SCRIPTS.keys()
+    assert len(SCRIPTS) >= 40 and len(FULL_UNSEEN) >= 8 and EASY | HARD <= SCRIPTS.keys() and not EASY & HARD
+    for kind in ("train", "test", "test-unseen"):
+        tiers = [SPLITS[f"full-{kind}-{tier}"][1] for tier in ("easy", "medium", "hard")]
+        assert all(tiers) and sum(map(len, tiers)) == len(SPLITS[f"full-{kind}"][1])
+    sites = Counter(site for row in sandbox.tasks("full-train", len(FULL_SEEN)) for site in row["sites"])
+    assert sites.keys() == {"shopping", "shopping_admin", "reddit", "gitlab", "map"} and min(sites.values()) >= 7
 
 
 def test_tasks_are_deterministic_and_splits_share_nothing():
@@ -214,8 +323,7 @@ def test_tasks_are_deterministic_and_splits_share_nothing():
     assert not worlds["train"] & worlds["test"] and not (worlds["train"] | worlds["test"]) & worlds["test-unseen"]
     templates = {split: {row["intent_template"] for row in rows} for split, rows in splits.items()}
     assert templates["train"] == templates["test"] and not templates["train"] & templates["test-unseen"]
-    assert len(SEEN) >= 12 and len(UNSEEN) >= 4 and SEEN.keys() | UNSEEN.keys() == SCRIPTS.keys()
-    assert not SEEN.keys() & UNSEEN.keys()
+    assert len(SEEN) >= 12 and len(UNSEEN) >= 4 and not SEEN.keys() & UNSEEN.keys()
 
 
 def test_every_kind_of_evaluator_occurs():
@@ -269,6 +377,34 @@ def test_experts_solve_and_doing_nothing_scores_nothing(tokenizer):
     assert not any(rewards(solve(tokenizer, tasks, say("done"))).values())
 
 
+def impossible(task):
+    return task["eval"]["reference_answers"] == {"exact_match": "N/A"}
+
+
+def test_experts_solve_what_the_three_further_sites_add(tokenizer):
+    drawn = sandbox.tasks("full-test", len(FULL_SEEN)) + sandbox.tasks("full-test-unseen", len(FULL_UNSEEN))
+    tasks = [task for task in drawn if task["intent_template_id"] not in SEEN.keys() | UNSEEN.keys()]
+    tasks += [next(task for task in sandbox.tasks("full-train", 600) if impossible(task))]
+    played = solve(tokenizer, tasks, sandbox.expert)
+    assert {key for key, reward in rewards(played).items() if reward < 1} == set()
+    assert not any(turn.error for t in played for turn in t.turns)
+    asked = {t.task["intent_template_id"] for t in played for turn in t.turns if "showed a confirm" in turn.observation}
+    assert {37, 47, 161} <= asked  # cancelling an order, deleting an issue, forgetting a place
+    for t in played:
+        number = t.task["intent_template_id"]
+        assert len(t.turns) <= (4 if number in EASY else 12 if number in HARD else 6)
+    assert max(len(t.turns) for t in played) >= 11
+    assert not any(rewards(solve(tokenizer, tasks, say("done"))).values())
+
+
+def test_long_thoughts_lead_to_the_same_actions(tokenizer):
+    task = [next(t for t in sandbox.tasks("full-train", 100) if t["intent_template_id"] == 31)]
+    (short,), (long,) = (solve(tokenizer, task, lambda task: sandbox.expert(task, cot)) for cot in (False, True))
+    assert long.reward == 1 and [turn.action for turn in long.turns] == [turn.action for turn in short.turns]
+    assert all(len(a.response) > len(b.response) + 100 for a, b in zip(long.turns, short.turns))
+    assert task[0]["intent"] in long.turns[-1].response and "show report" in long.turns[-1].response
+
+
 def test_two_browsers_on_one_task_write_at_once_and_do_not_see_each_other(tokenizer):
     """Each sibling sets another bio; each profile then shows its own, judged in the browser contexts themselves."""
     task = next(t for t in sandbox.tasks("train", len(SEEN)) if SEEN[t["intent_template_id"]].__name__ == "set_bio")
@@ -282,7 +418,7 @@ def test_two_browsers_on_one_task_write_at_once_and_do_not_see_each_other(tokeni
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "test", "test-unseen"])
+@pytest.mark.parametrize("split", ["train", "test", "test-unseen", "full-train", "full-test", "full-test-unseen"])
 def test_bounds_on_300_tasks(tokenizer, split):
     tasks = sandbox.tasks(split, 300)
     assert all(rewards(solve(tokenizer, tasks, sandbox.expert)).values())
