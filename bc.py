@@ -39,6 +39,8 @@ class Config(Settings):
     fresh: bool = False           # from random weights: of the checkpoint, only config.json and the tokenizer are read
     data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
     demos: int = 150              # demonstrations to record
+    split: str = "train"          # the sandbox's tasks to record; full-train: all five sites, needs --max-turns 12
+    cot: bool = False             # record a long chain of thought with every action
     out: str = "runs/bc"          # where everything goes; afterwards this directory is the checkpoint
     # Optimization
     epochs: float = 4.0           # passes over the demonstrations
@@ -63,13 +65,17 @@ PAPER = dict(lr=5e-5, batch=128, warmup=0.05, max_context=16384, max_new_tokens=
              max_tokens=16384)
 
 
+def demos_path(cfg: Config) -> Path:
+    return Path(cfg.out) / ("demos-cot.jsonl" if cfg.cot else "demos.jsonl")
+
+
 def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     """Demonstrations: the sandbox's experts act in the real browser, through the policy's own observations and actions.
 
-    Cached in OUT/demos.jsonl. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
+    Cached in OUT. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
     """
-    path = Path(cfg.out) / "demos.jsonl"
-    tasks = site_urls(sandbox.tasks("train", cfg.demos), urls)
+    path = demos_path(cfg)
+    tasks = site_urls(sandbox.tasks(cfg.split, cfg.demos), urls)
     if path.exists():
         cached = [json.loads(line) for line in path.read_text().splitlines()]
         if [(r["task_id"], r["intent"]) for r in cached] == [(t["task_id"], t["intent"]) for t in tasks]:
@@ -78,7 +84,7 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
 
     async def act(trajectory: Trajectory, slot: int):
         if len(trajectory.turns) == 1:
-            experts[slot] = sandbox.expert(trajectory.task)
+            experts[slot] = sandbox.expert(trajectory.task, cfg.cot)
         thought, action = experts[slot](trajectory.turns[-1].observation)
         return [*chat.encode(respond(thought, action, chat.think)), chat.end_id], [], True
 
@@ -170,7 +176,7 @@ def main(cfg: Config):
         with sandbox.start() as urls:
             records = record(chat, cfg, urls, lambda line: log("demonstrations:", line)) if rank() == 0 else None
         all_max(0)  # the others wait for the recording, then read it
-        records = records or read_demonstrations(Path(cfg.out) / "demos.jsonl")
+        records = records or read_demonstrations(demos_path(cfg))
     else:
         records = read_demonstrations(cfg.data)
     dataset = [row for record_ in records for row in rows(chat, replay(chat, record_))]

@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from bc import Config, learning_rate, read_demonstrations, train
+import sandbox
+from bc import Config, learning_rate, read_demonstrations, record, train
 from compress import Chat, pad, replay, rows
 from model import token_logprobs
 
@@ -55,3 +56,12 @@ def test_only_successes_are_cloned(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"reward": 0.0}) + "\n")
     assert len(read_demonstrations(str(path))) == 1
+
+
+def test_demonstrations_of_any_split_with_long_chains_of_thought(tokenizer, tmp_path):
+    cfg = Config(out=str(tmp_path), split="full-test-unseen-easy", demos=1, cot=True, max_context=100_000)
+    with sandbox.start() as urls:
+        recorded, = record(Chat(tokenizer, "You browse the web."), cfg, urls, print)
+    assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
+    assert all(f"the task is to do this : {recorded['intent']}" in turn["response"] for turn in recorded["turns"])
+    assert [path.name for path in tmp_path.iterdir()] == ["demos-cot.jsonl"]  # not taken for short ones later
