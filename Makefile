@@ -3,7 +3,7 @@ SEED ?= 0
 OUT ?= runs/demo-$(SEED)
 PY := .venv/bin/python
 
-.PHONY: help setup demo test test-slow base
+.PHONY: help setup demo test test-slow base experiments
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -30,3 +30,52 @@ base: setup ## pre-train sandbox/base again from random weights, about 20 minute
 	$(PY) bc.py --fresh --data runs/exercises-small.jsonl --lr 2e-3 --epochs 1 --batch 48 --max-tokens 4096 --out runs/base-small
 	$(PY) -m sandbox.exercises --rows 24000 > runs/exercises-large.jsonl
 	$(PY) bc.py --model runs/base-small --data runs/exercises-large.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --max-tokens 4096 --out runs/base
+
+# ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
+RUNS := runs/experiments/seed$(SEED)
+FIGURES := assets/results/experiments/seed$(SEED)
+NAMES := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered
+
+experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
+
+$(FIGURES)/%.json: $(RUNS)/%/done # evaluated in a folder of its own: the run's trajectories stay those of its training
+	$(PY) evaluate.py --model $(RUNS)/$* --out $(RUNS)/$*/test --tasks sandbox:test,sandbox:test-unseen
+	mkdir -p $(@D) && cp $(RUNS)/$*/test/summary.json $@
+	if [ -f $(RUNS)/$*/metrics.jsonl ]; then cp $(RUNS)/$*/metrics.jsonl $(FIGURES)/$*-metrics.jsonl; fi
+
+$(RUNS)/base/done:
+	mkdir -p $(@D) && cp sandbox/base/* $(@D) && touch $@
+$(RUNS)/nothink-base/done: # a response is an action and nothing else
+	mkdir -p $(@D) && cp sandbox/base/* $(@D) && sed 's/"think": true/"think": false/' sandbox/base/agent.json > $(@D)/agent.json && touch $@
+$(RUNS)/whole-base/done: # compression off: every page stays in the history
+	mkdir -p $(@D) && cp sandbox/base/* $(@D) && sed 's/}/, "compress": false}/' sandbox/base/agent.json > $(@D)/agent.json && touch $@
+
+$(RUNS)/bc/done:
+	$(PY) bc.py --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/nothink-bc/done: $(RUNS)/nothink-base/done
+	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/cot-bc/done: # long chains of thought are some 200 tokens
+	$(PY) bc.py --cot --out $(@D) --seed $(SEED) --max-new-tokens 256 --max-context 4096 && touch $@
+$(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
+	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
+
+$(RUNS)/r1/done: $(RUNS)/bc/done
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/zero/done: $(RUNS)/base/done # R1-Zero: from the base, no demonstrations
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/nothink/done: $(RUNS)/nothink-bc/done
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/cot/done: $(RUNS)/cot-bc/done
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-new-tokens 256 --max-context 4096 && touch $@
+$(RUNS)/whole/done: $(RUNS)/whole-bc/done
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
+$(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/r1/done # cloning the successes among the episodes that M-GRPO learned from
+	$(PY) bc.py --model $(<D) --data $(RUNS)/r1/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
+
+$(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success over the number of turns allowed
+	mkdir -p $(@D) $(FIGURES)
+	for name in base bc r1; do for turns in 2 4 6 8 12; do \
+		$(PY) evaluate.py --model $(RUNS)/$$name --out $(@D)/$$name-$$turns --max-turns $$turns && \
+		cp $(@D)/$$name-$$turns/summary.json $(FIGURES)/$$name-$$turns-turns.json || exit 1; \
+	done; done
+	touch $@
