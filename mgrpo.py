@@ -54,7 +54,7 @@ class Config(Settings):
     updates_per_batch: int = 3    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
     dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
     loss_norm: str = "token"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
-    temperature: float = 1.0      # of sampling, and so of the log-probs in training
+    temperature: float = 0.7      # of sampling, and so of training's log-probs; at 1 a policy so small often strays
     # Optimization
     lr: float = 3e-4              # of the highest step
     warmup: int = 3               # steps that lr rises for: Adam's first steps are its largest, and its least informed

@@ -171,7 +171,8 @@ def test_the_update_is_the_gradient_of_the_equation(chat):
     model, reference = (tiny_model(seed=seed, vocab_size=chat.tokenizer.get_vocab_size()) for seed in (0, 1))
     expected, loss = obvious_gradient(chat, kept, model, reference, beta=0.1)
     for budget in (1, 200, 700, 10**6):
-        grads, metrics = gradient_of(chat, kept, Config(loss_norm="paper", beta=0.1, clip=1e9, max_tokens=budget), reference)
+        grads, metrics = gradient_of(chat, kept, Config(loss_norm="paper", beta=0.1, clip=1e9, max_tokens=budget, temperature=1.0),
+                                     reference)
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
         for name in expected:
             torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4, msg=f"{name}, budget {budget}")
@@ -184,7 +185,7 @@ def test_from_the_second_update_on_the_ratio_and_the_clip_do_work(chat):
     for tau in (tau for group in kept for tau in group):
         for turn, row in zip(tau.turns, rows(chat, tau)):
             turn.logps = token_logprobs(model, *pad([row]))[0].tolist()
-    cfg, optimizer = Config(loss_norm="paper", clip=1e9), torch.optim.SGD(model.parameters(), lr=0.05)
+    cfg, optimizer = Config(loss_norm="paper", clip=1e9, temperature=1.0), torch.optim.SGD(model.parameters(), lr=0.05)
     passes = [update(model, None, optimizer, kept, chat, cfg, "cpu") for _ in range(3)]
     assert passes[0]["clip_frac"] == 0 and passes[0]["logp_gap"] < 1e-5 and passes[0]["loss"] == pytest.approx(0, abs=1e-5)
     assert passes[1]["clip_frac"] > 0 and passes[1]["logp_gap"] > 1e-3 and passes[1]["loss"] < passes[0]["loss"]
@@ -220,7 +221,7 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
     groups = make_groups(chat)
     even = [trajectory(chat, 1.0, [3, 2], seed=50 + i) for i in range(4)]
     reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
-    cfg, grads = Config(loss_norm="paper", beta=0.5, clip=1e9), []
+    cfg, grads = Config(loss_norm="paper", beta=0.5, clip=1e9, temperature=1.0), []
     for collected in (groups, [*groups, even]):
         grads.append(gradient_of(chat, [g for g in map(group_advantages, collected) if g], cfg, reference)[0])
     for name in grads[0]:
