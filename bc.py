@@ -28,7 +28,8 @@ import torch
 import sandbox
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
-from model import all_max, all_sum, init_dist, load, load_tokenizer, new, rank, save, shard, token_logprobs, world_size
+from model import (all_max, all_sum, init_dist, load, load_tokenizer, new, parse_json, rank, save, shard,
+                   token_logprobs, world_size)
 from rollout import Settings, actions_help, play
 
 
@@ -101,22 +102,28 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
 
 
 def read_demonstrations(path: str) -> list[dict]:
-    """Successful trajectories of a trajectories.jsonl. Raises ValueError naming file and line."""
+    """Successful trajectories of a trajectories.jsonl. Raises ValueError naming file, line and field."""
     records = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_bytes().splitlines()
     except OSError as error:
         raise ValueError(f"cannot read demonstrations from {path}: {error.strerror}.") from None
     for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            [(t["observation"], t["response"], t["url"]) for t in record["turns"]]
-            records += [record] if record.get("reward", 1) == 1 and record["intent"] else []
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: not a trajectory ({error!r}).") from None
+        where = f"{path}, line {number}"
+        record = parse_json(line, where)
+        check_fields(record, {"task_id": (int, str), "intent": str, "sites": list, "turns": list}, where)
+        for turn in record["turns"]:
+            check_fields(turn, {"url": str, "observation": str, "response": str}, f"{where}, in turns")
+        records += [record] if record.get("reward", 1) == 1 else []
     if not records:
         raise ValueError(f"{path} holds no successful trajectory to clone.")
     return records
+
+
+def check_fields(value, kinds: dict, where: str):
+    for key, kind in kinds.items():
+        if not isinstance(value, dict) or not isinstance(value.get(key), kind):
+            raise ValueError(f"{where}: not a trajectory, {key} is missing or of the wrong kind.")
 
 
 def learning_rate(step: int, steps: int, cfg: Config) -> float:
@@ -201,5 +208,5 @@ def parse_args() -> Config:
 if __name__ == "__main__":
     try:
         main(parse_args())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"bc.py: {error}")

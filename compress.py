@@ -27,6 +27,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from model import read_json
+
 PLACEHOLDER = "** Simplified html **"  # the literal that WebRL's and the paper's data use
 CUT = "\n[the page goes on; it was cut here to fit the context]"
 
@@ -151,6 +153,9 @@ class Chat:
         if self.format is None:
             raise ValueError("tokenizer.json has neither <|im_start|> (Qwen) nor <|start_header_id|> (Llama 3); "
                              "use an instruct checkpoint of one of these families.")
+        for token in (self.format.begin, self.format.start, self.format.role_end, self.format.end):
+            if token and not knows(token):
+                raise ValueError(f"tokenizer.json has {self.format.known_by} but no {token}; use the checkpoint's own.")
         description = json.loads(tokenizer.to_str())
         self.control_ids = {token["id"] for token in description["added_tokens"]}
         self.plain = Tokenizer.from_str(json.dumps(description | {"added_tokens": [], "post_processor": None}))
@@ -267,6 +272,7 @@ class Row:
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
+    task_id: int | str = ""  # whose turn it is, for messages
 
     @property
     def ids(self) -> list[int]:
@@ -279,7 +285,7 @@ def rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     for t, turn in enumerate(trajectory.turns):
         if turn.action_ids:
             out.append(Row(trunk, len(trunk), turn.observation_ids + turn.action_ids, len(turn.action_ids), 1.0,
-                           trajectory.advantage, turn.logps))
+                           trajectory.advantage, turn.logps, trajectory.task["task_id"]))
         trunk += past(chat, trajectory, t)  # in place: rows made before know their prefix
     return out
 
@@ -341,13 +347,13 @@ def pad(batch: list[Row], device="cpu"):
 def open_chat(tokenizer: Tokenizer, checkpoint: str | Path, actions_help: str) -> Chat:
     """The chat a checkpoint was trained with: its agent.json {"system", "think", "compress"}; defaults where absent."""
     path = Path(checkpoint) / "agent.json"
-    try:
-        settings = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); delete it to use the default prompt.") from None
-    think = bool(settings.get("think", True))
-    return Chat(tokenizer, settings.get("system") or system_prompt(actions_help, think), think,
-                bool(settings.get("compress", True)), bool(settings.get("keep_thoughts", True)))
+    settings = {"system": "", "think": True, "compress": True, "keep_thoughts": True}
+    for key, value in (read_json(path) if path.exists() else {}).items():
+        if key in settings and type(value) is not type(settings[key]):
+            raise ValueError(f"{path}: {key} is {value!r:.60}; make it a {type(settings[key]).__name__}, or delete it.")
+        settings[key] = value
+    return Chat(tokenizer, settings["system"] or system_prompt(actions_help, settings["think"]), settings["think"],
+                settings["compress"], settings["keep_thoughts"])
 
 
 def main():

@@ -26,6 +26,7 @@ import ast
 import asyncio
 import contextlib
 import copy
+import fcntl
 import json
 import math
 import operator
@@ -44,7 +45,7 @@ from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 import sandbox
 from compress import Chat, Trajectory, open_chat
-from model import Transformer, init_dist, load, load_tokenizer, rank
+from model import Transformer, init_dist, load, load_tokenizer, parse_json, rank, read_json, writing
 from rollout import EnvError, Settings, actions_help, rollout
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -59,7 +60,8 @@ INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 def used_contents(spec: dict) -> list[tuple[str, dict]]:
     """[(field, reference_answers or required_contents)] as far as the eval_types use them."""
-    types, targets = spec.get("eval_types") or (), spec.get("program_html")
+    types, targets = spec.get("eval_types"), spec.get("program_html")
+    types = types if isinstance(types, list) else []
     targets = targets if "program_html" in types and isinstance(targets, list) else []
     return [("eval.reference_answers", spec.get("reference_answers"))] * ("string_match" in types) + \
         [(f"eval.program_html[{i}].required_contents", target.get("required_contents"))
@@ -88,13 +90,13 @@ def eval_faults(spec: dict):
     """Yields what makes a mended "eval" unusable: the field, what is wrong with it, the remedy."""
     types, targets = spec.get("eval_types"), spec.get("program_html")
     if not isinstance(types, list) or not types or not all(t in EVAL_TYPES for t in types):
-        yield f"eval.eval_types is {types!r}; make it a list of {', '.join(EVAL_TYPES)}"
+        yield f"eval.eval_types is {types!r:.60}; make it a list of {', '.join(EVAL_TYPES)}"
         return
     if "url_match" in types:
         if not isinstance(spec.get("reference_url"), str) or not spec["reference_url"]:
             yield "eval.reference_url is empty; give the URL that the episode must end on"
         if spec.get("url_note") not in (None, "EXACT", "GOLD in PRED"):
-            yield f'eval.url_note is {spec["url_note"]!r}; use "EXACT" or "GOLD in PRED"'
+            yield f'eval.url_note is {spec["url_note"]!r:.60}; use "EXACT" or "GOLD in PRED"'
     if "program_html" in types:
         if not isinstance(targets, list) or not targets or not all(isinstance(target, dict) for target in targets):
             yield "eval.program_html is not a list of objects; give url, locator and required_contents of each page"
@@ -104,10 +106,10 @@ def eval_faults(spec: dict):
                 yield f'eval.program_html[{i}].url is missing; give an address, or "last" for where the episode ended'
             locator = target.get("locator")
             if not isinstance(locator, str) or not re.match(r"\s*$|document\.|\[\.\.\.document\.|func:", locator):
-                yield f'eval.program_html[{i}].locator is {locator!r}; use "" for the whole page, or JavaScript'
+                yield f'eval.program_html[{i}].locator is {locator!r:.60}; use "" for the whole page, or JavaScript'
             for call in (target.get("url"), locator):
                 if isinstance(call, str) and call.startswith("func:") and parse_helper(call) is None:
-                    yield f"eval.program_html[{i}] calls {call!r}; write func:NAME('ARGUMENT', ...)"
+                    yield f"eval.program_html[{i}] calls {call!r:.60}; write func:NAME('ARGUMENT', ...)"
     for field, contents in used_contents(spec):
         if not isinstance(contents, dict) or not contents:
             yield f"{field} names nothing to check; give it one of {', '.join(MATCHERS)} or fuzzy_match"
@@ -143,18 +145,17 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
 def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:
     """A task file -> (usable tasks, remarks, faults), each remark and fault naming its row."""
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read the task file {path} ({error.strerror}); give a JSON file in WebArena's format, "
                          "or sandbox:train, sandbox:test, sandbox:test-unseen.") from None
-    except ValueError as error:
-        raise ValueError(f"the task file {path} is not JSON ({error}); mend it or export it again.") from None
+    rows = parse_json(text, f"the task file {path}", object)
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"the task file {path} holds no list of tasks; make it a JSON list of objects.")
     tasks, remarks, faults = [], [], []
     for i, row in enumerate(rows):
         task, mended, broken = check_row(row)
-        ids = [f"{key} {task[key]}" for key in ("task_id", "old_task_id") if key in task]
+        ids = [f"{key} {task[key]!s:.40}" for key in ("task_id", "old_task_id") if key in task]
         where = f"row {i}" + (f" ({', '.join(ids)})" if ids else "")
         remarks += [f"{where}: {text}" for text in mended]
         faults += [f"{where}: {text}" for text in broken]
@@ -547,13 +548,29 @@ class Run:
     def __init__(self, path: str | Path, config: dict):
         self.path, self.config = Path(path), config
 
+    def claim(self):
+        """The directory is ours until this process ends, however it ends: two runs in one would spoil each other."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = open(self.path / "lock", "a+")
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.lock.seek(0)
+                raise ValueError(f"{self.path} is in use by process {self.lock.read()}; wait for it, stop it, or give "
+                                 "another --out.") from None
+            self.lock.truncate(0)
+            self.lock.write(str(os.getpid()))
+            self.lock.flush()
+
     def _append(self, name: str, rows: list[dict]):
         if rank() == 0 and rows:
-            with open(self.path / name, "a", encoding="utf-8") as file:
+            with writing(self.path / name), open(self.path / name, "a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
 
     def write(self, row: dict):
-        self._append("metrics.jsonl", [row])
+        finite = lambda value: not isinstance(value, float) or math.isfinite(value)  # JSON knows no NaN
+        self._append("metrics.jsonl", [{key: value if finite(value) else None for key, value in row.items()}])
 
     def write_trajectories(self, records: list[dict]):
         self._append("trajectories.jsonl", records)
@@ -577,10 +594,13 @@ def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> 
     """Begins runs/NAME, or goes on with it at step `first`: what is on record of later steps is dropped. Tells its config."""
     run = Run(cfg.out, describe_run(cfg, device))
     if rank() == 0:
-        run.path.mkdir(parents=True, exist_ok=True)
-        for name in ("metrics.jsonl", "trajectories.jsonl"):
-            keep_steps_below(run.path / name, first)
-        (run.path / "config.json").write_text(json.dumps((model_config or {}) | {"run": run.config}, indent=2) + "\n")
+        run.claim()
+        with writing(run.path):
+            for name in ("metrics.jsonl", "trajectories.jsonl"):
+                keep_steps_below(run.path / name, first)
+            temporary = run.path / "config.tmp"
+            temporary.write_text(json.dumps((model_config or {}) | {"run": run.config}, indent=2) + "\n")
+            temporary.replace(run.path / "config.json")
         print("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
     return run
 
@@ -589,11 +609,13 @@ def keep_steps_below(path: Path, first: int):
     """Rewrites a .jsonl file without the rows of step `first` and later, and without a last line that was cut off."""
     if path.exists():
         shorter = path.with_suffix(".tmp")
-        with open(path, encoding="utf-8") as old, open(shorter, "w", encoding="utf-8") as new:
-            for line in old:
-                with contextlib.suppress(ValueError):
-                    if (json.loads(line).get("step") or 0) < first:
+        with open(path, "rb") as old, open(shorter, "wb") as new:
+            for number, line in enumerate(old if first else (), 1):
+                try:
+                    if line.endswith(b"\n") and (json.loads(line).get("step") or 0) < first:
                         new.write(line)
+                except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                    raise ValueError(f"{path}, line {number}: not a row of a run ({error}); remove it.") from None
         shorter.replace(path)
 
 
@@ -601,7 +623,7 @@ def newest(path: Path, count: int, size: int) -> tuple[list[dict], int]:
     """The last rows of a .jsonl file, at most `count` and about `size` characters; and how many were left out."""
     lines, total = deque(), 0
     if path.exists():
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
                 lines.append(line)
                 total += 1
@@ -611,7 +633,7 @@ def newest(path: Path, count: int, size: int) -> tuple[list[dict], int]:
     rows = []
     for line in lines:
         with contextlib.suppress(ValueError):  # the last line of a run that is being written, or was cut off
-            rows.append(json.loads(line))
+            rows.append(parse_json(line, path))
     return rows, total - len(rows)
 
 
@@ -622,8 +644,8 @@ def report(run_dir: str | Path) -> Path:
         raise ValueError(f"there is no run at {run_dir}; give --out the directory of a run.")
     trajectories, left_out = newest(run_dir / "trajectories.jsonl", 2000, 40_000_000)
     metrics, _ = newest(run_dir / "metrics.jsonl", 100_000, 40_000_000)
-    config = json.loads((run_dir / "config.json").read_text()) if (run_dir / "config.json").exists() else {}
-    summaries = [json.loads(path.read_text()) for path in sorted(run_dir.glob("summary*.json"))]
+    config = read_json(run_dir / "config.json") if (run_dir / "config.json").exists() else {}
+    summaries = [read_json(path) for path in sorted(run_dir.glob("summary*.json"))]
     data = {"name": run_dir.name, "config": config.get("run", {}), "metrics": metrics, "trajectories": trajectories,
             "left_out": left_out, "summaries": summaries}
     template = (Path(__file__).parent / "assets" / "report.html").read_text(encoding="utf-8")
@@ -642,7 +664,13 @@ def compare(runs: list[str]) -> str:
     for run in map(Path, runs):
         if not (run / "summary.json").exists():
             raise ValueError(f"{run / 'summary.json'} does not exist; evaluate that run first.")
-        rows += [(f"{split}  {run.name}", s) for split, s in json.loads((run / "summary.json").read_text())["splits"].items()]
+        summary = read_json(run / "summary.json")
+        try:
+            figures = [(f"{split}  {run.name}", s) for split, s in summary["splits"].items()]
+            table(figures)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"{run / 'summary.json'} is no summary ({error!r:.100}); evaluate that run again.") from None
+        rows += figures
     return f"{table(sorted(rows, key=lambda row: row[0].split()[0]))}\nreport: {report(run)}"
 
 
@@ -672,7 +700,8 @@ def keep_other_splits(path: Path, splits: list[str]):
     if path.exists():
         temporary = path.with_suffix(".tmp")
         with open(path, encoding="utf-8") as old, open(temporary, "w", encoding="utf-8") as new:
-            new.writelines(line for line in old if json.loads(line).get("split") not in splits)
+            new.writelines(line for i, line in enumerate(old, 1)
+                           if parse_json(line, f"{path}, line {i}").get("split") not in splits)
         temporary.replace(path)
 
 
@@ -686,7 +715,7 @@ def main(cfg: Config):
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model = load(cfg.model, torch.float32, device)
     run, splits, rows, everything = Run(cfg.out, describe_run(cfg, device)), {}, [], []
-    run.path.mkdir(parents=True, exist_ok=True)
+    run.claim()
     keep_other_splits(run.path / "trajectories.jsonl", cfg.tasks.split(","))
     with open_sites(cfg.tasks) as sites:
         for split in cfg.tasks.split(","):
@@ -700,7 +729,7 @@ def main(cfg: Config):
             rows += [(split, splits[split])] + [(f"  {site}", r) for site, r in splits[split]["per_site"].items()]
             everything += trajectories
     config = run.path / "config.json"
-    if not config.exists() or "model_type" not in json.loads(config.read_text()):  # a training run keeps its own
+    if not config.exists() or "model_type" not in read_json(config):  # a training run keeps its own
         config.write_text(json.dumps({"run": run.config}, indent=2) + "\n")
     summary = summarize(everything) | {"run": run.config, "splits": splits}
     (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -714,9 +743,10 @@ def parse_args() -> Config:
         kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
     checkpoint = Path(parser.parse_known_args()[0].model) / "config.json"
-    trained = json.loads(checkpoint.read_text()).get("run", {}) if checkpoint.exists() else {}
-    sizes = ("max_turns", "max_new_tokens", "max_context", "viewport_only")
-    parser.set_defaults(**{key: trained[key] for key in sizes if key in trained})
+    trained = read_json(checkpoint).get("run") if checkpoint.exists() else None
+    for name in ("max_turns", "max_new_tokens", "max_context", "viewport_only"):
+        if isinstance(trained, dict) and type(trained.get(name)) is type(getattr(Config, name)):
+            parser.set_defaults(**{name: trained[name]})
     return Config(**vars(parser.parse_args()))
 
 

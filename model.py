@@ -22,9 +22,9 @@ import os
 import random
 import shutil
 import sys
-import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 # OpenMP's threads spin while they wait, and starve the browser that shares their cores; must be set before torch loads.
@@ -44,6 +44,8 @@ from torch.utils.checkpoint import checkpoint
 # Configuration: config.json, read strictly
 
 
+LARGEST = {"vocab_size": 10**7, "hidden_size": 10**6, "intermediate_size": 10**7, "num_hidden_layers": 1000,
+           "num_attention_heads": 10**4, "num_key_value_heads": 10**4, "head_dim": 10**4}  # beyond: a damaged file
 REFUSED = {"quantization_config": "use the unquantised checkpoint", "attention_bias": "only Qwen2's are supported",
            "use_sliding_window": "only full attention is supported", "mlp_bias": "biases there are not supported"}
 
@@ -71,32 +73,52 @@ class ModelConfig:
     def from_dict(cls, raw: dict, source: str = "config.json") -> "ModelConfig":
         kind = raw.get("model_type")
         if kind not in ("llama", "qwen2", "qwen3"):
-            raise ValueError(f"{source}: model_type {kind!r} is not supported; use a llama, qwen2 or qwen3 checkpoint.")
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-            if not isinstance(raw.get(field), int) or raw[field] <= 0:
-                raise ValueError(f"{source}: {field} must be a positive integer, not {raw.get(field)!r}.")
+            raise ValueError(f"{source}: model_type {kind!r:.60} is not supported; use a llama, qwen2 or qwen3 model.")
         for field, remedy in REFUSED.items():
             if raw.get(field):
-                raise ValueError(f"{source}: {field} is {raw[field]!r}; {remedy}.")
+                raise ValueError(f"{source}: {field} is {raw[field]!r:.60}; {remedy}.")
         if raw.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"{source}: hidden_act is {raw['hidden_act']!r}; only silu is supported.")
-        if "sliding_attention" in (raw.get("layer_types") or ()):
+            raise ValueError(f"{source}: hidden_act is {raw['hidden_act']!r:.60}; only silu is supported.")
+        if "sliding_attention" in str(raw.get("layer_types")):
             raise ValueError(f"{source}: layer_types names sliding_attention; only full attention is supported.")
         # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both.
         spelled = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
         settings = raw.get(spelled) or {}
+        if not isinstance(settings, dict):
+            raise ValueError(f"{source}: {spelled} is {settings!r:.60}; make it an object or null.")
         scaling = settings.get("rope_type", settings.get("type", "default"))
         if scaling not in ("llama3", "default"):
-            raise ValueError(f"{source}: {spelled} asks for {scaling!r}; only llama3 scaling is supported.")
-        heads, width = raw["num_attention_heads"], raw["hidden_size"]
+            raise ValueError(f"{source}: {spelled} asks for {scaling!r:.60}; only llama3 scaling is supported.")
+
+        def number(field, values, default=None, kind=(int, float), largest=1e12):
+            value = default if values.get(field) is None else values[field]
+            if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value <= largest:  # NaN fails, too
+                raise ValueError(f"{source}: {field} is {value!r:.60}; make it a positive "
+                                 f"{'integer' if kind is int else 'number'} of at most {largest:g}.")
+            return value
+
+        size = lambda field, default=None: number(field, raw, default, int, LARGEST[field])
+        heads, width = size("num_attention_heads"), size("hidden_size")
+        kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", width // heads)
+        if heads % kv_heads or head_dim % 2 or raw.get("head_dim") is None and width % heads:
+            raise ValueError(f"{source}: num_attention_heads {heads}, num_key_value_heads {kv_heads}, head_dim {head_dim}, "
+                             f"hidden_size {width} do not divide; heads share keys evenly, and are of even size.")
+        tied = raw.get("tie_word_embeddings")
+        if tied not in (True, False, None):
+            raise ValueError(f"{source}: tie_word_embeddings is {tied!r:.60}; make it true or false.")
+        if scaling == "llama3":
+            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+            _, low, high, _ = (number(field, settings) for field in names)
+            if low >= high:
+                raise ValueError(f"{source}: low_freq_factor {low} must be below high_freq_factor {high}.")
         return cls(
-            raw=raw, model_type=kind, vocab_size=raw["vocab_size"], hidden_size=width,
-            intermediate_size=raw["intermediate_size"], num_hidden_layers=raw["num_hidden_layers"],
-            num_attention_heads=heads, num_key_value_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or width // heads, rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(settings.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+            raw=raw, model_type=kind, vocab_size=size("vocab_size"), hidden_size=width,
+            intermediate_size=size("intermediate_size"), num_hidden_layers=size("num_hidden_layers"),
+            num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
+            rms_norm_eps=number("rms_norm_eps", raw, 1e-6, largest=1.0),
+            rope_theta=float(number("rope_theta", settings, number("rope_theta", raw, 10000.0))),
             rope_scaling=settings if scaling == "llama3" else None,
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(tied),
             qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3")
 
 
@@ -465,13 +487,39 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
                    "chat_template.jinja", "agent.json")  # agent.json: the prompt the policy was trained with
 
 
-def read_json(path: Path) -> dict:
+def parse_json(text: str, source, kind: type = dict):
+    """A JSON value of this kind. Raises ValueError naming its source: a file, or a file's line."""
+    def check(value, depth=0):
+        if depth > 50:
+            raise ValueError("it is nested more than 50 deep")
+        if isinstance(value, str):
+            value.encode()  # half a surrogate pair can be neither printed nor tokenized
+        elif isinstance(value, (dict, list)):
+            for inner in value if isinstance(value, list) else [*value, *value.values()]:
+                check(inner, depth + 1)
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is no number")
+
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text, parse_constant=refuse)
+        check(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} is not JSON ({error}); copy it from the original again.") from None
+    if not isinstance(value, kind):
+        wanted = {dict: "an object", list: "a list"}[kind]
+        raise ValueError(f"{source} holds {value!r:.60}, not {wanted}; copy it from the original again.")
+    return value
+
+
+def read_json(path: Path, kind: type = dict):
+    try:
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; a checkpoint directory needs it.") from None
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); copy it from the original again.") from None
+        raise ValueError(f"{path} cannot be read ({error}); copy it from the original again.") from None
+    return parse_json(text, path, kind)
 
 
 def resolve(path_or_hub_id: str) -> Path:
@@ -494,36 +542,65 @@ def resolve(path_or_hub_id: str) -> Path:
 def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, replicas: int = 1) -> Transformer:
     """Opens a checkpoint. sharded: already cut by `shard`, so that no rank ever holds more than its part of the model.
 
-    Tensors are read one at a time into an empty model, so there is never a second full copy either.
+    The files' headers are held against config.json before any memory is taken. Tensors are then read one at a time into
+    an empty model, so there is never a second full copy either.
     """
     path = resolve(path_or_hub_id)
     config = ModelConfig.from_dict(read_json(path / "config.json"), str(path / "config.json"))
     with torch.device("meta"):
         model = Transformer(config).to(dtype)
-    model = (shard(model, replicas) if sharded else model).to_empty(device=device)
-    index = path / INDEX
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
-    state, found = model.state_dict(), set()
-    for name in names:
-        if not (path / name).exists():
-            raise ValueError(f"{path / name} does not exist; the checkpoint is incomplete, copy or train it again.")
-        try:
-            with safe_open(path / name, framework="pt", device=str(device)) as file:
-                for key in file.keys():
-                    if key == "lm_head.weight" and config.tie_word_embeddings:
-                        continue  # some writers store the shared matrix twice
-                    tensor = file.get_tensor(key)
-                    if key not in state or tensor.shape != state[key].shape:
-                        wanted = f"shape {tuple(state[key].shape)}" if key in state else "no such tensor"
-                        raise ValueError(f"{path / name}: {key} has shape {tuple(tensor.shape)}, "
-                                         f"config.json asks for {wanted}.")
-                    fill(state[key], tensor)
-                    found.add(key)
-        except SafetensorError as error:
-            raise ValueError(f"{path / name} is damaged ({error}); copy or train it again.") from None
-    if missing := sorted(set(state) - found):
-        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}.")
+    files, state = weight_files(path), model.state_dict()
+    with opened(files, device) as parts:
+        found = {}
+        for name, part in zip(files, parts):
+            for key in part.keys():
+                if key == "lm_head.weight" and config.tie_word_embeddings:
+                    continue  # some writers store the shared matrix twice
+                header = part.get_slice(key)
+                shape, wanted = tuple(header.get_shape()), tuple(state[key].shape) if key in state else None
+                if shape != wanted:
+                    asks = f"shape {wanted}" if key in state else "no such tensor"
+                    raise ValueError(f"{name}: {key} has shape {shape}, config.json asks for {asks}.")
+                if header.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+                    raise ValueError(f"{name}: {key} is {header.get_dtype()}; use the unquantised checkpoint.")
+                found[key] = part
+        if missing := sorted(set(state) - set(found)):
+            raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}.")
+        model = (shard(model, replicas) if sharded else model).to_empty(device=device)
+        state = model.state_dict()
+        for key, part in found.items():
+            tensor = part.get_tensor(key)
+            if not tensor.isfinite().all():
+                raise ValueError(f"{path}: {key} holds NaN or infinity; copy or train it again.")
+            fill(state[key], tensor)
     return model
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights, all of them in its directory."""
+    index = path / INDEX
+    names = read_json(index).get("weight_map") if index.exists() else {"": "model.safetensors"}
+    if not isinstance(names, dict) or not names:
+        raise ValueError(f"{index}: weight_map is {names!r:.60}; make it an object that names each tensor's file.")
+    for name in names.values():
+        if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
+            raise ValueError(f"{index}: weight_map names {name!r:.60}; it may name .safetensors files beside it alone.")
+    return [path / name for name in sorted(set(names.values()))]
+
+
+@contextmanager
+def opened(files: list[Path], device="cpu"):
+    """Safetensors files, open at once. Raises ValueError for one that is missing or damaged."""
+    with ExitStack() as stack:
+        parts = []
+        for file in files:
+            if not file.exists():
+                raise ValueError(f"{file} does not exist; what it belongs to is incomplete, copy or train it again.")
+            try:
+                parts.append(stack.enter_context(safe_open(file, framework="pt", device=str(device))))
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{file} is damaged ({error!s:.200}); copy or train it again.") from None
+        yield parts
 
 
 def new(path: str | Path, seed: int = 0) -> Transformer:
@@ -545,24 +622,46 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
     if rank() == 0:
         path, source = Path(path), resolve(like) if like is not None else None
         fresh = path.with_name(path.name + ".tmp")
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        write_weights(state, fresh, max_bytes)
-        raw, dtype = model.config.raw, str(next(iter(state.values())).dtype).removeprefix("torch.")
-        stored = {"dtype" if "dtype" in raw else "torch_dtype": dtype}  # that of the file, not of the one it came from
-        (fresh / "config.json").write_text(json.dumps(raw | stored | ({"run": run} if run else {}), indent=2) + "\n")
-        for name in TOKENIZER_FILES:
-            if source and (source / name).exists():
-                shutil.copy(source / name, fresh / name)
-        if not path.exists():
-            fresh.rename(path)
-        else:
-            for stale in [path / INDEX, *(f for f in path.glob("model*.safetensors") if not (fresh / f.name).exists())]:
-                stale.unlink(missing_ok=True)
-            for file in sorted(fresh.iterdir(), key=lambda f: (f.name == INDEX, f.suffix != ".safetensors")):
-                file.replace(path / file.name)
-            fresh.rmdir()
+        with writing(path):
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+            write_weights(state, fresh, max_bytes)
+            raw, dtype = model.config.raw, str(next(iter(state.values())).dtype).removeprefix("torch.")
+            stored = {"dtype" if "dtype" in raw else "torch_dtype": dtype}  # of this file, not of the one it came from
+            stored |= {"run": run} if run else {}
+            (fresh / "config.json").write_text(json.dumps(raw | stored, indent=2) + "\n")
+            for name in TOKENIZER_FILES:
+                if source and (source / name).exists():
+                    shutil.copy(source / name, fresh / name)
+            flush(fresh)
+            if not path.exists():
+                fresh.rename(path)
+            else:
+                written = {file.name for file in fresh.iterdir()}
+                for stale in [path / INDEX, *(f for f in path.glob("model*.safetensors") if f.name not in written)]:
+                    stale.unlink(missing_ok=True)
+                for file in sorted(fresh.iterdir(), key=lambda f: (f.name == INDEX, f.suffix != ".safetensors")):
+                    file.replace(path / file.name)
+                fresh.rmdir()
     barrier()
+
+
+@contextmanager
+def writing(path):
+    """Says in one sentence what could not be written, and why."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write {path} ({error}); what was saved there before is unharmed. Make room or give "
+                         "another --out.") from None
+
+
+def flush(directory: Path):
+    """To the disk itself: else a machine that loses power may have carried out the renaming, and not the writing."""
+    for path in [*directory.iterdir(), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
 def write_weights(state: dict, path: Path, max_bytes: float):
@@ -590,16 +689,18 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     if not path.exists():
         raise ValueError(f"{path} does not exist; copy the tokenizer into the checkpoint directory.")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust side raises bare Exception
-        raise ValueError(f"{path} is not a tokenizer ({error}); copy it from the original checkpoint again.") from None
+        raise ValueError(f"{path} is not a tokenizer ({error!s:.200}); copy it from the original checkpoint again.") from None
+    config = ModelConfig.from_dict(read_json(path.with_name("config.json")), str(path.with_name("config.json")))
+    if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
+        raise ValueError(f"{path} knows a token {last}, config.json has a vocab_size of {config.vocab_size}; they do "
+                         "not belong together, copy both from one checkpoint.")
+    return tokenizer
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Several processes: FSDP2 from outside. One process is the same code with world size 1.
-
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # by dcp, of a run on one process
-
 
 def init_dist() -> torch.device:
     """Joins the other ranks if torchrun started us; returns this rank's device."""
@@ -609,7 +710,8 @@ def init_dist() -> torch.device:
     if cuda:
         torch.cuda.set_device(device)
     if "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
+        # Ranks wait for the one whose episodes take longest. One that dies is noticed by torchrun, not by this limit.
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=2))
     return device
 
 
@@ -706,54 +808,71 @@ def full_state(model: Transformer) -> dict:
 
 
 def save_training(path: str | Path, model: Transformer, optimizer, extra: dict):
-    """Writes all that a resumed run needs: weights, optimizer, `extra` (step, cursor, random states; rank 0's counts).
+    """Writes all that a resumed run needs: weights, AdamW's state, `extra` (what JSON can hold; rank 0's counts).
 
     All ranks call it, each writes its part, and `load_training` reads it on any number of ranks. The directory appears
     whole: it is written beside and renamed; what it replaces stands as PATH.old until the new one is in place.
     """
-    import torch.distributed.checkpoint as dcp
     path = Path(path)
     fresh, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-    if rank() == 0:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        torch.save(extra | {"optimizer_began": bool(optimizer.state)}, fresh / "extra.pt")
-    barrier()
-    dcp.save(training_state(model, optimizer, bool(optimizer.state)), checkpoint_id=fresh)
-    if rank() == 0:
-        if path.exists():
+    tensors = dict(model.named_parameters())
+    for name, parameter in model.named_parameters():
+        tensors |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    mesh = getattr(next(model.parameters()), "device_mesh", None)
+    parts = mesh.size(-1) if mesh else 1  # further replicas hold the same once more
+    with writing(path):
+        if rank() == 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        barrier()
+        if rank() < parts:
+            local = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in tensors.items()}
+            save_file({name: value.detach().cpu().contiguous() for name, value in local.items()},
+                      fresh / f"part-{rank()}.safetensors")
+        barrier()
+        if rank() == 0:
+            (fresh / "state.json").write_text(json.dumps({"parts": parts, "extra": extra}))
+            flush(fresh)
+            if path.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                path.rename(old)
+            fresh.rename(path)
             shutil.rmtree(old, ignore_errors=True)
-            path.rename(old)
-        fresh.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
     barrier()
 
 
 def load_training(path: str | Path, model: Transformer, optimizer) -> dict:
     """Brings model and optimizer to where `save_training` left them; returns `extra`."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
     path = Path(path)
     path = path if path.exists() else path.with_name(path.name + ".old")
-    if not (path / "extra.pt").exists():
-        raise ValueError(f"{path / 'extra.pt'} does not exist; there is no training state to resume from.")
-    extra = torch.load(path / "extra.pt", weights_only=True)
-    began = extra.pop("optimizer_began")
-    state = training_state(model, optimizer, began)
-    dcp.load(state, checkpoint_id=path)  # in place
-    if began:
-        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    saved, parameters = read_json(path / "state.json"), dict(model.named_parameters())
+    count, extra = saved.get("parts"), saved.get("extra")
+    if not isinstance(extra, dict) or not isinstance(count, int) or not 0 < count <= 10**5:
+        raise ValueError(f"{path / 'state.json'}: parts must be a positive integer and extra an object.")
+    with opened([path / f"part-{i}.safetensors" for i in range(count)]) as parts:
+        names = set(parts[0].keys())
+        moments = {f"{name}/{key}" for name in parameters for key in ("step", "exp_avg", "exp_avg_sq")}
+        if names not in (set(parameters), set(parameters) | moments) or any(set(p.keys()) != names for p in parts):
+            raise ValueError(f"{path} holds the training state of another model; give the --model it began with, or "
+                             "another --out.")
+        for name in sorted(names):
+            of, _, key = name.partition("/")
+            parameter, state = parameters[of], optimizer.state[parameters[of]] if key else {}
+            pieces = [part.get_tensor(name) for part in parts]
+            if key == "step":
+                state[key] = whole(pieces[:1], torch.Size(), f"{path}: {name}")
+            else:
+                target = state.setdefault(key, torch.zeros_like(parameter)) if key else parameter
+                fill(target, whole(pieces, parameter.shape, f"{path}: {name}"))
     return extra
 
 
-def training_state(model, optimizer, began: bool) -> dict:
-    """What is saved, under names that do not depend on the number of ranks.
-
-    An optimizer that never stepped (began false) is left out: asking for its state would make it step once.
-    """
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-    state = {"model": get_model_state_dict(model)}
-    return state | {"optimizer": get_optimizer_state_dict(model, optimizer)} if began else state
+def whole(pieces: list, shape: torch.Size, name: str):
+    """A tensor out of the ranks' parts of it: FSDP2 cuts along the first dimension."""
+    fits = all(p.dtype == torch.float32 and p.ndim == len(shape) and p.shape[1:] == shape[1:] for p in pieces)
+    if not fits or shape and sum(len(p) for p in pieces) != shape[0]:
+        raise ValueError(f"{name} is not float32 of shape {tuple(shape)}; the state is damaged or another model's.")
+    return torch.cat(pieces) if shape else pieces[0]
 
 
 # --------------------------------------------------------------------------------------------------------------------

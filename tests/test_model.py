@@ -2,8 +2,10 @@
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -246,25 +248,108 @@ def test_weights_over_the_size_limit_are_spread_over_files(tmp_path):
 
 def test_resumed_training_equals_never_having_stopped(tmp_path):
     model = tiny_model()
-    optimizer, rng = optimizer_of(model), torch.get_rng_state()
+    optimizer = optimizer_of(model)
     save_training(tmp_path / "t", model, optimizer, {"step": 0})
     assert not optimizer.state  # saving makes no step
     for step in range(4):
         if step == 2:
-            save_training(tmp_path / "t", model, optimizer, {"step": 2, "rng": rng, "order": (3, 1)})
+            save_training(tmp_path / "t", model, optimizer, {"step": 2, "order": [3, 1]})
         train_step(model, optimizer, step)
     again = tiny_model(seed=9)
     other = optimizer_of(again)
     extra = load_training(tmp_path / "t", again, other)
-    assert extra["step"] == 2 and extra["order"] == (3, 1) and torch.equal(extra["rng"], rng)
+    assert extra == {"step": 2, "order": [3, 1]}
     for step in range(2, 4):
         train_step(again, other, step)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
     assert [f.name for f in tmp_path.iterdir()] == ["t"]
     (tmp_path / "t").rename(tmp_path / "t.old")  # killed between the two renames
     assert load_training(tmp_path / "t", again, other)["step"] == 2
-    with pytest.raises(ValueError, match="no training state"):
+    with pytest.raises(ValueError, match="nowhere.old/state.json does not exist"):
         load_training(tmp_path / "nowhere", again, other)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+moments = {"left": None}  # file operations until Killed; an audit hook cannot be taken off again
+
+
+def count_down(event, arguments):
+    if moments["left"] is not None and event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"):
+        moments["left"] -= 1
+        if moments["left"] < 0:
+            raise Killed
+
+
+sys.addaudithook(count_down)
+
+
+@pytest.mark.parametrize("what", ["training state", "checkpoint"])
+def test_a_save_killed_at_any_moment_leaves_the_last_one_or_the_new_one(tmp_path, what):
+    """Every file operation of a save is once the last. Then it loads, and the next save, on top of the ruins, works."""
+    models = [tiny_model(seed=seed) for seed in range(3)]
+    optimizers = [optimizer_of(model) for model in models]
+    other = tiny_model(seed=9)
+
+    def write(i, directory):
+        if what == "checkpoint":
+            return save(models[i], directory / "x")
+        save_training(directory / "x", models[i], optimizers[i], {"step": i})
+
+    def found(directory):
+        if what == "checkpoint":
+            state = load(directory / "x").state_dict()
+        else:
+            step = load_training(directory / "x", other, optimizer_of(other))["step"]
+            state = other.state_dict()
+        i, = [i for i, model in enumerate(models) if all(torch.equal(state[k], v) for k, v in model.state_dict().items())]
+        assert what == "checkpoint" or step == i
+        return i
+
+    seen = []
+    for number in range(100):
+        directory = tmp_path / str(number)
+        write(0, directory)
+        try:
+            moments["left"] = number
+            write(1, directory)
+            break
+        except Killed:
+            moments["left"] = None
+            seen.append(found(directory))
+            write(2, directory)
+            assert found(directory) == 2
+        finally:
+            moments["left"] = None
+    assert len(seen) > 8 and seen == sorted(seen) and set(seen) == {0, 1}
+
+
+@contextmanager
+def full_disk(size):
+    """No file can grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_what_was_saved_before_and_is_told(tmp_path):
+    model, other = tiny_model(), tiny_model(seed=1)
+    optimizer = optimizer_of(model)
+    save_training(tmp_path / "t", model, optimizer, {"step": 1})
+    save(model, tmp_path / "c")
+    for size in (0, 1000, 50_000):
+        with full_disk(size), pytest.raises(ValueError, match="^cannot write .*/t .*unharmed"):
+            save_training(tmp_path / "t", other, optimizer, {"step": 2})
+        with full_disk(size), pytest.raises(ValueError, match="^cannot write .*/c .*unharmed"):
+            save(other, tmp_path / "c")
+    assert load_training(tmp_path / "t", other, optimizer) == {"step": 1}
+    for state in (other.state_dict(), load(tmp_path / "c").state_dict()):
+        assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
 
 
 def relative(a, b):
