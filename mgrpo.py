@@ -23,7 +23,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come b
 
 import argparse
 import asyncio
+import math
 import random
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
@@ -66,6 +68,7 @@ class Config(Settings):
     seed: int = 0
     save_every: int = 5           # steps between checkpoints
     resume: bool = True           # go on where the run in OUT stopped; --no-resume begins it anew
+    force: bool = False           # go on also if it was begun with other values
     # Rollout, sized for the sandbox and a CPU
     max_turns: int = 10
     max_new_tokens: int = 64
@@ -125,9 +128,13 @@ def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
 
 
 def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat, cfg: Config, device) -> dict:
-    """One optimizer step on the groups of all ranks; returns the step's training metrics."""
+    """One optimizer step on the groups of all ranks; returns the step's training metrics.
+
+    A loss or gradient that is not finite makes no step, on all ranks alike: both come out of sums over all of them.
+    Then "skipped" names the tasks in the micro-batches of such a loss, or all tasks if only the gradient overflowed.
+    """
     batches = micro_batches(weigh(kept, chat, cfg), cfg.max_tokens)
-    sums = dict.fromkeys(("loss", "kl", "clip_frac", "entropy", "logp_gap", "actions", "tokens"), 0.0)
+    suspects, sums = set(), dict.fromkeys(("loss", "kl", "clip_frac", "entropy", "logp_gap", "actions", "tokens"), 0.0)
     # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
     for i in range(all_max(len(batches))):
         real = i < len(batches)
@@ -144,20 +151,26 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
                 logp_ref_N, _ = token_logprobs(reference, **inputs, temperature=cfg.temperature)
         loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
         (loss * world_size()).backward()  # FSDP averages over ranks; the weights already hold the global counts
+        if not math.isfinite(loss.item()):
+            suspects |= {row.task_id for row in batch}
         if real:
             gap = (logp_N.detach() - logp_old_N).abs().sum().item()
             for key, value in (metrics | {"loss": loss.item(), "entropy": entropy_N.sum().item(), "logp_gap": gap,
                                           "actions": len(logp_N), "tokens": inputs["tokens_BT"].numel()}).items():
                 sums[key] += value
     totals = dict(zip(sums, all_sum(list(sums.values())).tolist()))
-    grad_norm = 0.0
+    grad_norm, skipped = 0.0, []
     if totals["actions"]:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
         grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        optimizer.step()
+        if math.isfinite(totals["loss"]) and math.isfinite(grad_norm):
+            optimizer.step()
+        else:
+            skipped = gather(list(suspects)) or gather([tau.task["task_id"] for group in kept for tau in group])
         optimizer.zero_grad()
     per_token = {key: totals[key] / max(totals["actions"], 1) for key in ("kl", "clip_frac", "entropy", "logp_gap")}
-    return {"loss": totals["loss"], "grad_norm": grad_norm, **per_token, "tokens_trained": int(totals["tokens"])}
+    return {"loss": totals["loss"], "grad_norm": grad_norm, "skipped": sorted(set(map(str, skipped))), **per_token,
+            "tokens_trained": int(totals["tokens"])}
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
@@ -170,17 +183,20 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return out
 
 
-def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config):
+def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, run=asyncio.run):
     """Plays the step's tasks, whole groups per rank; returns (this rank's trajectories, the groups of them that train).
 
+    None if `run` gave none on some rank (`Stop.run`): the ranks agree, and all drop the step.
     With --dynamic-sampling, further tasks take the places of groups that teach nothing, for so many rounds at most.
     Which tasks depends on the seed, the step and the number missing on all ranks together, so that the ranks agree.
     """
     batch, played, trajectories, kept = task_batch(tasks, step, cfg), [], [], []
     for extra in range(1 + cfg.dynamic_sampling):
         mine = batch[rank()::world_size()]
-        episodes = asyncio.run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
-                                       temperature=cfg.temperature))
+        episodes = run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
+                               temperature=cfg.temperature))
+        if all_max(episodes is None):
+            return None
         groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
         kept += [group for group in map(group_advantages, groups) if group]
         trajectories, played = trajectories + episodes, played + batch
@@ -229,6 +245,56 @@ def learning_rate(step: int, cfg: Config) -> float:
     return cfg.lr * min(1.0, rise, fall)
 
 
+def alarms(line: dict, device) -> list[str]:
+    """Signs of the usual ends of such runs. They are printed and stop nothing: a person should look."""
+    bound = 1e-2 if device.type == "cuda" else 1e-3  # bfloat16 there, float32 here: both far above rounding
+    signs = {f"logp_gap above {bound:g}: training does not score what was sampled": line["logp_gap"] > bound,
+             # 50 tokens then vary by one nat: the members of a group do the same, and no group teaches
+             "entropy below 0.02 nats a token: the policy has all but stopped trying things": line["entropy"] < 0.02,
+             "kl above 1 nat a token: little is left of the policy it started from": line["kl"] > 1}
+    shown = [sign for sign, shows in signs.items() if shows and line["groups_kept"]]
+    skipped = f"no update, loss or gradient is not finite: episodes of tasks {', '.join(line['skipped'])}"
+    return shown + [skipped] * bool(line["skipped"])
+
+
+class Stop:
+    """SIGTERM or Ctrl-C drops the rollout under way or waits for the update, saves and leaves; a second one kills.
+
+    torchrun passes the signal on to its ranks and kills them 30 s later: an update that takes longer is lost.
+    """
+
+    def __enter__(self):
+        self.asked, self.cancel = 0, lambda: None
+        self.before = {number: signal.signal(number, self.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def ask(self, number, _):
+        if self.asked:
+            os._exit(128 + number)
+        self.asked = number
+        os.write(2, b"stopping: the run is saved first; a second signal ends it at once\n")  # print may be under way
+        self.cancel()
+
+    def run(self, coroutine):
+        """As asyncio.run; None if a signal came before it was done."""
+        async def cancellable():
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self.asked:
+                return coroutine.close()
+            return await coroutine
+        try:
+            return asyncio.run(cancellable())
+        except asyncio.CancelledError:
+            return None
+        finally:
+            self.cancel = lambda: None
+
+
 def resume(cfg: Config, model, optimizer) -> int:
     """Brings model and optimizer to where the run in OUT stopped, if one did; returns the step to go on with.
 
@@ -239,13 +305,17 @@ def resume(cfg: Config, model, optimizer) -> int:
     if not cfg.resume or not (path.exists() or path.with_name("state.old").exists()):
         return 0
     extra = load_training(path, model, optimizer)
-    free = {"out", "save_every", "resume", "concurrency", "timeout", "max_tokens", "recompute", "replicas"}
+    step, was = extra.get("step"), extra.get("config")
+    if not isinstance(step, int) or step < 0 or not isinstance(was, dict):
+        raise ValueError(f"{path / 'state.json'}: extra holds no step and config of mgrpo.py; choose another --out.")
+    free = {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute", "replicas"}
     free |= {"steps"} if not cfg.decay else set()
-    for key, was in extra["config"].items():
-        if key not in free and getattr(cfg, key) != was:
-            raise ValueError(f"{cfg.out} holds a run with {key} {was!r}, not {getattr(cfg, key)!r}: give it the same, "
-                             "choose another --out, or begin anew with --no-resume.")
-    return extra["step"]
+    other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
+             if key not in free and was.get(key, now) != now]
+    if other and not cfg.force:
+        raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}: give it the same, go on all the same with "
+                         "--force, choose another --out, or begin anew with --no-resume.")
+    return step
 
 
 def main(cfg: Config):
@@ -263,22 +333,30 @@ def main(cfg: Config):
         reference = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
     first = resume(cfg, model, optimizer)
+    save_state = lambda step: save_training(Path(cfg.out) / "state", model, optimizer,
+                                            {"step": step, "config": asdict(cfg)})
     run = start_run(cfg, device, model.config.raw, first)
-    with open_sites(cfg.tasks) as urls:
+    with open_sites(cfg.tasks) as urls, Stop() as stop:
         tasks = load_tasks(cfg.tasks, urls)
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}"
             + (f", which goes on at step {first + 1}" if first else ""))
+        failed_steps = 0  # in a row
         for step in range(first, cfg.steps):
             # Collect, each episode in a browser context and a world of its own. Advantages: who beat the group?
             began = time.monotonic()
-            trajectories, kept = collect(model, chat, tasks, step, cfg)
+            collected = collect(model, chat, tasks, step, cfg, stop.run)
+            if collected is None:
+                save_state(step)
+                log(f"stopped in step {step + 1}, which was dropped; the same command goes on from there")
+                sys.exit(128 + (stop.asked or signal.SIGTERM))
+            trajectories, kept = collected
             rolled = time.monotonic()
             # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
             for parameters in optimizer.param_groups:
                 parameters["lr"] = learning_rate(step, cfg)
             passes = [update(model, reference, optimizer, kept, chat, cfg, device)
                       for _ in range(cfg.updates_per_batch)]
-            trained = passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"]}
+            trained = passes[0] | {key: passes[-1][key] for key in ("clip_frac", "kl", "skipped")}
             # Log.
             seconds = time.monotonic() - rolled
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
@@ -289,12 +367,18 @@ def main(cfg: Config):
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
                 f"{line['groups_kept']}/{cfg.batch}  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
                 f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s")
-            # Save.
+            for sign in alarms(line, device):
+                log(f"  ! {sign}")
+            failed_steps = failed_steps + 1 if line["skipped"] else 0
+            if failed_steps == 3:
+                raise ValueError("three steps in a row had a loss or gradient that is not finite; lower --lr, or look "
+                                 f"at the episodes in {cfg.out}/trajectories.jsonl. The last saved state is unharmed.")
+            # Save. The training state last: who finds it finds all else in place.
             if step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1:
-                save_training(Path(cfg.out) / "state", model, optimizer, {"step": step + 1, "config": asdict(cfg)})
                 save(model, cfg.out, like=start, run=run.config)
                 if rank() == 0:
                     report(cfg.out)
+                save_state(step + 1)
     log(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks {cfg.tasks.replace('train', 'test')}")
 
 
@@ -308,8 +392,16 @@ def parse_args() -> Config:
     return Config(**vars(parser.parse_args()))
 
 
-if __name__ == "__main__":
+def command_line():
     try:
         main(parse_args())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"mgrpo.py: {error}")
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
+            raise
+        sys.exit(f"mgrpo.py: rank {rank()} lost another rank; the same command goes on from the last saved state.")
+
+
+if __name__ == "__main__":
+    command_line()

@@ -1,7 +1,10 @@
 """The algorithm against slow, obvious versions written from the paper's equation."""
+import asyncio
 import contextlib
+import copy
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -13,7 +16,7 @@ from conftest import ROOT, tiny_model
 import mgrpo
 from compress import Chat, Trajectory, Turn, context, pad, rows
 from flat_sequence import compare
-from mgrpo import (Config, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
+from mgrpo import (Config, alarms, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
                    weigh)
 from model import gather, generate, init_dist, load, load_tokenizer, rank, shard, token_logprobs
 
@@ -240,21 +243,105 @@ def even_tasks_teach(chat):
 TASKS = [{"task_id": i} for i in range(10)]
 
 
-def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, checkpoint, monkeypatch, tmp_path):
-    """The script's own loop, without a browser."""
-    loaded = []
-    monkeypatch.setattr(mgrpo, "load", lambda *a, **k: loaded.append(a) or load(*a, **k))
+@pytest.fixture
+def play(chat, checkpoint, monkeypatch, tmp_path):
+    """The script's own loop on given rollouts, without a browser; returns the lines of metrics.jsonl."""
     monkeypatch.setattr(mgrpo, "open_sites", lambda spec: contextlib.nullcontext({}))
     monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites: TASKS)
-    monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
     monkeypatch.setattr(mgrpo, "report", lambda out: None)
+
+    def run(rollout, out, **changes):
+        monkeypatch.setattr(mgrpo, "rollout", rollout)
+        try:
+            mgrpo.main(Config(**dict(model=str(checkpoint), out=str(tmp_path / out), steps=6, batch=6, G=2, lr=1e-2,
+                                     save_every=2) | changes))
+        except SystemExit as left:  # caught here, where its frames end: they hold the directory's lock
+            run.status = left.code
+        finally:
+            run.lines = [json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]
+        return run.lines
+    return run
+
+
+def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(mgrpo, "load", lambda *a, **k: loaded.append(a) or load(*a, **k))
     for beta, models in ((0.0, 1), (0.1, 2)):
         loaded.clear()
-        mgrpo.main(Config(model=str(checkpoint), out=str(tmp_path / f"{beta}"), steps=2, batch=6, G=2, beta=beta, lr=1e-2,
-                          updates_per_batch=1))
-        first, second = map(json.loads, (tmp_path / f"{beta}/metrics.jsonl").read_text().splitlines())
+        first, second = play(even_tasks_teach(chat), f"{beta}", steps=2, beta=beta, updates_per_batch=1)
         assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
         assert second["kl"] > 0 if beta else second["kl"] == 0
+
+
+def test_a_loss_or_gradient_that_is_not_finite_makes_no_step_and_names_its_tasks(chat):
+    kept = [group_advantages(group) for group in make_groups(chat)]
+    for tau in kept[1]:
+        tau.task = tau.task | {"task_id": 7}
+    spoiled = copy.deepcopy(kept)
+    spoiled[1][2].turns[0].logps[0] = float("nan")
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    before = copy.deepcopy(model.state_dict())
+    same = lambda: all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert update(model, None, optimizer, spoiled, chat, Config(max_tokens=1), "cpu")["skipped"] == ["7"]
+    assert same() and not optimizer.state and all(p.grad is None for p in model.parameters())
+    overflow = model.model.norm.weight.register_hook(lambda gradient: gradient * float("inf"))
+    assert update(model, None, optimizer, kept, chat, Config(), "cpu")["skipped"] == ["0", "7"] and same()
+    overflow.remove()
+    assert update(model, None, optimizer, kept, chat, Config(), "cpu")["skipped"] == [] and not same()
+
+
+def test_three_steps_without_a_finite_loss_end_the_run(chat, play, tmp_path):
+    async def spoiled(*args, **kwargs):
+        trajectories = await even_tasks_teach(chat)(*args, **kwargs)
+        for tau in trajectories:
+            tau.turns[0].logps[0] = float("nan")
+        return trajectories
+    with pytest.raises(ValueError, match="three steps in a row"):
+        play(spoiled, "x", save_every=1)
+    assert [(line["step"], line["loss"], bool(line["skipped"])) for line in play.lines] == [(i, None, True) for i in range(3)]
+
+
+def test_alarms_sound_beyond_their_thresholds_alone():
+    calm = {"logp_gap": 5e-4, "entropy": 0.03, "kl": 0.9, "groups_kept": 3, "skipped": []}
+    sounds = lambda device="cpu", **changes: [sign.split()[0] for sign in alarms(calm | changes, torch.device(device))]
+    assert sounds() == [] and sounds("cuda", logp_gap=5e-3) == []
+    assert sounds(logp_gap=5e-3) == ["logp_gap"] == sounds("cuda", logp_gap=2e-2)
+    assert sounds(entropy=0.01, kl=2.0) == ["entropy", "kl"] and sounds(entropy=0.0, groups_kept=0) == []
+    assert "7, 12" in alarms(calm | {"skipped": ["7", "12"]}, torch.device("cpu"))[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drops_the_rollout_saves_and_the_next_command_goes_on(chat, play, tmp_path, number):
+    """Bit for bit as if there had been none, although the step had not been saved on its own."""
+    async def interrupted(*args, seed, **kwargs):
+        if seed == "0/3":
+            signal.raise_signal(number)
+            await asyncio.Event().wait()  # forever, were it not for the signal
+        return await even_tasks_teach(chat)(*args, seed=seed, **kwargs)
+    handler = signal.getsignal(number)
+    whole = play(even_tasks_teach(chat), "whole")
+    assert len(play(interrupted, "parts")) == 3
+    assert play.status == 128 + number and signal.getsignal(number) is handler
+    parts = play(even_tasks_teach(chat), "parts")
+    timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+    assert timeless(parts) == timeless(whole) and all(line["groups_kept"] for line in whole)
+    a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_second_signal_ends_at_once():
+    script = "import signal, mgrpo\nwith mgrpo.Stop():\n    [signal.raise_signal(15) for _ in range(2)]\n    print('still here')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 143 and done.stdout == "" and "a second signal" in done.stderr
+
+
+def test_another_configuration_is_refused_unless_forced(chat, play, tmp_path):
+    play(even_tasks_teach(chat), "x", steps=2)
+    with pytest.raises(ValueError, match="eps 0.2, not 0.3; decay True, not False.*--force"):
+        play(even_tasks_teach(chat), "x", steps=2, eps=0.3, decay=False)
+    assert len(play(even_tasks_teach(chat), "x", steps=3, eps=0.3, decay=False, force=True)) == 3
+    assert len(play(even_tasks_teach(chat), "x", steps=1, resume=False)) == 1
 
 
 @pytest.mark.parametrize("batch, rounds, kept", [(4, 20, 4), (8, 20, 5)])
