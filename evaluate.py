@@ -744,7 +744,7 @@ def parse_args() -> Config:
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
     checkpoint = Path(parser.parse_known_args()[0].model) / "config.json"
     trained = read_json(checkpoint).get("run") if checkpoint.exists() else None
-    for name in ("max_turns", "max_new_tokens", "max_context", "viewport_only"):
+    for name in ("max_turns", "max_new_tokens", "max_context", "observation", "viewport_only"):
         if isinstance(trained, dict) and type(trained.get(name)) is type(getattr(Config, name)):
             parser.set_defaults(**{name: trained[name]})
     return Config(**vars(parser.parse_args()))

@@ -47,8 +47,13 @@ class Settings:
     deterministic: bool = False    # turns in lock-step and episodes tied to slots: slower, and equal bit for bit from run to run
     text_only: bool = False        # do not load images and fonts: lighter, but what only an image sizes may disappear
     allow: str = ""                # further origins that pages may reach, http://host:port with commas; all: no fence
+    observation: str = "compact"   # or webrl: the attributes and boxes that WebRL's data has (with --viewport-only, as there)
     viewport_only: bool = False    # show only what is within the 1280 x 720 window instead of the whole page
     max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
+
+    def __post_init__(self):
+        if self.observation not in ("compact", "webrl"):
+            raise ValueError(f"--observation {self.observation}: use compact or webrl.")
 
 
 class ActionError(Exception):
@@ -62,10 +67,12 @@ class EnvError(Exception):
 # --------------------------------------------------------------------------------------------------------------------
 # Observation: a page as simplified HTML
 
-# Returns {text, elements}. Every usable element is written <tag>name id[ = value]</tag>: name then id, side by side, so that
-# finding an element by its name is copying what once followed that name. elements[id] is the element itself.
+# Returns {text, elements}; elements[id] is the element itself. One walk decides what is shown and what can be used; two
+# ways to write it down. Compact: a usable element is <tag>name id[ = value]</tag>, name then id, side by side, so that
+# finding an element by its name is copying what once followed that name. webrl: nested tags as in the data of WebRL and
+# WebArena-Lite, <tag id="ID" data-text="..." data-bbox="x,y,w,h"> text </tag>; which elements get ids follows our walk.
 OBSERVE = r"""
-([viewportOnly, maxChars]) => {
+([webrl, viewportOnly, maxChars]) => {
   const elements = [], lines = [];
   let line = '', size = 0;
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
@@ -73,13 +80,15 @@ OBSERVE = r"""
   const flush = () => { if (line.trim()) { lines.push(line.trim()); size += line.length; } line = ''; };
   const put = s => { if (s) line += (line && !line.endsWith(' ') ? ' ' : '') + s; };
   const ROLES = /^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|menuitem(checkbox|radio)?)$/;
-  const clickHandlers = window[Symbol.for('click handlers')];
+  const clickHandlers = window[Symbol.for('click handlers')], range = document.createRange();
 
-  const shown = (el, style) => {
-    if (style.visibility !== 'visible' || style.display === 'none') return false;
-    if (style.display === 'contents') return true;
-    const r = el.getBoundingClientRect();
-    return !(viewportOnly && (r.bottom <= 0 || r.right <= 0 || r.top >= innerHeight || r.left >= innerWidth));
+  // No box: not displayed, or inside something closed. A dropdown's options have none either, and belong to it.
+  const shown = (el, style) => style.display === 'contents' || /^opt/.test(el.localName) || el.checkVisibility({visibilityProperty: true});
+  const inWindow = node => {  // of a text its own lines: the boxes of its ancestors may lie elsewhere
+    if (!viewportOnly) return true;
+    range.selectNode(/^opt/.test(node.localName) ? node.closest('select') || node : node);
+    const r = range.getBoundingClientRect();
+    return r.bottom > 0 && r.right > 0 && r.top < innerHeight && r.left < innerWidth;
   };
   const native = el => el.matches('a[href],button,select,textarea,summary,input:not([type=hidden])');
   const clickable = (el, style) => !el.disabled && el.getAttribute('aria-disabled') !== 'true' && (native(el)
@@ -94,6 +103,13 @@ OBSERVE = r"""
     const hit = el.getRootNode().elementFromPoint?.(x, y);
     return hit && !el.contains(hit) && !hit.contains(el) && hit.closest('label')?.control !== el;
   };
+  const holds = (el) => {  // the innermost clickable wins: is there another one inside?
+    for (const inner of el.querySelectorAll('*')) if (native(inner) || ROLES.test(inner.getAttribute('role') || '') || clickHandlers?.has(inner)) return true;
+    return false;
+  };
+  const childrenOf = el => el.localName === 'iframe' ? [el.contentDocument?.body]  // null where another site's
+    : el.shadowRoot ? el.shadowRoot.childNodes : el.localName === 'slot' && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
+
   const labelText = el => { const c = el.cloneNode(true); c.querySelectorAll('input,select,textarea,button').forEach(x => x.remove()); return tidy(c.textContent); };
   const nameOf = el => {
     const control = el.matches('input,select,textarea'), button = el.matches('input[type=submit],input[type=button],input[type=reset]');
@@ -114,45 +130,67 @@ OBSERVE = r"""
     if (kind === 'input' || kind === 'textarea') return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
     return '';
   };
-  const write = el => {
+  const usableLine = el => {
     const value = valueOf(el), kind = kindOf(el);
     put(`<${kind}>${escape(nameOf(el).slice(0, 300))} ${elements.length}${value && ' = ' + escape(value)}</${kind}>`);
     elements.push(el);
   };
-  const holds = (el) => {  // the innermost clickable wins: is there another one inside?
-    for (const inner of el.querySelectorAll('*')) if (native(inner) || ROLES.test(inner.getAttribute('role') || '') || clickHandlers?.has(inner)) return true;
-    return false;
-  };
-  const children = el => {
-    for (const child of (el.shadowRoot || (el.localName === 'slot' && el.assignedNodes().length ? {childNodes: el.assignedNodes()} : el)).childNodes) visit(child);
-  };
-  const visit = node => {
-    if (size > maxChars) return;
-    if (node.nodeType === 3) return put(escape(tidy(node.data)));
-    if (node.nodeType !== 1 || /^(script|style|noscript|template|head|object|embed)$/.test(node.localName)) return;
-    const style = getComputedStyle(node);
-    if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return;
-    const block = !/^(inline|contents|table-cell|ruby)/.test(style.display) && node.localName !== 'select';
-    if (node.localName === 'br') return flush();
-    const usable = clickable(node, style) && (native(node) || !holds(node));
-    if (block && !usable) flush();
+  const compact = (el, style, near, usable) => {
+    const children = () => { for (const child of childrenOf(el)) visit(child); };
+    const block = !/^(inline|contents|table-cell|ruby)/.test(style.display) && el.localName !== 'select' && !usable;
+    if (block) flush();
     if (style.display === 'table-cell' && line.trim()) put('|');
-    if (node.localName === 'label' && node.control && shown(node.control, getComputedStyle(node.control))) {
-      if (node.contains(node.control)) visit(node.control);  // its text is the control's name already
+    if (el.localName === 'label' && el.control && shown(el.control, getComputedStyle(el.control))) {
+      if (el.contains(el.control)) visit(el.control);  // its text is the control's name already
     } else if (usable) {
-      if (!covered(node)) write(node);
-    } else if (node.localName === 'iframe') {
-      try { if (node.contentDocument?.body) { flush(); visit(node.contentDocument.body); flush(); } } catch { }
-    } else if (/^h[1-6]$/.test(node.localName)) {
-      flush(); children(node); if (line) line = `<${node.localName}>${line.trim()}</${node.localName}>`; flush();
-    } else if (node.localName === 'img') { put(escape(tidy(node.alt)));
-    } else if (node.disabled) { put(escape(nameOf(node)) + ' (disabled)');
-    } else children(node);
-    if (block && !usable) flush();
+      if (!covered(el)) usableLine(el);
+    } else if (/^h[1-6]$/.test(el.localName)) {
+      flush(); children(); if (line) line = `<${el.localName}>${line.trim()}</${el.localName}>`; flush();
+    } else if (el.localName === 'img') { if (near) put(escape(tidy(el.alt)));
+    } else if (el.disabled) { if (near) put(escape(nameOf(el)) + ' (disabled)');
+    } else children();
+    if (block) flush();
   };
-  if (document.title) lines.push(`<title>${escape(tidy(document.title).slice(0, 200))}</title>`);
-  if (document.body) visit(document.body);
-  flush();
+  const SAID = 'title value type placeholder selected data-value data-text data-testid data-label data-bbox data-status'.split(' ');
+  const nested = (el, style, near, usable) => {
+    const id = usable && !covered(el) ? ` id="${elements.push(el) - 1}"` : '', box = el.getClientRects()[0];
+    const safe = s => tidy(s).slice(0, 500).replace(/</g, '&lt;').replace(/>/g, '&gt;');  // "&" stays, as in the data
+    const texts = [...el.childNodes].map(n => n.nodeType === 3 ? safe(n.data) : '');
+    const [x, y, right, bottom] = box ? [box.left, box.top, box.right, box.bottom].map(Math.round) : [];
+    const now = {
+      'data-value': el.matches('input,textarea,select') ? el.value : null,
+      'data-text': el.matches('select') ? el.selectedOptions[0]?.text : texts.filter(Boolean).join(','),
+      'data-bbox': box && `${x},${y},${right - x},${bottom - y}`,
+      'data-status': el.matches('[type=checkbox]') ? (el.checked ? 'checked' : 'not-checked') : el.selected ? 'selected' : null};
+    const said = new Map();  // value -> attribute: what repeats an earlier one is left out
+    for (const name of SAID) {
+      const value = safe(now[name] ?? el.getAttribute(name));
+      if (value && !said.has(value)) said.set(value, name);
+    }
+    const inside = [...childrenOf(el)].filter(child => child?.nodeType === 1).map(visit).filter(Boolean);
+    const telling = inside.length + (el.localName === 'html');  // there, the head counts as one
+    if (!id && !(near && (said.size > (box ? 1 : 0) || telling > 1))) return inside.join(' ');
+    const opening = `<${el.localName}${id}${[...said].map(([value, name]) => ` ${name}="${value}"`).join('')}>`;
+    size += opening.length;
+    return [opening, texts[0], ...inside, `</${el.localName}>`].filter(Boolean).join(' ');
+  };
+
+  const visit = node => {
+    if (!node || size > maxChars) return '';
+    if (node.nodeType === 3) return inWindow(node) && put(escape(tidy(node.data)));
+    if (node.nodeType !== 1 || /^(script|style|noscript|template|head|object|embed)$/.test(node.localName)) return '';
+    if (node.localName === 'br') return flush();
+    const style = getComputedStyle(node);
+    if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return '';
+    const near = inWindow(node), usable = near && clickable(node, style) && (native(node) || !holds(node));
+    return (webrl ? nested : compact)(node, style, near, usable);
+  };
+  if (webrl) lines.push(visit(document.documentElement));
+  else {
+    if (document.title) lines.push(`<title>${escape(tidy(document.title).slice(0, 200))}</title>`);
+    visit(document.body);
+    flush();
+  }
   let text = lines.join('\n');
   if (text.length > maxChars) text = text.slice(0, maxChars) + '\n[the page goes on]';
   return {text, elements};
@@ -183,7 +221,7 @@ LOCATE = r"""
   if (!r) return {error: `element ${id} is hidden now`};
   let x = r.left + r.width / 2, y = r.top + r.height / 2;
   for (let w = el.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
-    const f = w.frameElement.getBoundingClientRect(); x += f.left; y += f.top;
+    const f = w.frameElement.getBoundingClientRect(); x += f.left + w.frameElement.clientLeft; y += f.top + w.frameElement.clientTop;
   }
   return {x, y};
 }
@@ -439,7 +477,9 @@ class Browser:
             await context.add_init_script(INIT)
             for start_url in task["start_url"].split(" |AND| "):
                 await session.adopt(await context.new_page())
-                await session.page.goto(start_url, wait_until="load")
+                answer = await session.page.goto(start_url, wait_until="load")
+                if answer and answer.status >= 500:  # later on, the agent reads it: it may be what its own form led to
+                    raise EnvError(f"{start_url} answered {answer.status}")
             context.on("page", lambda page: session.spawn(session.adopt(page)))
         except BaseException:
             await session.close()
@@ -559,7 +599,7 @@ class Session:
             if self.page.url.startswith("chrome-error:"):
                 raise EnvError("the site did not answer")
             try:
-                arguments = [self.settings.viewport_only, self.settings.max_page_chars]
+                arguments = [self.settings.observation == "webrl", self.settings.viewport_only, self.settings.max_page_chars]
                 self.handle = await asyncio.wait_for(self.page.evaluate_handle(OBSERVE, arguments), self.settings.timeout)
                 text = await asyncio.wait_for(self.handle.evaluate("o => o.text"), self.settings.timeout)
                 break

@@ -1,18 +1,21 @@
 """The browser side against real pages on loopback in a real Chromium, and the engine against the plain forward pass."""
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
 import socket
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import tiny_model
 
+import mgrpo
 from compress import Chat, context, pad, rows
 from model import token_logprobs
 from rollout import (ACTIONS, ActionError, Browser, Call, Engine, EnvError, Settings, actions_help, episode, parse, play,
@@ -107,6 +110,58 @@ def test_a_page_becomes_text_with_ids_in_document_order(site):
     async def test(session):
         assert (await session.observe())[1] == TEXT
     browse(test, site({"/": PAGE, "/two": "two"}))
+
+
+BOXES = """<title>t</title><style>body * { position: absolute; margin: 0; border: 0; padding: 0; width: 100px; height: 20px }</style>
+<div style="width:600px;height:100px"><h1>Sign in</h1><form data-testid=login style="top:30px;width:500px">
+<label>Name</label> <input title=required value=ann style="left:110px"> <input type=checkbox value=1 style="left:220px">
+<select aria-label=size style="left:330px"><option value=a selected>Small</option><option value=b>Large & up</option></select></form></div>
+<div style="top:200px"><div><a href=/x>&lt;a id="7"> & co</a></div></div>
+<p style="top:300px">Items <b style="left:50px">12</b> of <b style="left:120px">40</b></p>
+<div style="top:-50px;height:50px"><button style="top:400px">up</button></div>
+<details style="top:500px"><summary>more</summary><a href=/x style="top:20px">closed</a></details>
+<div style="top:4000px"><a href=/x>far</a></div>"""
+FORMATS = {"compact": """<title>t</title>
+<h1>Sign in</h1>
+Name
+<input>required 0 = ann</input> <checkbox> 1 = off</checkbox> <select>size 2 = Small (Small | Large &amp; up)</select>
+<a>&lt;a id="7"&gt; &amp; co 3</a>
+Items
+12
+of
+40
+<button>up 4</button>
+<summary>more 5</summary>
+<a>far 6</a>""", "webrl": """<html data-bbox="0,0,1280,720"> <body data-bbox="8,8,1264,704"> <div data-bbox="8,8,600,100"> <h1 data-text="Sign in" \
+data-bbox="8,8,100,20"> Sign in </h1> <form data-testid="login" data-bbox="8,38,500,20"> <label data-text="Name" data-bbox="8,38,100,20"> \
+Name </label> <input id="0" title="required" value="ann" data-bbox="118,38,100,20"> </input> <input id="1" value="1" type="checkbox" \
+data-bbox="228,38,100,20" data-status="not-checked"> </input> <select id="2" data-value="a" data-text="Small" data-bbox="338,38,100,20"> \
+<option value="a" data-text="Small" data-status="selected"> Small </option> <option value="b" data-text="Large & up"> Large & up </option> \
+</select> </form> </div> <a id="3" data-text="&lt;a id="7"&gt; & co" data-bbox="8,200,100,20"> &lt;a id="7"&gt; & co </a> \
+<p data-text="Items,of" data-bbox="8,300,100,20"> Items <b data-text="12" data-bbox="58,300,100,20"> 12 </b> <b data-text="40" \
+data-bbox="128,300,100,20"> 40 </b> </p> <button id="4" data-text="up" data-bbox="8,350,100,20"> up </button> <summary id="5" \
+data-text="more" data-bbox="8,500,100,20"> more </summary> <a id="6" data-text="far" data-bbox="8,4000,100,20"> far </a> </body> </html>"""}
+FAR = {"compact": "\n<a>far 6</a>", "webrl": ' <a id="6" data-text="far" data-bbox="8,4000,100,20"> far </a>'}
+
+
+@pytest.mark.parametrize("observation", ["compact", "webrl"])
+def test_one_walk_two_formats(site, observation):
+    """What webrl writes follows the data of WebRL and WebArena-Lite, doubled texts and bare `&` included."""
+    def shows(text, viewport_only):
+        async def test(session):
+            assert (await session.observe())[1] == text
+            with pytest.raises(ActionError, match="no element 7"):  # which the page claims to have
+                await session.execute(parse('do(action="Click", element="7")'))
+        browse(test, base, Settings(observation=observation, viewport_only=viewport_only))
+
+    base, text = site({"/": BOXES}), FORMATS[observation]
+    shows(text, viewport_only=False)
+    shows(text.replace(FAR[observation], ""), viewport_only=True)
+
+
+def test_an_unknown_observation_is_one_sentence():
+    with pytest.raises(ValueError, match="--observation html: use compact or webrl"):
+        Settings(observation="html")
 
 
 def test_every_action_does_what_it_says(site):
@@ -328,12 +383,14 @@ def test_rollout_logprobs_equal_training_logprobs_on_fifty_trajectories(site, ch
 
 
 def test_a_rollout_does_not_depend_on_how_many_run_at_once(site, chat):
+    """64 episodes at temperature 1, one browser context or sixteen: the same ids; log-probs round with the batch."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    tasks = [task_at(site({"/": PAGE}), task_id=i) for i in range(4)]
+    tasks = [task_at(site({"/": PAGE}), task_id=i) for i in range(32)]
     runs = [asyncio.run(rollout(model, chat, tasks, always_one, Settings(max_turns=2, max_new_tokens=12, max_context=600, concurrency=n),
-                                group=2, seed=5)) for n in (1, 8)]
-    for a, b in zip(*runs):
-        assert [t.action_ids for t in a.turns] == [t.action_ids for t in b.turns]
+                                group=2, seed=5)) for n in (1, 16)]
+    alone, together = ([turn for tau in run for turn in tau.turns] for run in runs)
+    assert [turn.action_ids for turn in alone] == [turn.action_ids for turn in together] and len(alone) == 128
+    assert sum((turn.logps for turn in alone), []) == pytest.approx(sum((turn.logps for turn in together), []), abs=1e-5)
 
 
 def test_siblings_live_in_worlds_of_their_own(site, chat):
@@ -501,6 +558,73 @@ def test_a_killed_chromium_is_started_again_and_its_episodes_are_played_again(si
     settings = Settings(concurrency=2, max_turns=5, max_new_tokens=40, max_context=800, timeout=5)
     played = asyncio.run(play([task_at(url) | {"task_id": i} for i in range(6)], act, chat, always_one, settings))
     assert len(killed) == 1 and [(tau.status, tau.reward) for tau in played] == [("ok", 1.0)] * 6
+
+
+def answer(request, body: bytes, status: int = 200):
+    request.send_response(status)
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def chaotic(fates: Counter):
+    """A page of a site that does not answer 5% of its requests, and answers 500 to another 5%."""
+    rng = random.Random(0)
+
+    def page(request):
+        luck = rng.random()
+        fate = "hung" if luck < 0.05 else "500" if luck < 0.1 else "fine"
+        fates[fate] += 1
+        if fate == "hung":
+            time.sleep(8)
+        with contextlib.suppress(OSError):  # the browser may have given up
+            answer(request, *(b"out of order", 500) if fate == "500" else (b"<a href='/shaky'>on</a>",))
+    return page
+
+
+@pytest.mark.parametrize("n_tasks, G", [(5, 6), pytest.param(20, 10, marks=pytest.mark.slow)])
+def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, monkeypatch, n_tasks, G):
+    """One step of mgrpo.py while Chromium is killed three times and the site is shaky.
+
+    An episode whose first page does not come, or comes with a 500, never began; one that loses its Chromium ends: both are
+    played once more, then they are environment errors. A later page that hangs or says 500 is what the agent reads.
+    """
+    fates, kills = Counter(), [(1, 1), (1, 1), (n_tasks - 1, 0)]  # the first of these twice: there is no third attempt
+    base = site({"/shaky": chaotic(fates), "/calm": "<a href='/shaky'>on</a>", "/down": lambda request: answer(request, b"out of order", 500)})
+    start = {0: "down", 1: "calm", n_tasks - 1: "calm"}
+    tasks = [task_at(f"{base}/{start.get(i, 'shaky')}", task_id=i, require_login=False, eval={
+        "eval_types": ["string_match"], "reference_answers": {"exact_match": "yes"}}) for i in range(n_tasks)]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+
+    async def scripted_rollout(model, chat, tasks, score, cfg, *, group, seed, temperature):
+        async def act(tau, slot):
+            if (tau.task["task_id"], tau.member) in kills:
+                kills.remove((tau.task["task_id"], tau.member))
+                os.kill(our_chromium(), signal.SIGKILL)
+            answer = "yes" if tau.member % 2 else "no"
+            text = 'do(action="Click", element="0")' if len(tau.turns) < 3 else f'exit(message="{answer}")'
+            ids = [*chat.encode(text), chat.end_id]
+            return ids, [-1.0] * len(ids), True
+        return await play(tasks, act, chat, score, cfg, group)
+
+    monkeypatch.setattr(mgrpo, "rollout", scripted_rollout)
+    mgrpo.main(mgrpo.Config(model=str(checkpoint), tasks=str(tmp_path / "tasks.json"), out=str(tmp_path / "run"), steps=1,
+                            batch=n_tasks, G=G, concurrency=G // 2, timeout=4))
+    played = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text())
+    ok = [tau for tau in played if tau["status"] == "ok"]
+    assert kills == [] and our_chromium() is None and fates["hung"] and fates["500"]
+    assert sorted((tau["task_id"], tau["member"]) for tau in played) == [(i, m) for i in range(n_tasks) for m in range(G)]
+    assert all("out of order" not in tau["turns"][0]["observation"] for tau in ok)
+    assert (1, 1) not in [(tau["task_id"], tau["member"]) for tau in ok] and all(tau["task_id"] for tau in ok)
+    assert metrics["env_errors"] == len(played) - len(ok)
+    assert metrics["success_rate"] == pytest.approx(sum(tau["reward"] for tau in ok) / len(ok))
+    groups = [torch.tensor([tau["reward"] for tau in ok if tau["task_id"] == i]) for i in range(n_tasks)]
+    assert metrics["groups_kept"] == sum(0 < r.mean() < 1 for r in groups)
+    assert 0 < groups[1].mean() < 1 and len(groups[1]) < G  # one that trains although it lost members
+    for tau in played:  # statistics over what is left of a group; nothing for what has left it
+        r, valid = groups[tau["task_id"]], tau["status"] == "ok" and 0 < groups[tau["task_id"]].mean() < 1
+        assert tau["advantage"] == pytest.approx(float((tau["reward"] - r.mean()) / r.std()) if valid else 0, abs=1e-5)
 
 
 def test_in_deterministic_mode_two_runs_are_equal_bit_for_bit(site, chat):
