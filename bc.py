@@ -75,6 +75,8 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
 
     Cached in OUT. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
     """
+    if cfg.observation != "compact":
+        raise ValueError(f"the experts cannot read --observation {cfg.observation}; give --data a file recorded with it.")
     path = demos_path(cfg)
     tasks = site_urls(sandbox.tasks(cfg.split, cfg.demos), urls)
     if path.exists():

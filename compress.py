@@ -60,6 +60,7 @@ class Trajectory:
     answer: str | None = None   # exit's message; None if the episode never exited
     reward: float = 0.0
     status: str = "ok"
+    fault: str = ""             # what the world did to its first attempt, if this is the second
     advantage: float = 0.0
     checks: list = field(default_factory=list)  # why the reward is what it is: (name, passed, detail)
 
@@ -73,7 +74,8 @@ class Trajectory:
         task = self.task
         return {"task_id": task["task_id"], "sites": task["sites"], "template": task.get("intent_template_id"),
                 "intent": task["intent"], "member": self.member, "reward": self.reward, "advantage": self.advantage,
-                "status": self.status, "answer": self.answer, "checks": self.checks, **extra, "turns": turns}
+                "status": self.status, "fault": self.fault, "answer": self.answer, "checks": self.checks, **extra,
+                "turns": turns}
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return out
 
 
-def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, run=asyncio.run):
+def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, run=asyncio.run, log=None):
     """Plays the step's tasks, whole groups per rank; returns (this rank's trajectories, the groups of them that train).
 
     None if `run` gave none on some rank (`Stop.run`): the ranks agree, and all drop the step.
@@ -194,7 +194,7 @@ def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, run=as
     for extra in range(1 + cfg.dynamic_sampling):
         mine = batch[rank()::world_size()]
         episodes = run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
-                               temperature=cfg.temperature))
+                               temperature=cfg.temperature, log=log))
         if all_max(episodes is None):
             return None
         groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
@@ -215,7 +215,8 @@ def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]
     sums = {"episodes": len(ok), "reward": sum(tau.reward for tau in ok), "turns": len(turns), "response": response,
             "tokens": response + sum(len(turn.observation_ids) for turn in turns)}
     counts = {"groups_kept": len(kept), "groups_played": sum(tau.member == 0 for tau in trajectories),
-              "env_errors": len(trajectories) - len(ok), "truncated": sum(not turn.ended for turn in turns),
+              "env_errors": len(trajectories) - len(ok), "env_retries": sum(bool(tau.fault) for tau in trajectories),
+              "truncated": sum(not turn.ended for turn in turns),
               "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
               "pages_cut": sum(turn.page_cut for turn in turns)}
     total = dict(zip([*sums, *counts], all_sum([*sums.values(), *counts.values()]).tolist()))
@@ -344,7 +345,7 @@ def main(cfg: Config):
         for step in range(first, cfg.steps):
             # Collect, each episode in a browser context and a world of its own. Advantages: who beat the group?
             began = time.monotonic()
-            collected = collect(model, chat, tasks, step, cfg, stop.run)
+            collected = collect(model, chat, tasks, step, cfg, stop.run, lambda line: log("  " + line))
             if collected is None:
                 save_state(step)
                 log(f"stopped in step {step + 1}, which was dropped; the same command goes on from there")

@@ -1,15 +1,15 @@
-"""Everything that touches the browser: actions, observations, episodes, and the engine that serves many episodes at once.
+"""Everything that touches the browser: actions, observations, episodes, the engine that serves many episodes at once.
 
 One turn:   observe(page) -> text with element ids -> the policy's response -> parse -> execute -> settle -> next turn
 
-    - `ACTIONS` is the only list of actions: prompt, parser and executor are all read off it, so they cannot drift apart.
+    - `ACTIONS` is the only list of actions: prompt, parser and executor are read off it, so they cannot drift apart.
     - The ids an observation writes are the ids an action resolves: both refer to one array of elements held outside the
       page's reach, so a page that prints ids of its own fools nobody.
     - What the agent does wrong is data: it reads one sentence about it in its next observation (`ActionError`).
       What the world does wrong ends the episode as "env_error" (`EnvError`), which is not a reward of 0.
     - Nothing sleeps. After an action we wait for the navigations it started, as reported by the browser itself.
-    - `Engine` decodes all episodes that wait for a response in one batch, admits whoever is ready and keeps the keys and
-      values of a history between turns, so that a turn prefills only what is new since the last.
+    - `Engine` decodes all episodes that wait for a response in one batch, admits whoever is ready and keeps the keys
+      and values of a history between turns, so that a turn prefills only what is new since the last.
 
 Dimension key: B rows, T tokens, V vocabulary.
 """
@@ -23,7 +23,7 @@ import re
 import shutil
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ import torch
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import async_playwright
 
-from compress import Chat, Trajectory, Turn, answer_of, context, fit_page
+from compress import Chat, Trajectory, Turn, answer_of, context, fit_page, replay
 from model import KVCache, Transformer, sample, unsharded
 
 
@@ -44,10 +44,10 @@ class Settings:
     max_context: int = 16384       # tokens of history, page and response together
     concurrency: int = 16          # episodes at once, each with its own browser context and cache slot
     timeout: float = 30.0          # seconds a page may take to load
-    deterministic: bool = False    # turns in lock-step and episodes tied to slots: slower, and equal bit for bit from run to run
+    deterministic: bool = False    # turns in lock-step, episodes tied to slots: slower, every run equal bit for bit
     text_only: bool = False        # do not load images and fonts: lighter, but what only an image sizes may disappear
     allow: str = ""                # further origins that pages may reach, http://host:port with commas; all: no fence
-    observation: str = "compact"   # or webrl: the attributes and boxes that WebRL's data has (with --viewport-only, as there)
+    observation: str = "compact"   # or webrl: attributes and boxes as in WebRL's data, which saw --viewport-only
     viewport_only: bool = False    # show only what is within the 1280 x 720 window instead of the whole page
     max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
 
@@ -79,22 +79,27 @@ OBSERVE = r"""
   const tidy = s => (s || '').replace(/[\s\u00a0]+/g, ' ').trim();
   const flush = () => { if (line.trim()) { lines.push(line.trim()); size += line.length; } line = ''; };
   const put = s => { if (s) line += (line && !line.endsWith(' ') ? ' ' : '') + s; };
-  const ROLES = /^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|menuitem(checkbox|radio)?)$/;
+  const ROLES = new RegExp('^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|'
+    + 'menuitem(checkbox|radio)?)$');
   const clickHandlers = window[Symbol.for('click handlers')], range = document.createRange();
 
   // No box: not displayed, or inside something closed. A dropdown's options have none either, and belong to it.
-  const shown = (el, style) => style.display === 'contents' || /^opt/.test(el.localName) || el.checkVisibility({visibilityProperty: true});
+  const shown = (el, style) => style.display === 'contents' || /^opt/.test(el.localName)
+    || el.checkVisibility({visibilityProperty: true});
   const inWindow = node => {  // of a text its own lines: the boxes of its ancestors may lie elsewhere
     if (!viewportOnly) return true;
-    range.selectNode(/^opt/.test(node.localName) ? node.closest('select') || node : node);
-    const r = range.getBoundingClientRect();
+    range.selectNode(node);
+    const r = (node.nodeType === 3 ? range : node.closest('select') || node).getBoundingClientRect();
     return r.bottom > 0 && r.right > 0 && r.top < innerHeight && r.left < innerWidth;
   };
+  const role = el => el.getAttribute('role') || '';
   const native = el => el.matches('a[href],button,select,textarea,summary,input:not([type=hidden])');
-  const clickable = (el, style) => !el.disabled && el.getAttribute('aria-disabled') !== 'true' && (native(el)
-    || ROLES.test(el.getAttribute('role') || '') || el.hasAttribute('onclick') || el.isContentEditable && !el.parentElement?.isContentEditable
-    || clickHandlers?.has(el) || el.tabIndex >= 0 && el.hasAttribute('tabindex')
+  const marked = el => native(el) || ROLES.test(role(el)) || clickHandlers?.has(el);
+  const clickable = (el, style) => !el.disabled && el.getAttribute('aria-disabled') !== 'true' && (marked(el)
+    || el.hasAttribute('onclick') || el.isContentEditable && !el.parentElement?.isContentEditable
+    || el.tabIndex >= 0 && el.hasAttribute('tabindex')
     || style.cursor === 'pointer' && el.parentElement && getComputedStyle(el.parentElement).cursor !== 'pointer');
+  const innermost = el => native(el) || ![...el.querySelectorAll('*')].some(marked);
   const covered = el => {  // something else lies on top; can be told only for what is inside the window
     const r = el.getClientRects()[0];
     if (!r || r.width < 1 || r.height < 1) return !el.matches('input[type=checkbox],input[type=radio]');
@@ -103,32 +108,37 @@ OBSERVE = r"""
     const hit = el.getRootNode().elementFromPoint?.(x, y);
     return hit && !el.contains(hit) && !hit.contains(el) && hit.closest('label')?.control !== el;
   };
-  const holds = (el) => {  // the innermost clickable wins: is there another one inside?
-    for (const inner of el.querySelectorAll('*')) if (native(inner) || ROLES.test(inner.getAttribute('role') || '') || clickHandlers?.has(inner)) return true;
-    return false;
-  };
   const childrenOf = el => el.localName === 'iframe' ? [el.contentDocument?.body]  // null where another site's
-    : el.shadowRoot ? el.shadowRoot.childNodes : el.localName === 'slot' && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
+    : el.shadowRoot ? el.shadowRoot.childNodes
+    : el.localName === 'slot' && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
 
-  const labelText = el => { const c = el.cloneNode(true); c.querySelectorAll('input,select,textarea,button').forEach(x => x.remove()); return tidy(c.textContent); };
+  const labelText = el => {
+    const copy = el.cloneNode(true);
+    copy.querySelectorAll('input,select,textarea,button').forEach(control => control.remove());
+    return tidy(copy.textContent);
+  };
   const nameOf = el => {
-    const control = el.matches('input,select,textarea'), button = el.matches('input[type=submit],input[type=button],input[type=reset]');
-    const by = (el.getAttribute('aria-labelledby') || '').split(/\s+/).map(id => id && el.ownerDocument.getElementById(id)?.textContent).join(' ');
-    return tidy(el.getAttribute('aria-label')) || tidy(by) || (control && el.labels?.length ? labelText(el.labels[0]) : '')
-      || (button ? tidy(el.value) || el.type : '') || (control ? '' : tidy(el.innerText)) || tidy(el.placeholder) || tidy(el.title)
-      || tidy(el.alt || el.querySelector?.('img[alt]')?.alt) || tidy(el.name) || tidy(el.id) || tidy(el.getAttribute('class')) || '';
+    const control = el.matches('input,select,textarea'), attribute = name => tidy(el.getAttribute(name));
+    const others = attribute('aria-labelledby').split(' ').map(id => id && el.ownerDocument.getElementById(id));
+    return attribute('aria-label') || tidy(others.map(other => other?.textContent).join(' '))
+      || (control && el.labels?.length ? labelText(el.labels[0]) : '')
+      || (el.matches('input[type=submit],input[type=button],input[type=reset]') ? tidy(el.value) || el.type : '')
+      || (control ? '' : tidy(el.innerText)) || tidy(el.placeholder) || tidy(el.title)
+      || tidy(el.alt || el.querySelector('img[alt]')?.alt) || tidy(el.name) || tidy(el.id) || attribute('class');
   };
   const kindOf = el => {
-    const type = (el.type || '').toLowerCase();
-    if (el.matches('input')) return /^(checkbox|radio)$/.test(type) ? type : /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
-    return /^(checkbox|radio|button|link)$/.test(el.getAttribute('role') || '') ? el.getAttribute('role').replace('link', 'a') : el.localName;
+    const type = el.localName === 'input' ? el.type : '';
+    if (/^(checkbox|radio)$/.test(type)) return type;
+    if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
+    return /^(checkbox|radio|button|link)$/.test(role(el)) ? role(el).replace('link', 'a') : el.localName;
   };
   const valueOf = el => {
-    const kind = kindOf(el);
-    if (kind === 'checkbox' || kind === 'radio') return (el.checked ?? el.getAttribute('aria-checked') === 'true') ? 'on' : 'off';
-    if (el.matches('select')) return tidy(el.selectedOptions[0]?.text) + ' (' + [...el.options].slice(0, 60).map(o => tidy(o.text)).join(' | ') + ')';
-    if (kind === 'input' || kind === 'textarea') return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
-    return '';
+    const kind = kindOf(el), text = option => tidy(option?.text), checked = el.checked ?? el.ariaChecked === 'true';
+    if (/^(checkbox|radio)$/.test(kind)) return checked ? 'on' : 'off';
+    const options = el.options && [...el.options].slice(0, 60).map(text).join(' | ');
+    if (kind === 'select') return `${text(el.selectedOptions[0])} (${options})`;
+    if (kind !== 'input' && kind !== 'textarea') return '';
+    return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
   };
   const usableLine = el => {
     const value = valueOf(el), kind = kindOf(el);
@@ -151,7 +161,8 @@ OBSERVE = r"""
     } else children();
     if (block) flush();
   };
-  const SAID = 'title value type placeholder selected data-value data-text data-testid data-label data-bbox data-status'.split(' ');
+  const SAID = ['title', 'value', 'type', 'placeholder', 'selected', 'data-value', 'data-text', 'data-testid',
+    'data-label', 'data-bbox', 'data-status'];
   const nested = (el, style, near, usable) => {
     const id = usable && !covered(el) ? ` id="${elements.push(el) - 1}"` : '', box = el.getClientRects()[0];
     const safe = s => tidy(s).slice(0, 500).replace(/</g, '&lt;').replace(/>/g, '&gt;');  // "&" stays, as in the data
@@ -161,7 +172,7 @@ OBSERVE = r"""
       'data-value': el.matches('input,textarea,select') ? el.value : null,
       'data-text': el.matches('select') ? el.selectedOptions[0]?.text : texts.filter(Boolean).join(','),
       'data-bbox': box && `${x},${y},${right - x},${bottom - y}`,
-      'data-status': el.matches('[type=checkbox]') ? (el.checked ? 'checked' : 'not-checked') : el.selected ? 'selected' : null};
+      'data-status': el.type === 'checkbox' ? (el.checked ? 'checked' : 'not-checked') : el.selected && 'selected'};
     const said = new Map();  // value -> attribute: what repeats an earlier one is left out
     for (const name of SAID) {
       const value = safe(now[name] ?? el.getAttribute(name));
@@ -182,7 +193,7 @@ OBSERVE = r"""
     if (node.localName === 'br') return flush();
     const style = getComputedStyle(node);
     if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return '';
-    const near = inWindow(node), usable = near && clickable(node, style) && (native(node) || !holds(node));
+    const near = inWindow(node), usable = near && clickable(node, style) && innermost(node);
     return (webrl ? nested : compact)(node, style, near, usable);
   };
   if (webrl) lines.push(visit(document.documentElement));
@@ -203,8 +214,8 @@ INIT = r"""
   const heard = new WeakSet(), add = EventTarget.prototype.addEventListener;
   Object.defineProperty(window, Symbol.for('click handlers'), {value: heard});
   EventTarget.prototype.addEventListener = function (type, ...rest) {
-    if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element && this !== document.body
-        && this !== document.documentElement) heard.add(this);
+    if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
+        && this !== document.body && this !== document.documentElement) heard.add(this);
     return add.call(this, type, ...rest);
   };
 })();
@@ -221,7 +232,8 @@ LOCATE = r"""
   if (!r) return {error: `element ${id} is hidden now`};
   let x = r.left + r.width / 2, y = r.top + r.height / 2;
   for (let w = el.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
-    const f = w.frameElement.getBoundingClientRect(); x += f.left + w.frameElement.clientLeft; y += f.top + w.frameElement.clientTop;
+    const f = w.frameElement, at = f.getBoundingClientRect();
+    x += at.left + f.clientLeft; y += at.top + f.clientTop;
   }
   return {x, y};
 }
@@ -284,9 +296,11 @@ async def search(session, call):
 
 async def select_option(session, call):
     chosen = await session.handle.evaluate("""(o, [id, wanted]) => {
-        const el = o.elements[id], options = [...(el?.options || [])], w = wanted.trim().toLowerCase();
-        const found = options.find(p => p.text.trim().toLowerCase() === w) || options.find(p => p.text.toLowerCase().includes(w));
-        if (!found) return options.length ? 'its options are: ' + options.map(p => p.text.trim()).join(', ') : 'it is no dropdown';
+        const el = o.elements[id], options = [...(el?.options || [])];
+        const w = wanted.trim().toLowerCase(), text = option => option.text.trim().toLowerCase();
+        const found = options.find(p => text(p) === w) || options.find(p => text(p).includes(w));
+        if (!options.length) return 'it is no dropdown';
+        if (!found) return 'its options are: ' + options.map(p => p.text.trim()).join(', ');
         found.selected = true;
         for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
         return '';
@@ -325,7 +339,8 @@ ACTIONS = {
     "Right Click": Action('do(action="Right Click", element="12")', "click with the right button", True, False,
                           lambda s, c: click(s, c, button="right")),
     "Type": Action('do(action="Type", argument="text", element="12")', "replace a field's text", True, True, type_text),
-    "Search": Action('do(action="Search", argument="text", element="12")', "type into a field and press Enter", True, True, search),
+    "Search": Action('do(action="Search", argument="text", element="12")', "type into a field and press Enter",
+                     True, True, search),
     "Select Dropdown Option": Action('do(action="Select Dropdown Option", argument="option", element="12")',
                                      "choose an option of a dropdown by its text", True, True, select_option),
     "Hover": Action('do(action="Hover", element="12")', "move the mouse over an element", True, False, hover),
@@ -333,7 +348,8 @@ ACTIONS = {
     "Scroll Down": Action('do(action="Scroll Down")', "scroll down by two thirds of a screen", False, False, scroll(1)),
     "Press Enter": Action('do(action="Press Enter")', "press Enter in the field used last", False, False,
                           lambda s, c: s.page.keyboard.press("Enter")),
-    "Switch Tab": Action('do(action="Switch Tab", argument="0")', "go to another tab, counted from 0", False, True, switch_tab),
+    "Switch Tab": Action('do(action="Switch Tab", argument="0")', "go to another tab, counted from 0", False, True,
+                         switch_tab),
     "Go Backward": Action("go_backward()", "return to the previous page", False, False, lambda s, c: history(s, -1)),
     "Go Forward": Action("go_forward()", "undo a go_backward", False, False, lambda s, c: history(s, 1)),
     "Wait": Action('do(action="Wait")', "let a page that is still loading finish", False, False,
@@ -353,8 +369,9 @@ def parse(response: str) -> Call:
     answer = answer_of(response)
     if answer is None:
         raise ActionError("the response was cut before </answer>")
-    lines = [line for line in answer.strip().splitlines() if line.strip() and not line.lstrip().startswith(("#", "```"))]
-    start = next((i for i, line in enumerate(lines) if re.match(r"\s*(do|exit|go_backward|go_forward)\s*\(", line)), None)
+    lines = [line for line in answer.splitlines() if line.strip() and not line.lstrip().startswith(("#", "```"))]
+    call = re.compile(r"\s*(do|exit|go_backward|go_forward)\s*\(")
+    start = next((i for i, line in enumerate(lines) if call.match(line)), None)
     if start is None:
         raise ActionError('no action found; write one call such as do(action="Click", element="12")')
     text = "\\n".join(line.strip("\r") for line in lines[start:]).strip()  # a typed text may span lines
@@ -388,6 +405,14 @@ def first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
+async def bounded(work: Awaitable, seconds: float, what: str):
+    """Playwright bounds its own waiting, but not a page's script, which may run for ever."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:
+        raise EnvError(f"{what} took more than {seconds:.0f} s") from None
+
+
 def find_chromium(playwright) -> str:
     """Playwright's own Chromium if it was downloaded, else one of the system."""
     names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -399,13 +424,13 @@ def find_chromium(playwright) -> str:
     return found
 
 
-# Chromium heeds only the last --disable-features, so those of Playwright's own that matter here are repeated. The last three
-# replace frame or process at every navigation for security that a fresh context gives anyway; without them a page costs
-# about 40% less CPU (tests/bench.py).
-DISABLED_FEATURES = ("HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding", "OptimizationHints",
-                     "ThirdPartyStoragePartitioning", "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose",
-                     "NetworkTimeServiceQuerying", "RenderDocument", "ProactivelySwapBrowsingInstance",
-                     "SpareRendererForSitePerProcess")
+# Chromium heeds only the last --disable-features, so those of Playwright's own that matter here are repeated. The last
+# three replace frame or process at every navigation for security that a fresh context gives anyway; without them a page
+# costs about 40% less CPU (tests/bench.py).
+DISABLED_FEATURES = ("HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding",
+                     "OptimizationHints", "ThirdPartyStoragePartitioning", "AvoidUnnecessaryBeforeUnloadCheckSync",
+                     "DestroyProfileOnBrowserClose", "NetworkTimeServiceQuerying", "RenderDocument",
+                     "ProactivelySwapBrowsingInstance", "SpareRendererForSitePerProcess")
 
 
 def origin(url: str) -> str:
@@ -428,8 +453,8 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
 class Browser:
     """One Chromium process with a fresh context (cookies, storage, world) for every episode.
 
-    sites: the origins it can reach (None: all). The fence is Chromium's resolver, which knows no other host and port: so
-    it holds for redirects, frames, sockets and scripts alike, and costs nothing.
+    sites: the origins it can reach (None: all). The fence is Chromium's resolver, which knows no other host and port:
+    so it holds for redirects, frames, sockets and scripts alike, and costs nothing.
     """
 
     def __init__(self, settings: Settings, sites: set[str] | None = None):
@@ -457,8 +482,8 @@ class Browser:
         return await self.playwright.chromium.launch(executable_path=find_chromium(self.playwright), args=flags)
 
     async def __aexit__(self, *_):
-        with contextlib.suppress(PlaywrightError):  # a Chromium that was killed cannot be closed
-            await self.chromium.close()
+        with contextlib.suppress(PlaywrightError, EnvError):  # a Chromium that was killed cannot be closed
+            await bounded(self.chromium.close(), self.settings.timeout, "closing Chromium")
         await self.playwright.stop()
 
     async def open(self, task: dict) -> "Session":
@@ -469,8 +494,8 @@ class Browser:
             if not self.chromium.is_connected():  # it crashed or was killed; the episodes it took along are env errors
                 self.chromium = await self.launch()
         context = await self.chromium.new_context(
-            viewport={"width": 1280, "height": 720}, extra_http_headers=headers, storage_state=task.get("storage_state"),
-            accept_downloads=False, service_workers="block")
+            viewport={"width": 1280, "height": 720}, extra_http_headers=headers, accept_downloads=False,
+            storage_state=task.get("storage_state"), service_workers="block")
         context.set_default_timeout(1000 * self.settings.timeout)
         session = Session(context, self.settings, self.sites)
         try:
@@ -479,7 +504,7 @@ class Browser:
                 await session.adopt(await context.new_page())
                 answer = await session.page.goto(start_url, wait_until="load")
                 if answer and answer.status >= 500:  # later on, the agent reads it: it may be what its own form led to
-                    raise EnvError(f"{start_url} answered {answer.status}")
+                    raise EnvError(f"the start page answered {answer.status}")
             context.on("page", lambda page: session.spawn(session.adopt(page)))
         except BaseException:
             await session.close()
@@ -520,9 +545,10 @@ class Session:
         page.on("close", lambda closed: self._closed(closed))
         page.on("requestfailed", lambda request: self._failed(request))
         devtools = self.devtools = await self.context.new_cdp_session(page)
-        # The page's own process announces a navigation before it answers our next message, so `settle` knows by the time
-        # of that answer whether an action started one. No polling, no guessing.
-        devtools.on("Page.frameRequestedNavigation", lambda e: self._loads(e["frameId"], e["disposition"] == "currentTab"))
+        # The page's own process announces a navigation before it answers our next message, so `settle` knows by the
+        # time of that answer whether an action started one. No polling, no guessing.
+        here = lambda event: event["disposition"] == "currentTab"
+        devtools.on("Page.frameRequestedNavigation", lambda e: self._loads(e["frameId"], here(e)))
         devtools.on("Page.frameStartedLoading", lambda e: self._loads(e["frameId"], True))
         devtools.on("Page.frameStoppedLoading", lambda e: self._loads(e["frameId"], False))
         devtools.on("Page.windowOpen", lambda e: self._opens(e["url"]))
@@ -571,7 +597,7 @@ class Session:
         await dialog.accept()
 
     async def settle(self):
-        """Returns when the navigations under way are over; one that takes too long is stopped, and the agent is told."""
+        """Returns when the navigations under way are over; one that takes too long is stopped, and the agent told."""
         async def wait():
             with contextlib.suppress(PlaywrightError):  # the page may be navigating away under the question
                 # Browsers submit a form in a task of its own, after the click: by a task later the page has told of it.
@@ -580,11 +606,11 @@ class Session:
             with contextlib.suppress(PlaywrightError):
                 await self.page.wait_for_load_state("domcontentloaded")  # of a tab that opened before we listened to it
         try:
-            await asyncio.wait_for(wait(), self.settings.timeout)
-        except asyncio.TimeoutError:
+            await bounded(wait(), self.settings.timeout, "loading")
+        except EnvError:
             self.notes.append(f"the page did not finish loading within {self.settings.timeout:.0f} s and was stopped")
-            with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):  # a page may be deaf to this, too
-                await asyncio.wait_for(self.devtools.send("Page.stopLoading"), 1)
+            with contextlib.suppress(PlaywrightError, EnvError):  # a page may be deaf to this, too
+                await bounded(self.devtools.send("Page.stopLoading"), 1, "stopping")
             self._closed(None)
 
     async def observe(self) -> tuple[str, str]:
@@ -599,12 +625,8 @@ class Session:
             if self.page.url.startswith("chrome-error:"):
                 raise EnvError("the site did not answer")
             try:
-                arguments = [self.settings.observation == "webrl", self.settings.viewport_only, self.settings.max_page_chars]
-                self.handle = await asyncio.wait_for(self.page.evaluate_handle(OBSERVE, arguments), self.settings.timeout)
-                text = await asyncio.wait_for(self.handle.evaluate("o => o.text"), self.settings.timeout)
+                text = await bounded(self._read(), self.settings.timeout, "reading the page")
                 break
-            except asyncio.TimeoutError:
-                raise EnvError(f"the page did not answer within {self.settings.timeout:.0f} s") from None
             except PlaywrightError as error:
                 if attempt == 2 or self.dead or "ontext was destroyed" not in str(error):
                     raise EnvError(first_line(error)) from None
@@ -612,6 +634,12 @@ class Session:
             raise EnvError("the page leaves the task's sites whenever it is opened")
         notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
         return self.page.url, notes + text
+
+    async def _read(self) -> str:
+        webrl = self.settings.observation == "webrl"
+        arguments = [webrl, self.settings.viewport_only, self.settings.max_page_chars]
+        self.handle = await self.page.evaluate_handle(OBSERVE, arguments)
+        return await self.handle.evaluate("o => o.text")
 
     async def locate(self, element: str) -> tuple[float, float]:
         spot = await self.handle.evaluate(LOCATE, int(element))
@@ -633,8 +661,8 @@ class Session:
     async def close(self):
         for task in list(self.tasks):
             task.cancel()
-        with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.context.close(), self.settings.timeout)
+        with contextlib.suppress(PlaywrightError, EnvError):
+            await bounded(self.context.close(), self.settings.timeout, "closing")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -642,23 +670,25 @@ class Session:
 
 # act(trajectory, slot) -> (action_ids, logps, ended): answers the trajectory's last turn. A model or a scripted expert.
 Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
-Score = Callable[..., Awaitable[float]]  # score(task, answer, page, why): evaluate.score, handed in; fills the list `why`
+Score = Callable[..., Awaitable[float]]  # score(task, answer, page, why): evaluate.score, handed in; it fills `why`
 
 
-async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: int, act: Act, score: Score) -> Trajectory:
+async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: int, act: Act,
+                  score: Score) -> Trajectory:
     """Plays one task to its end and judges it once. Never raises for what the world or the agent does."""
     trajectory, session, error = Trajectory(task, member), None, ""
     settings = browser.settings
     try:
-        session = await browser.open(task)
+        session = await bounded(browser.open(task), 3 * settings.timeout, "opening the start page")
         while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
             url, page = await session.observe()
             page = f"error: {error}\n{page}" if error else page
             ids, shown, cut = fit_page(chat, trajectory, page, settings.max_context - settings.max_new_tokens)
             turn = Turn(url, shown, ids, [], [], "", page_cut=cut)
             trajectory.turns.append(turn)
-            if len(context(chat, trajectory, len(trajectory.turns) - 1)) + settings.max_new_tokens > settings.max_context:
-                trajectory.turns.pop()  # the history alone fills the context: the episode is over, like at the turn limit
+            history = context(chat, trajectory, len(trajectory.turns) - 1)
+            if len(history) + settings.max_new_tokens > settings.max_context:
+                trajectory.turns.pop()  # it alone fills the context: the episode is over, like at the turn limit
                 break
             turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
             turn.response = chat.decode(turn.action_ids)
@@ -673,8 +703,9 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
             except ActionError as problem:
                 turn.error = error = str(problem)
         await session.settle()
-        trajectory.reward = await score(task, trajectory.answer, session.page, trajectory.checks)
-    except (EnvError, PlaywrightError, asyncio.TimeoutError, ConnectionError) as problem:
+        judging = score(task, trajectory.answer, session.page, trajectory.checks)  # it may open pages of its own
+        trajectory.reward = await bounded(judging, 5 * settings.timeout, "judging the episode")
+    except (EnvError, PlaywrightError, ConnectionError) as problem:
         trajectory.status, trajectory.reward = "env_error", 0.0
         trajectory.checks = [["environment", False, first_line(problem)]]
     finally:
@@ -683,9 +714,31 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
     return trajectory
 
 
+def progress(done: list[Trajectory], total: int, workers: int, seconds: float) -> str:
+    """How far, how fast, how well, and what the world did wrong: one line."""
+    ok, turns = [tau for tau in done if tau.status == "ok"], [turn for tau in done for turn in tau.turns]
+    faults = Counter(fault.split(" at http")[0] for tau in done for fault in
+                     (tau.fault, "" if tau.status == "ok" else tau.checks[0][2]) if fault)
+    tokens, running = sum(len(turn.action_ids) for turn in turns), min(workers, total - len(done))
+    success = sum(tau.reward for tau in ok) / max(len(ok), 1)
+    return (f"{len(done)}/{total} episodes, {running} running, {len(turns) / seconds:.1f} turns/s, "
+            f"{tokens / seconds:.0f} tokens/s, success {success:.0%}, env errors {len(done) - len(ok)}"
+            + "".join(f"; {count} x {fault}" for fault, count in faults.most_common()))
+
+
+def recorded(chat: Chat, records: list[dict]) -> Act:
+    """A policy that needs no model: it says again what lines of a trajectories.jsonl said, by task and member."""
+    said = {(record["task_id"], record["member"]): replay(chat, record).turns for record in records}
+
+    async def act(trajectory, slot):
+        turns, t = said[trajectory.task["task_id"], trajectory.member], len(trajectory.turns) - 1
+        return turns[t].action_ids if t < len(turns) else [chat.end_id], [], True
+    return act
+
+
 async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: Settings, group: int = 1,
                log: Callable[[str], None] | None = None) -> list[Trajectory]:
-    """Plays every task `group` times, at most settings.concurrency at once; returns them ordered by task, then member."""
+    """Plays every task `group` times, settings.concurrency at once; returns them ordered by task, then member."""
     jobs = [(task, member) for task in tasks for member in range(group)]
     done: dict[int, Trajectory] = {}
     workers = min(settings.concurrency, len(jobs))
@@ -700,16 +753,15 @@ async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: 
         nonlocal said
         # All workers draw from one queue, unless it must be the same one for the same episode in every run.
         for number, (task, member) in list(enumerate(jobs))[slot::workers] if settings.deterministic else queue:
-            for attempt in range(2):  # once more, in a fresh context, where the world failed: most such faults pass
-                trajectory = await episode(browser, chat, task, member, slot, in_step if settings.deterministic else act, score)
-                if trajectory.status == "ok":
-                    break
+            arguments = browser, chat, task, member, slot, in_step if settings.deterministic else act, score
+            trajectory = await episode(*arguments)
+            if trajectory.status != "ok":  # once more, in a fresh context: most faults of the world pass
+                fault, trajectory = trajectory.checks[0][2], await episode(*arguments)
+                trajectory.fault = fault
             done[number] = trajectory
-            if log and (time.monotonic() - said > 1 or len(done) == len(jobs)):
+            if log and (time.monotonic() - said > 5 or len(done) == len(jobs)):
                 said = time.monotonic()
-                ok = [t for t in done.values() if t.status == "ok"]
-                log(f"{len(done)}/{len(jobs)} episodes, {sum(len(t.turns) for t in done.values()) / (said - start):.0f} turns/s, "
-                    f"success {sum(t.reward for t in ok) / max(len(ok), 1):.0%}, env errors {len(done) - len(ok)}")
+                log(progress(list(done.values()), len(jobs), workers, said - start))
         rounds.leave()
 
     async with Browser(settings, sites_of(tasks, settings.allow)) as browser:
@@ -723,24 +775,21 @@ async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: 
 
 
 class Rounds:
-    """Lock-step: nobody takes a turn before everybody is ready to, so that the same episodes share a batch in every run."""
+    """Lock-step: nobody takes a turn before everybody is ready to, so that every run batches the same episodes."""
 
     def __init__(self, workers: int):
-        self.workers, self.ready, self.gate = workers, 0, asyncio.Event()
+        self.workers, self.held = workers, []
 
     async def turn(self):
-        gate, self.ready = self.gate, self.ready + 1
-        self._open()
-        await gate.wait()
+        self.held.append(held := asyncio.get_running_loop().create_future())
+        self.leave(0)
+        await held
 
-    def leave(self):
-        self.workers -= 1
-        self._open()
-
-    def _open(self):
-        if self.ready == self.workers:
-            self.gate.set()
-            self.gate, self.ready = asyncio.Event(), 0
+    def leave(self, workers: int = 1):
+        self.workers -= workers
+        if len(self.held) == self.workers:
+            while self.held:
+                self.held.pop().set_result(None)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -760,11 +809,11 @@ class Request:
 class Engine:
     """Continuous batching: prefill whoever arrives, then decode all who are running by one token, and again.
 
-    Each episode owns a cache slot for its life. A new turn's context shares the history up to the last page with what the
-    slot holds; the slot rolls back to the end of the common part and prefills the rest.
+    Each episode owns a cache slot for its life. A new turn's context shares the history up to the last page with what
+    the slot holds; the slot rolls back to the end of the common part and prefills the rest.
     """
 
-    def __init__(self, model: Transformer, chat: Chat, settings: Settings, temperature: float = 1.0, top_p: float = 1.0):
+    def __init__(self, model: Transformer, chat: Chat, settings: Settings, temperature=1.0, top_p=1.0):
         weight = model.model.embed_tokens.weight
         self.model, self.chat, self.settings, self.device = model, chat, settings, weight.device
         self.temperature, self.top_p = temperature, top_p
@@ -807,7 +856,7 @@ class Engine:
     def prefill(self, request: Request, chunk: int = 2048):
         """Brings the slot to hold all of the context but its last token, which `decode` feeds."""
         held, ids = self.held[request.slot], request.ids
-        same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), min(len(held), len(ids)))
+        same = len(os.path.commonprefix([held, ids]))
         for start in range(min(same, len(ids) - 1), len(ids) - 1, chunk):
             part = ids[start:min(start + chunk, len(ids) - 1)]
             positions = torch.arange(start, start + len(part), device=self.device)[None]
@@ -837,14 +886,14 @@ class Engine:
         return [r for r in self.running if r.out[-1] == self.chat.end_id or len(r.out) == self.settings.max_new_tokens]
 
 
-async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Score, settings: Settings, *, group: int = 1,
-                  seed: int | str = 0, temperature: float = 1.0, top_p: float = 1.0,
+async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Score, settings: Settings, *,
+                  group: int = 1, seed: int | str = 0, temperature: float = 1.0, top_p: float = 1.0,
                   log: Callable[[str], None] | None = None) -> list[Trajectory]:
     """Plays every task `group` times with the model as policy. Random numbers depend on (seed, task, member) only."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // 2))  # the other cores are the browser's: threads that wait for one cost more
+    torch.set_num_threads(max(1, threads // 2))  # the other cores are the browser's: threads that wait cost more
     with unsharded(model):
-        engine = Engine(model, chat, settings, temperature, top_p)  # in here, where the weights have the dtype they compute in
+        engine = Engine(model, chat, settings, temperature, top_p)  # in here, where weights have their computing dtype
         rngs: dict[int, random.Random] = {}
 
         async def act(trajectory: Trajectory, slot: int):

@@ -1,6 +1,8 @@
 """What the tests share: a tokenizer trained on the spot, tiny random models, pages on loopback. Nothing comes from a network."""
+import contextlib
 import http.server
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -64,6 +66,26 @@ def checkpoint(tokenizer, tmp_path_factory):
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "agent.json").write_text(json.dumps({"system": "You browse the web.", "think": True}))
     return path
+
+
+def descendants() -> dict[int, str]:
+    """Process id -> command line, of everything that this process started, and what that started."""
+    parents, commands = {}, {}
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # processes come and go
+            parents[process] = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+            commands[process] = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+    def ours(process):
+        return process == os.getpid() or process in parents and ours(parents[process])
+    commands.pop(os.getpid())
+    return {process: command for process, command in commands.items() if command and ours(process)}
+
+
+def chromium(kind: str) -> list[int]:
+    """The ids of our Chromium processes of one kind: "renderer" or the like; "browser" is what started the others."""
+    mark = {"browser": lambda command: "--type=" not in command}.get(kind, lambda command: f"--type={kind}" in command)
+    return [process for process, command in descendants().items() if "chrom" in command.split(" ")[0] and mark(command)]
 
 
 @pytest.fixture

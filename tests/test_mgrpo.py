@@ -233,7 +233,7 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
-    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature):  # no top_p: training knows none
+    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature, log=None):  # no top_p: training knows none
         assert temperature == cfg.temperature
         return [trajectory(chat, float(i == 0 or task["task_id"] % 2), [2 + i], seed=task["task_id"], member=i)
                 for task in tasks for i in range(group)]
