@@ -2,26 +2,37 @@
 
     python tests/bench.py model --checkpoint runs/smollm2 --threads 2
     python tests/bench.py packing --threads 2
+    python tests/bench.py rollout          # browsers: beside bare Playwright, and without waiting for each other
+    python tests/bench.py leaks --episodes 2000
 
 Ours and theirs take turns within one process, so that whatever else the machine does slows both; figures are medians.
 Memory is the peak of a process of its own that does one training step and nothing else, with an allocator that returns
 what is freed at once: the peak is that of the tensors.
 """
 import argparse
+import asyncio
 import json
 import os
+import random
+import re
 import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
-from compress import Row, micro_batches, pack, pad
-from model import KVCache, ModelConfig, Transformer, load, sample, token_logprobs
+from compress import Row, micro_batches, open_chat, pack, pad
+from conftest import descendants
+from evaluate import load_tasks, open_sites
+from model import KVCache, ModelConfig, Transformer, load, load_tokenizer, sample, token_logprobs
+from rollout import Browser, Call, Engine, Settings, actions_help, play
+from rollout import rollout as play_with_model
 
 try:
     import transformers
@@ -182,7 +193,141 @@ def packing(args):
               f"{times[0] / times[1]:5.2f}x", flush=True)
 
 
-SECTIONS = {section.__name__: section for section in (model, train_step, packing)}
+# --------------------------------------------------------------------------------------------------------- rollout.py --
+
+
+async def always_one(task, answer, page, why):
+    return 1.0
+
+
+async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
+    """Every task's session observes and clicks a link, `steps` times; seconds without opening and closing. The
+    addresses go into `visited`."""
+    async def walk(session, addresses, rng):
+        for _ in range(steps):
+            url, page = await session.observe()
+            addresses.append(url)
+            await session.execute(Call("Click", None, rng.choice(re.findall(r"<a>.*? (\d+)</a>", page))))
+
+    async with Browser(Settings()) as browser:
+        sessions = [await browser.open(task) for task in tasks]
+        visited[:] = [[] for _ in tasks]
+        began = time.perf_counter()
+        await asyncio.gather(*(walk(session, visited[i], random.Random(i)) for i, session in enumerate(sessions)))
+        took = time.perf_counter() - began
+        for session in sessions:
+            await session.close()
+    return took
+
+
+async def bare_steps(tasks: list[dict], visited: list) -> float:
+    """The floor: in the same Chromium, Playwright alone goes to the same addresses and reads each page's text."""
+    async def walk(page, addresses):
+        for url in addresses:
+            await page.goto(url)
+            await page.evaluate("document.body.innerText")
+
+    async with Browser(Settings()) as browser:
+        headers = [{"X-World": f"{task['world']}-bare{i}"} for i, task in enumerate(tasks)]
+        pages = [await (await browser.chromium.new_context(extra_http_headers=h)).new_page() for h in headers]
+        began = time.perf_counter()
+        await asyncio.gather(*map(walk, pages, visited))
+        return time.perf_counter() - began
+
+
+def slow_site() -> str:
+    """The address of a page that takes 0 to 500 ms."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            time.sleep(random.random() / 2)
+            self.send_response(200)
+            self.send_header("Content-Length", "28")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><a href=/>on ")
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
+def clicks(chat, turns: int):
+    """A policy that clicks the first element until its last turn."""
+    async def act(trajectory, slot):
+        text = 'do(action="Click", element="0")' if len(trajectory.turns) < turns else "exit()"
+        return [*chat.encode(text), chat.end_id], [], True
+    return act
+
+
+def rollout(args):
+    """Environment steps beside bare Playwright; kept keys and values; episodes that wait for each other or do not."""
+    base = "sandbox/base"
+    chat = open_chat(load_tokenizer(base), base, actions_help())
+    with open_sites("sandbox") as urls:
+        tasks = load_tasks("sandbox:test:64", urls)
+        print(f"{'contexts':10} {'our steps/s':>12} {'bare steps/s':>13} {'ratio':>7}   (browsergym-core is not installed)")
+        for contexts in (1, 4, 8, 16):
+            visited, steps = [], args.steps // contexts
+            times = take_turns({"ours": lambda: asyncio.run(our_steps(tasks[:contexts], steps, visited)),
+                                "bare": lambda: asyncio.run(bare_steps(tasks[:contexts], visited))}, args.repeats)
+            ours, bare = (contexts * steps / times[who] for who in ("ours", "bare"))
+            print(f"{contexts:<10} {ours:12.1f} {bare:13.1f} {ours / bare:6.2f}x", flush=True)
+
+        counts, prefill = dict.fromkeys(("turns", "whole", "new"), 0), Engine.prefill
+
+        def counting(engine, request):
+            kept = len(os.path.commonprefix([engine.held[request.slot], request.ids[:-1]]))
+            for key, value in (("turns", 1), ("whole", len(request.ids) - 1), ("new", len(request.ids) - 1 - kept)):
+                counts[key] += value
+            prefill(engine, request)
+
+        Engine.prefill = counting
+        settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
+        asyncio.run(play_with_model(load(base), chat, tasks, always_one, settings))
+        whole, new = (counts[key] / counts["turns"] for key in ("whole", "new"))
+        print(f"prefilled tokens a turn, {counts['turns']} turns on the sandbox: {new:.0f}; without the kept trunk "
+              f"{whole:.0f}, {whole / new:.2f}x", flush=True)
+
+    site = slow_site()
+    tasks = [{"task_id": i, "intent": "", "sites": [], "start_url": site} for i in range(16)]
+
+    def seconds_of(deterministic: bool) -> float:
+        settings = Settings(max_turns=21, concurrency=16, deterministic=deterministic)
+        return seconds(lambda: asyncio.run(play(tasks, clicks(chat, 21), chat, always_one, settings)))
+
+    times = take_turns({"free": lambda: seconds_of(False), "lock-step": lambda: seconds_of(True)}, args.repeats)
+    print(f"16 episodes of 20 clicks on a site that takes 0 to 500 ms: {times['free']:.1f} s; in lock-step "
+          f"{times['lock-step']:.1f} s, {times['lock-step'] / times['free']:.2f}x")
+
+
+def leaks(args):
+    """Plays short episodes; prints what our process and Chromium's hold every 200."""
+    base, began = "sandbox/base", time.monotonic()
+    chat, ended = open_chat(load_tokenizer(base), base, actions_help()), 0
+    resident = lambda process: int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1]) / 1024
+
+    async def score(task, answer, page, why):
+        nonlocal ended
+        ended += 1
+        if ended % 200 == 0:
+            called = lambda name: [i for i, command in descendants().items() if name in command.split(" ")[0]]
+            chrome, node = called("chrom"), called("node")
+            print(f"{ended:8} {resident('self'):8.0f} {sum(map(resident, node)):8.0f} {len(chrome):10} "
+                  f"{sum(map(resident, chrome)):12.0f} {len(page.context.browser.contexts):9} "
+                  f"{ended / (time.monotonic() - began):10.2f}", flush=True)
+        return 1.0
+
+    print("episodes   our MB  node MB  processes  Chromium MB  contexts  per second")
+    with open_sites("sandbox") as urls:
+        tasks = load_tasks("sandbox:train", urls)
+        tasks = [tasks[i % len(tasks)] for i in range(args.episodes)]
+        asyncio.run(play(tasks, clicks(chat, 3), chat, score, Settings(max_turns=3, max_context=4096, concurrency=8)))
+
+
+SECTIONS = {section.__name__: section for section in (model, train_step, packing, rollout, leaks)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,6 +339,8 @@ if __name__ == "__main__":
     parser.add_argument("--train-repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch in packing")
     parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
+    parser.add_argument("--steps", type=int, default=160, help="of all contexts together in rollout")
+    parser.add_argument("--episodes", type=int, default=2000, help="of leaks")
     parser.add_argument("--variant", default="ours", choices=("ours", "recomputed", "theirs"), help="of train_step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
