@@ -833,16 +833,22 @@ class Engine:
 
     async def serve(self):
         """Runs until cancelled. Forward passes run beside the event loop, so that the browsers never wait for one."""
-        beside = asyncio.get_running_loop().run_in_executor
+        async def beside(function, *arguments):
+            forward = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+            try:
+                return await asyncio.shield(forward)
+            finally:  # cancelled or not, when we leave nobody uses the weights: they may be resharded then
+                await asyncio.wait([forward])
+
         try:
             while True:
                 if not self.waiting and not self.running:
                     self.arrived.clear()
                     await self.arrived.wait()
                 while self.waiting:
-                    await beside(None, self.prefill, self.waiting[0])
+                    await beside(self.prefill, self.waiting[0])
                     self.running.append(self.waiting.popleft())
-                for request in await beside(None, self.decode):
+                for request in await beside(self.decode):
                     self.running.remove(request)
                     if not request.future.done():  # its episode may have been cancelled
                         request.future.set_result(None)
@@ -906,6 +912,7 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
             return await play(tasks, act, chat, score, settings, group, log)
         finally:
             server.cancel()
+            await asyncio.wait([server])
             torch.set_num_threads(threads)
 
 

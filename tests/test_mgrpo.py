@@ -8,17 +8,20 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from conftest import ROOT, tiny_model
 
 import mgrpo
+import rollout
 from compress import Chat, Trajectory, Turn, context, pad, rows
 from flat_sequence import compare
 from mgrpo import (Config, alarms, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
                    weigh)
 from model import gather, generate, init_dist, load, load_tokenizer, rank, shard, token_logprobs
+from rollout import Engine, Settings
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +331,33 @@ def test_a_signal_drops_the_rollout_saves_and_the_next_command_goes_on(chat, pla
     assert timeless(parts) == timeless(whole) and all(line["groups_kept"] for line in whole)
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monkeypatch):
+    """Behind it the weights are resharded: a pass that still runs would read memory that was given back."""
+    began, end, ended = threading.Event(), threading.Event(), []
+
+    class Slow(Engine):
+        def prefill(self, request):
+            began.set()
+            end.wait()
+            ended.append(True)
+
+    async def plays(tasks, act, *_):
+        await act(trajectory(chat, 0.0, [1]), 0)
+
+    async def cancelled():
+        playing = asyncio.ensure_future(rollout.rollout(model, chat, [], None, Settings(max_context=64), seed=0))
+        await asyncio.get_running_loop().run_in_executor(None, began.wait)
+        playing.cancel()
+        asyncio.get_running_loop().call_later(0.2, end.set)
+        await asyncio.wait([playing])
+        return playing.cancelled() and ended == [True]
+
+    monkeypatch.setattr(rollout, "Engine", Slow)
+    monkeypatch.setattr(rollout, "play", plays)
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    assert asyncio.run(cancelled())
 
 
 def test_a_second_signal_ends_at_once():
