@@ -1,15 +1,19 @@
 """The embedded websites: worlds apart from each other, sessions, hostile requests, tasks that experts solve."""
 import asyncio
+import contextlib
 import hashlib
 import http.client
 import json
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
@@ -225,6 +229,46 @@ def test_typed_markup_stays_text(server):
 def test_malformed_requests_get_one_sentence(server, headers, capfd):
     status, _, text = Visitor(server).request("GET", "/shop", **headers)
     assert status == 400 and "<h1>bad request</h1>" in text and "Traceback" not in capfd.readouterr().err
+
+
+GARBAGE = [b"\x00\xff" * 40 + b"\r\n\r\n", b"GET\r\n\r\n", b"GET /shop HTTP/9.9\r\n\r\n", b"BREW /shop HTTP/1.1\r\n\r\n",
+           b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"GET /shop HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"GET /shop HT",
+           b"POST /shop HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"POST /shop HTTP/1.1\r\nContent-Length: 900\r\n\r\nhalf",
+           b"POST /shop HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET /shop HTTP/1.1\r\nX-World: ../../x\r\n\r\n"]
+
+
+def throw(port, garbage):
+    """Sends it over a connection of its own; returns what comes back before the server closes it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(garbage)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.makefile("rb").read()
+
+
+@pytest.mark.parametrize("requests", [1600, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_32_worlds_stay_apart_under_load_and_garbage(requests, capfd):
+    """Every tenth request is malformed. Each world writes and reads a text of its own; the times of the others are printed."""
+    times, user = [], web.World(12).user
+
+    def visit(number):
+        visitor = Visitor(SimpleNamespace(server_port=port), f"12-load{number}")
+        for i in range(requests // 64):
+            began = time.monotonic()
+            visitor.request("POST", "/forum/edit", {"bio": f"river {number} stone {i} end"})
+            page = visitor.get(f"/forum/user/{user}")
+            times.append((time.monotonic() - began) / 2)
+            assert re.findall("river .*? end", page) == [f"river {number} stone {i} end"]
+            if i % 5 == number % 5:  # two well-formed requests a turn
+                throw(port, GARBAGE[(i + number) % len(GARBAGE)])
+
+    with sandbox.start() as sites, ThreadPoolExecutor(32) as pool:
+        port, began = int(sites["SHOPPING"].split(":")[2].split("/")[0]), time.monotonic()
+        list(pool.map(visit, range(32)))
+        seconds = time.monotonic() - began
+        assert b" 400 " in throw(port, GARBAGE[-1])
+    assert "Traceback" not in capfd.readouterr().err
+    times.sort()
+    print(f"{requests / seconds:.0f} requests/s; median {times[len(times) // 2]:.4f} s, 99% {times[len(times) * 99 // 100]:.4f} s")
 
 
 def test_no_route_falls_over_whatever_is_posted_to_it(server, capfd):
