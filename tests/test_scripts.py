@@ -1,8 +1,12 @@
 """Each script as a user runs it: a subprocess, small sizes, two ranks under torchrun, and what it says to bad input."""
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
+import time
 from itertools import permutations
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 from conftest import ROOT
 
 import sandbox
+from evaluate import Run
 from model import load
 from sandbox import tasks
 
@@ -54,34 +59,94 @@ def test_mgrpo_runs_logs_and_saves(cloned, tmp_path, ranks, more):
     assert len(played) == 8 and all(len(t["turns"]) <= 2 for t in played)
 
 
-def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
-    """Bit for bit, in lock-step. The row of a step that was never saved, and half a line, are forgotten."""
-    places = "kitchen garden office music sports travel".split()  # exercises that the small base solves now and then
+@pytest.fixture(scope="module")
+def lock_step(tmp_path_factory):
+    """train(out, *arguments): mgrpo.py on tasks that the small base solves now and then, bit for bit the same in every run."""
+    places = "kitchen garden office music sports travel".split()
     wanted = [{"sites": ["shopping"], "task_id": i, "world": i, "start_url": "__SHOPPING__", "require_login": False,
                "storage_state": None, "intent": f"point at {a} else at {b}", "intent_template_id": 1,
                "eval": {"eval_types": ["url_match"], "reference_answers": None, "program_html": [], "url_note": "EXACT",
                         "reference_url": f"__SHOPPING__/category/{a}"}} for i, (a, b) in enumerate(permutations(places, 2))]
-    (tmp_path / "tasks.json").write_text(json.dumps(wanted))
-
+    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
+    path.write_text(json.dumps(wanted))
     with sandbox.start() as urls:
-        def train(out, *more):
-            return script("mgrpo.py", "--model", ROOT / "sandbox/base", "--tasks", tmp_path / "tasks.json", "--out", tmp_path / out,
-                          "--batch", 4, "--G", 4, "--max-turns", 1, "--max-new-tokens", 32, "--deterministic", *more, env=ENV | urls)
+        yield lambda out, *more, name="mgrpo.py", first=(), ranks=0: script(
+            name, *first, "--model", ROOT / "sandbox/base", "--tasks", path, "--out", out, "--batch", 4, "--G", 4, "--max-turns", 1,
+            "--max-new-tokens", 32, "--temperature", 1, "--deterministic", *more, ranks=ranks, env=ENV | urls)
 
-        assert train("whole", "--steps", 4, "--no-decay").returncode == 0
-        assert train("parts", "--steps", 2, "--no-decay").returncode == 0
-        with open(tmp_path / "parts/metrics.jsonl", "a") as file:
-            file.write('{"step": 2, "reward": 1.0}\n{"step": 3, "rew')
-        done = train("parts", "--steps", 4, "--no-decay")
-        assert done.returncode == 0 and "goes on at step 3" in done.stdout, done.stderr
-        other = train("parts", "--steps", 5, "--no-decay", "--eps", 0.3)
-        assert other.returncode != 0 and "eps 0.2, not 0.3" in other.stderr and "--no-resume" in other.stderr
-    whole, parts = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    rows = [[{k: v for k, v in json.loads(line).items() if "second" not in k}
-             for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()] for out in ("whole", "parts")]
-    assert rows[0] == rows[1] and [row["step"] for row in rows[0]] == [0, 1, 2, 3]
-    assert all(row["groups_kept"] for row in rows[0][1:])  # there was something to resume: every step trained
+
+def outcome(out):
+    """(weights, metrics but for times, which episode stands where on record) of a run."""
+    lines, played = ([json.loads(line) for line in (out / name).read_text().splitlines()]
+                     for name in ("metrics.jsonl", "trajectories.jsonl"))
+    return ({name: weight.tolist() for name, weight in load(out).state_dict().items()},
+            [{k: v for k, v in line.items() if "second" not in k} for line in lines],
+            [(t["step"], t["task_id"], t["member"], t["reward"]) for t in played])
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(lock_step, tmp_path):
+    """Bit for bit, in lock-step. The row of a step that was never saved, and half a line, are forgotten."""
+    assert lock_step(tmp_path / "whole", "--steps", 4, "--no-decay").returncode == 0
+    assert lock_step(tmp_path / "parts", "--steps", 2, "--no-decay").returncode == 0
+    with open(tmp_path / "parts/metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "reward": 1.0}\n{"step": 3, "rew')
+    done = lock_step(tmp_path / "parts", "--steps", 4, "--no-decay", "--max-tokens", 9000)
+    assert done.returncode == 0 and "goes on at step 3" in done.stdout, done.stderr
+    other = lock_step(tmp_path / "parts", "--steps", 5, "--no-decay", "--eps", 0.3)
+    assert other.returncode != 0 and "eps 0.2, not 0.3" in other.stderr and "--no-resume" in other.stderr
+    whole, parts = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
+    assert whole == parts and [row["step"] for row in whole[1]] == [0, 1, 2, 3]
+    assert all(row["groups_kept"] for row in whole[1][1:])  # there was something to resume: every step trained
+
+
+def killed(phase, step, delay, victim, *arguments):
+    """What the next test runs of this file: mgrpo.py, with SIGKILL for one rank so many seconds into a phase of a step."""
+    import mgrpo
+    now = []
+
+    def armed(name, function):
+        def wrapped(*given, **named):
+            now[:] = [given[3]] if name == "rollout" else now  # collect(model, chat, tasks, step, ...)
+            if (name, now) == (phase, [int(step)]) and mgrpo.rank() == int(victim):
+                threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return function(*given, **named)
+        return wrapped
+
+    for name, function in (("rollout", "collect"), ("update", "update"), ("save", "save"), ("save", "save_training")):
+        setattr(mgrpo, function, armed(name, getattr(mgrpo, function)))
+    sys.argv = ["mgrpo.py", *arguments]
+    mgrpo.command_line()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_sigkill_at_any_moment_costs_nothing_but_time(lock_step, tmp_path, ranks):
+    """Ten runs of six steps, each killed in one of steps 2 to 5 and begun again, against one that was not."""
+    size = ("--steps", 6, "--save-every", 2)
+    done = lock_step(tmp_path / "whole", *size, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    whole = outcome(tmp_path / "whole")
+    for seed in range(10):
+        rng = random.Random(seed)
+        phase, longest = [("rollout", 1.0), ("update", 0.2), ("save", 0.05)][seed % 3]
+        step = rng.choice([1, 3]) if phase == "save" else rng.randrange(1, 5)
+        kill = (phase, step, rng.uniform(0, longest), rng.randrange(max(ranks, 1)))
+        done = lock_step(tmp_path / str(seed), *size, name=__file__, first=kill, ranks=ranks)
+        assert done.returncode != 0 and (ranks or done.returncode == -signal.SIGKILL), (kill, done.stderr)
+        done = lock_step(tmp_path / str(seed), *size, ranks=ranks)
+        assert done.returncode == 0, (kill, done.stderr)
+        assert outcome(tmp_path / str(seed)) == whole, kill
+
+
+@pytest.mark.slow
+def test_when_a_rank_dies_the_others_end_and_say_so_and_the_same_command_goes_on(lock_step, tmp_path):
+    size = ("--steps", 6, "--save-every", 2)
+    began = time.monotonic()
+    done = lock_step(tmp_path, *size, name=__file__, first=("rollout", 3, 0.1, 1), ranks=2)
+    assert time.monotonic() - began < 120 and done.returncode != 0
+    assert "mgrpo.py: rank 0 lost another rank; the same command goes on" in done.stderr and "gloo" not in done.stderr
+    done = lock_step(tmp_path, *size, ranks=2)
+    assert done.returncode == 0 and "goes on at step 3" in done.stdout, done.stderr
 
 
 def test_evaluate_writes_a_summary_and_a_report(cloned, tmp_path):
@@ -130,3 +195,20 @@ def test_no_chromium_is_one_sentence(cloned, tmp_path):
     done = script("evaluate.py", "--model", cloned, "--tasks", "sandbox:test:1", "--out", tmp_path,
                   env=ENV | {"PATH": "", "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path)})
     assert done.returncode != 0 and "Traceback" not in done.stderr and "playwright install" in done.stderr
+
+
+def test_a_directory_in_use_or_not_writable_is_one_sentence(cloned, tmp_path):
+    """Two runs in one directory would spoil each other's records."""
+    (tmp_path / "file").write_text("")
+    done = script("mgrpo.py", "--model", cloned, *SMALL, "--out", tmp_path / "file/x")
+    assert done.returncode != 0 and "Traceback" not in done.stderr and "cannot write" in done.stderr
+    run = Run(tmp_path / "x", {})
+    run.claim()
+    run.write({"step": 0})
+    done = script("mgrpo.py", "--model", cloned, *SMALL, "--out", tmp_path / "x")
+    assert done.returncode != 0 and "Traceback" not in done.stderr and f"in use by process {os.getpid()}" in done.stderr
+    assert [file.name for file in sorted((tmp_path / "x").iterdir())] == ["lock", "metrics.jsonl"]
+
+
+if __name__ == "__main__":
+    killed(*sys.argv[1:])
