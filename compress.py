@@ -139,6 +139,11 @@ def answer_of(response: str) -> str | None:
     return found and found[1]
 
 
+def observation(task: dict, turn: int, page: str) -> str:
+    """What the user says in a turn. The task stands in the first one."""
+    return (f"Task: {task['intent']}\n\n" if turn == 0 else "") + f"Round {turn}\n\n{page}"
+
+
 class Chat:
     """Writes messages as ids for one tokenizer.
 
@@ -193,9 +198,8 @@ class Chat:
         return self._control(self.format.begin) + self.message("system", self.system)
 
     def observation(self, task: dict, turn: int, page: str) -> list[int]:
-        """The user message of a turn and the opening of the response. The task stands in the first one."""
-        intent = f"Task: {task['intent']}\n\n" if turn == 0 else ""
-        return self.message("user", f"{intent}Round {turn}\n\n{page}") + self.opening("assistant")
+        """The user message of a turn and the opening of the response."""
+        return self.message("user", observation(task, turn, page)) + self.opening("assistant")
 
     def action(self, action_ids: list[int]) -> list[int]:
         """A past response as context: its ids as sampled, closed if it did not close itself."""
@@ -230,6 +234,17 @@ def context(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
     return trunk(chat, trajectory, t) + trajectory.turns[t].observation_ids
 
 
+def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
+    """The context of a trajectory's last turn as chat messages, for a model that has a template of its own."""
+    out = [{"role": "system", "content": chat.system}]
+    for t, turn in enumerate(trajectory.turns[:-1]):
+        page = PLACEHOLDER if chat.compress else turn.observation
+        out += [{"role": "user", "content": observation(trajectory.task, t, page)},
+                {"role": "assistant", "content": turn.response}]
+    last = len(trajectory.turns) - 1
+    return out + [{"role": "user", "content": observation(trajectory.task, last, trajectory.turns[last].observation)}]
+
+
 def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int) -> tuple[list[int], str, bool]:
     """The next turn's observation, its page cut at the end so that trunk and observation take at most `budget` ids.
 
@@ -255,7 +270,8 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     """A line of trajectories.jsonl as this chat's tokenizer would have it; the responses are encoded anew."""
     trajectory = Trajectory({"intent": record["intent"], "task_id": record["task_id"], "sites": record["sites"]})
     for k, t in enumerate(record["turns"]):
-        trajectory.turns.append(Turn(t["url"], t["observation"], chat.observation(trajectory.task, k, t["observation"]),
+        page = PLACEHOLDER if t["observation"] is None else t["observation"]
+        trajectory.turns.append(Turn(t["url"], page, chat.observation(trajectory.task, k, page),
                                      [*chat.encode(t["response"]), chat.end_id], [], t["response"]))
     return trajectory
 

@@ -450,6 +450,10 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     return set(filter(None, map(origin, found)))
 
 
+# enter(browser, task): the cookies that an episode starts with, as Playwright's storage state. evaluate.World.enter, handed in.
+Enter = Callable[["Browser", dict], Awaitable[dict | str | None]]
+
+
 class Browser:
     """One Chromium process with a fresh context (cookies, storage, world) for every episode.
 
@@ -457,8 +461,8 @@ class Browser:
     so it holds for redirects, frames, sockets and scripts alike, and costs nothing.
     """
 
-    def __init__(self, settings: Settings, sites: set[str] | None = None):
-        self.settings, self.sites = settings, sites
+    def __init__(self, settings: Settings, sites: set[str] | None = None, enter: Enter | None = None):
+        self.settings, self.sites, self.enter = settings, sites, enter
         self.launching = asyncio.Lock()
 
     async def __aenter__(self):
@@ -486,16 +490,19 @@ class Browser:
             await bounded(self.chromium.close(), self.settings.timeout, "closing Chromium")
         await self.playwright.stop()
 
-    async def open(self, task: dict) -> "Session":
-        """Starts an episode at the task's first start page, in a context and (sandbox tasks) a world of its own."""
-        # The world travels as a header, not as a cookie, so that logging out does not change it.
-        headers = {"X-World": f"{task['world']}-{uuid.uuid4().hex}"} if "world" in task else {}
+    async def revive(self):
         async with self.launching:
             if not self.chromium.is_connected():  # it crashed or was killed; the episodes it took along are env errors
                 self.chromium = await self.launch()
+
+    async def open(self, task: dict, state: dict | str | None = None) -> "Session":
+        """Starts an episode at the task's first start page, in a context and (sandbox tasks) a world of its own."""
+        # The world travels as a header, not as a cookie, so that logging out does not change it.
+        headers = {"X-World": f"{task['world']}-{uuid.uuid4().hex}"} if "world" in task else {}
+        await self.revive()
         context = await self.chromium.new_context(
             viewport={"width": 1280, "height": 720}, extra_http_headers=headers, accept_downloads=False,
-            storage_state=task.get("storage_state"), service_workers="block")
+            storage_state=state or task.get("storage_state"), service_workers="block")
         context.set_default_timeout(1000 * self.settings.timeout)
         session = Session(context, self.settings, self.sites)
         try:
@@ -677,12 +684,18 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
                   score: Score) -> Trajectory:
     """Plays one task to its end and judges it once. Never raises for what the world or the agent does."""
     trajectory, session, error = Trajectory(task, member), None, ""
-    settings = browser.settings
+    settings, hosts = browser.settings, task.get("hosts", {})  # the names that the policy knows the sites by
     try:
-        session = await bounded(browser.open(task), 3 * settings.timeout, "opening the start page")
+        await browser.revive()
+        state = await browser.enter(browser, task) if browser.enter else None  # a reset of the sites takes its time
+        session = await bounded(browser.open(task, state), 3 * settings.timeout, "opening the start page")
+        if "intent_from" in task:  # MiniWoB++: the page makes its task up
+            trajectory.task = task = task | {"intent": await session.page.evaluate(task["intent_from"])}
         while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
             url, page = await session.observe()
             page = f"error: {error}\n{page}" if error else page
+            for host, address in hosts.items():
+                page = page.replace(address, f"http://{host}")
             ids, shown, cut = fit_page(chat, trajectory, page, settings.max_context - settings.max_new_tokens)
             turn = Turn(url, shown, ids, [], [], "", page_cut=cut)
             trajectory.turns.append(turn)
@@ -692,9 +705,11 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
                 break
             turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
             turn.response = chat.decode(turn.action_ids)
-            error = ""
+            error, said = "", turn.response
+            for host, address in hosts.items():
+                said = said.replace(f"http://{host}", address)
             try:
-                call = parse(turn.response)
+                call = parse(said)
                 turn.action = str(call)
                 if call.name == "exit":
                     trajectory.answer = call.argument
@@ -737,7 +752,7 @@ def recorded(chat: Chat, records: list[dict]) -> Act:
 
 
 async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: Settings, group: int = 1,
-               log: Callable[[str], None] | None = None) -> list[Trajectory]:
+               log: Callable[[str], None] | None = None, enter: Enter | None = None) -> list[Trajectory]:
     """Plays every task `group` times, settings.concurrency at once; returns them ordered by task, then member."""
     jobs = [(task, member) for task in tasks for member in range(group)]
     done: dict[int, Trajectory] = {}
@@ -764,7 +779,7 @@ async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: 
                 log(progress(list(done.values()), len(jobs), workers, said - start))
         rounds.leave()
 
-    async with Browser(settings, sites_of(tasks, settings.allow)) as browser:
+    async with Browser(settings, sites_of(tasks, settings.allow), enter) as browser:
         running = [asyncio.ensure_future(work(slot)) for slot in range(workers)]
         try:
             await asyncio.gather(*running)
@@ -894,7 +909,7 @@ class Engine:
 
 async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Score, settings: Settings, *,
                   group: int = 1, seed: int | str = 0, temperature: float = 1.0, top_p: float = 1.0,
-                  log: Callable[[str], None] | None = None) -> list[Trajectory]:
+                  log: Callable[[str], None] | None = None, enter: Enter | None = None) -> list[Trajectory]:
     """Plays every task `group` times with the model as policy. Random numbers depend on (seed, task, member) only."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))  # the other cores are the browser's: threads that wait cost more
@@ -909,7 +924,7 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
 
         server = asyncio.ensure_future(engine.serve())
         try:
-            return await play(tasks, act, chat, score, settings, group, log)
+            return await play(tasks, act, chat, score, settings, group, log, enter)
         finally:
             server.cancel()
             await asyncio.wait([server])

@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, SPECIAL, TEXT, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, micro_batches, open_chat,
-                      pack, pad, respond, rows, system_prompt, trunk)
+from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, messages, micro_batches,
+                      open_chat, pack, pad, respond, rows, system_prompt, trunk)
 from model import token_logprobs
 
 
@@ -41,6 +41,17 @@ def test_the_context_is_the_chat_written_out(chat):
                 f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n{a1}<|im_end|>\n"
                 f"<|im_start|>user\nRound 2\n\n<title>page 2</title>\n<a>red lamp 2</a> $2<|im_end|>\n<|im_start|>assistant\n")
     assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_messages_for_a_model_elsewhere_say_what_a_checkpoint_reads(chat, compress):
+    chat = Chat(chat.tokenizer, chat.system, compress=compress)
+    for n in (1, 3):
+        trajectory = make_trajectory(chat, n)
+        *said, last = [(m["role"], m["content"]) for m in messages(chat, trajectory)]
+        ids = chat._control(chat.format.begin) + sum((chat.message(*one) for one in [*said, last]), []) + chat.opening("assistant")
+        decode = lambda ids: chat.tokenizer.decode(ids, skip_special_tokens=False)
+        assert decode(ids) == decode(context(chat, trajectory, n - 1))
 
 
 def random_history(number: int):
