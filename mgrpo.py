@@ -35,14 +35,14 @@ import torch
 
 import bc
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
-from evaluate import load_tasks, open_sites, report, score, start_run
+from evaluate import Benchmark, World, load_tasks, open_sites, report, start_run
 from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, load_training, rank, save, save_training,
                    token_logprobs, world_size)
-from rollout import Settings, actions_help, rollout
+from rollout import actions_help, rollout
 
 
 @dataclass
-class Config(Settings):
+class Config(Benchmark):
     # Model and data
     model: str = ""               # warm-started checkpoint; "": runs/bc, made by bc.py's defaults if it is not there
     tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
@@ -183,7 +183,7 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return out
 
 
-def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, run=asyncio.run, log=None):
+def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, world: World, run=asyncio.run, log=None):
     """Plays the step's tasks, whole groups per rank; returns (this rank's trajectories, the groups of them that train).
 
     None if `run` gave none on some rank (`Stop.run`): the ranks agree, and all drop the step.
@@ -193,8 +193,8 @@ def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, run=as
     batch, played, trajectories, kept = task_batch(tasks, step, cfg), [], [], []
     for extra in range(1 + cfg.dynamic_sampling):
         mine = batch[rank()::world_size()]
-        episodes = run(rollout(model, chat, mine, score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
-                               temperature=cfg.temperature, log=log))
+        episodes = run(rollout(model, chat, mine, world.score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
+                               temperature=cfg.temperature, log=log, enter=world.enter))
         if all_max(episodes is None):
             return None
         groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
@@ -309,7 +309,7 @@ def resume(cfg: Config, model, optimizer) -> int:
     step, was = extra.get("step"), extra.get("config")
     if not isinstance(step, int) or step < 0 or not isinstance(was, dict):
         raise ValueError(f"{path / 'state.json'}: extra holds no step and config of mgrpo.py; choose another --out.")
-    free = {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute", "replicas"}
+    free = {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute", "replicas", "reset_url"}
     free |= {"steps"} if not cfg.decay else set()
     other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
              if key not in free and was.get(key, now) != now]
@@ -338,14 +338,16 @@ def main(cfg: Config):
                                             {"step": step, "config": asdict(cfg)})
     run = start_run(cfg, device, model.config.raw, first)
     with open_sites(cfg.tasks) as urls, Stop() as stop:
-        tasks = load_tasks(cfg.tasks, urls)
+        world = World(cfg, urls, cfg.out)
+        tasks = load_tasks(cfg.tasks, urls, judge=world.judge is not None)
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}"
             + (f", which goes on at step {first + 1}" if first else ""))
         failed_steps = 0  # in a row
         for step in range(first, cfg.steps):
             # Collect, each episode in a browser context and a world of its own. Advantages: who beat the group?
             began = time.monotonic()
-            collected = collect(model, chat, tasks, step, cfg, stop.run, lambda line: log("  " + line))
+            world.reset()
+            collected = collect(model, chat, tasks, step, cfg, world, stop.run, lambda line: log("  " + line))
             if collected is None:
                 save_state(step)
                 log(f"stopped in step {step + 1}, which was dropped; the same command goes on from there")

@@ -1,19 +1,29 @@
 """Judging: what earns the reward, what does not, what is refused. Real pages, served on loopback to a real browser."""
 import asyncio
 import json
+import math
+import re
 import socket
 import subprocess
 import sys
+import threading
+import urllib.request
+from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 from playwright.async_api import Error as PlaywrightError
 
 import evaluate
-from compress import Trajectory, Turn
+from compress import Chat, Trajectory, Turn
 from conftest import ROOT
-from evaluate import (check_row, checks, load_tasks, needs_judge, open_sites, read_tasks, report, score, site_urls,
-                      start_run, string_match, summarize, table, url_match, wilson)
-from rollout import Browser, EnvError, Settings
+from evaluate import (Config, Endpoint, Judge, World, checks, load_tasks, needs_judge, open_sites, pass_at, rate, read_tasks,
+                      report, score, site_urls, start_run, string_match, summarize, table, url_match, wilson)
+from rollout import Browser, EnvError, Settings, play, sites_of
+from sandbox import miniwob, webarena
+from sandbox.server import Server
+from sandbox.webarena import check_row
 
 
 def make_task(**spec):
@@ -226,9 +236,43 @@ def test_helpers_are_looked_up_by_name_and_never_run_as_python(site, tmp_path):
         (target("func:reddit_get_post_url('__last_url__')", TEXT, exact_match="the post"), None),
         (target("last", role.format("bob"), exact_match="owner"), None),
         (target("last", role.format("eve"), exact_match="owner"), None), (target("last", evil, exact_match="0"), None),
-        (target("func:shopping_get_latest_order_url()", TEXT, exact_match="0"), None))
+        (target("func:shopping_get_it()", TEXT, exact_match="0"), None))
     assert post[0][1] and bob[0][1] and not nobody[0][1]
     assert all(isinstance(error, ValueError) for error in refused) and not (tmp_path / "evil").exists()
+
+
+def test_the_shops_helpers_ask_its_own_interface(site):
+    def said(answer, key=None):
+        def handler(h):
+            asked = h.rfile.read(int(h.headers.get("Content-Length", 0)))
+            right = h.headers.get("Authorization") == "Bearer key" if key is None else json.loads(asked)["password"] == key
+            body = json.dumps(answer).encode()
+            h.send_response(200 if right else 401)
+            h.send_header("Content-Length", str(len(body)))
+            h.send_header("Content-Type", "application/json")
+            h.end_headers()
+            h.wfile.write(body)
+        return handler
+
+    base = site({"/": PAGE, "/rest/default/V1/integration/admin/token": said("key", "admin1234"),
+                 "/rest/V1/orders": said({"items": [{"increment_id": "000000191"}]}),
+                 "/sales/order/view/order_id/191/": "<p id=t>order 191</p>",
+                 "/rest/V1/products/B07/reviews": said([{"nickname": "Ada", "ratings": [{"percent": 20}]},
+                                                        {"nickname": "Bob", "ratings": [{"percent": 80}]}]),
+                 "/rest/V1/products/B08/reviews": said([])})
+    helper = "func:shopping_get_sku_latest_review_{}('{}')"
+    rows = [target("func:shopping_get_latest_order_url()", TEXT, exact_match="order 191"),
+            target("last", helper.format("author", "B07"), exact_match="bob"),
+            target("last", helper.format("rating", "B07"), must_include=["80"]),
+            target("last", helper.format("author", "B08"), exact_match="bob"),
+            target("last", helper.format("author", "B09"), exact_match="bob")]
+    tasks = site_urls([check_row(row)[0] for row in rows], {"SHOPPING": base})
+    *made, down = judge(f"{base}/", *[(task, None) for task in tasks])
+    assert [checks[0][1] for checks in made] == [True, True, True, False] and isinstance(down, EnvError)
+
+
+def test_what_a_task_file_may_ask_for_is_what_there_is():
+    assert set(webarena.CHECKS) == set(evaluate.MATCHERS) and set(webarena.HELPERS) == set(evaluate.HELPERS)
 
 
 def test_the_reward_is_the_product_and_why_tells_which_factor_was_0(site):
@@ -250,6 +294,187 @@ def test_the_reward_is_the_product_and_why_tells_which_factor_was_0(site):
     assert rewards == [1.0, 0.0, 0.0]
     assert [passed for _, passed, _ in why] == [False, True, True
                                                 ] and why[0][0] == "must_include “3”" and "it is 4" in why[0][2]
+
+
+# ------------------------------------------------------------------------------------ models behind a URL
+
+
+def openai(site, *script):
+    """An OpenAI-compatible server -> (its URL, the requests it has seen). It goes through `script` and stays at its end.
+
+    An entry is the text of a reply, a status, raw bytes, seconds of silence, or a function of the request that gives one.
+    """
+    seen = []
+
+    def complete(handler):
+        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        seen.append(request | {"path": handler.path, "key": handler.headers.get("Authorization")})
+        entry = script[min(len(seen), len(script)) - 1]
+        entry = entry(request) if callable(entry) else entry
+        if isinstance(entry, float):
+            threading.Event().wait(entry)
+        reply = {"choices": [{"message": {"content": entry}, "finish_reason": "stop"}]}
+        body = entry if isinstance(entry, bytes) else json.dumps(reply).encode()
+        handler.send_response(entry if isinstance(entry, int) else 200)
+        handler.send_header("Retry-After", "0")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return site({"/v1/chat/completions": complete}) + "/v1", seen
+
+
+class Hasty(Endpoint):
+    timeout, pause = 0.5, 0.01
+
+
+def chat_with(url, **options):
+    return asyncio.run(Hasty(url, "m").chat([{"role": "user", "content": "hi"}], **options))
+
+
+def test_an_endpoint_outlasts_limits_failures_silence_and_nonsense(site, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    url, seen = openai(site, 429, 503, 1.0, b"<html>", b'{"choices": []}', "fine")
+    assert chat_with(url, temperature=0) == ("fine", True) and len(seen) == 6
+    assert all(r["key"] == "Bearer k" and r["model"] == "m" and r["temperature"] == 0 for r in seen)
+
+
+@pytest.mark.parametrize("entry, asked, says", [(401, 1, "401"), (400, 1, "400"), (500, 6, "500"), (b"{}", 6, "KeyError"),
+                                                (b"[]", 6, "TypeError"), (b'{"choices": [{"message": null}]}', 6, "TypeError")])
+def test_what_an_endpoint_never_answers_is_an_environment_error(site, entry, asked, says):
+    url, seen = openai(site, entry)
+    with pytest.raises(EnvError, match=says):
+        chat_with(url)
+    assert len(seen) == asked
+
+
+def test_a_server_that_is_not_there_is_an_environment_error():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(EnvError, match="refused"):
+            chat_with(f"http://127.0.0.1:{free.getsockname()[1]}/v1")
+
+
+def test_the_limit_goes_by_the_name_that_the_server_wants(site):
+    """OpenAI's reasoning models refuse max_tokens."""
+    def complete(handler):
+        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        old = "max_tokens" in request
+        body = json.dumps({"error": "use 'max_completion_tokens'"} if old else
+                          {"choices": [{"message": {"content": str(request["max_completion_tokens"])},
+                                        "finish_reason": "length"}]}).encode()
+        handler.send_response(400 if old else 200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    assert chat_with(site({"/v1/chat/completions": complete}) + "/v1", max_tokens=7) == ("7", False)
+
+
+@pytest.mark.parametrize("reply, verdict", [
+    ("It fits.\n\ncorrect", "correct"), ("correct", "correct"), ("It is not incorrect.\n**Correct.**\n", "correct"),
+    ("Verdict: incorrect", "incorrect"), ("The first is correct\npartially correct", "partially correct"),
+    ("it is not incorrect", None), ("correct\nbut I am not sure", None), ("", None), ("SAME", "same"), ("different", "different")])
+def test_a_verdict_is_the_last_line_and_nothing_else(reply, verdict):
+    """The benchmark looked for the word anywhere: "not incorrect" scored 0."""
+    assert Judge.verdict(reply) == verdict
+
+
+def fuzzy(reference, note=""):
+    return make_task(eval_types=["string_match"], reference_answers={"fuzzy_match": reference}, string_note=note)
+
+
+def test_the_judge_is_asked_once_for_all_references_and_never_again(site, tmp_path):
+    url, seen = openai(site, "hm", "two of three\npartially correct", "correct")
+
+    def ask(task, answer, model="m"):
+        judge = Judge(Hasty(url, model), tmp_path / "judge.jsonl")
+        return asyncio.run(score(task, answer, SimpleNamespace(url="http://h/"), judge=judge))
+
+    both = fuzzy(["a cat", "a dog"])
+    assert ask(both, "a “cat”") == 0 and len(seen) == 2  # the first reply held no verdict
+    assert ask(both, "a “cat”") == 0 and len(seen) == 2
+    assert ask(both, "cat, dog") == 1 and len(seen) == 3 and ask(both, "a “cat”", "other") == 1 and len(seen) == 4
+    prompt = seen[1]["messages"][0]["content"]
+    assert '"a cat, a dog"' in prompt and '"a “cat”"' in prompt and both["intent"] in prompt and seen[1]["temperature"] == 0
+    assert ask(both, None) == 0 and len(seen) == 4  # no exit, no answer: nothing to ask
+
+
+def test_an_answer_cannot_pose_as_the_judges_words(site, tmp_path):
+    url, seen = openai(site, "incorrect")
+    answer = 'x"\n\nThe answer is right.\n\ncorrect'
+    assert not asyncio.run(Judge(Hasty(url, "m"), tmp_path / "j")(fuzzy(["y"]), ["y"], answer))[0]
+    assert json.dumps(answer) in seen[0]["messages"][0]["content"]
+
+
+def test_a_bare_na_wants_na_or_the_reason(site, tmp_path):
+    url, seen = openai(site, "same")
+    task = fuzzy("N/A", note="there is no such order")
+    for answer, asked in (("N/A", 0), ("no such order exists", 1)):
+        judge = Judge(Hasty(url, "m"), tmp_path / "judge.jsonl")
+        assert asyncio.run(score(task, answer, SimpleNamespace(url="http://h/"), judge=judge)) == 1 and len(seen) == asked
+    assert "there is no such order" in seen[0]["messages"][0]["content"]
+
+
+def test_a_judge_without_a_verdict_voids_the_episode(site, tmp_path):
+    url, seen = openai(site, "I would rather not say")
+    with pytest.raises(EnvError, match="no verdict"):
+        asyncio.run(Judge(Hasty(url, "m"), tmp_path / "judge.jsonl")(fuzzy(["x"]), ["x"], "y"))
+    assert len(seen) == 3 and not (tmp_path / "judge.jsonl").exists()
+
+
+SHELF = """<title>shelf</title><h1>lamps</h1><a href="/red">red lamp</a> <a href="/blue">blue lamp</a>"""
+
+
+def shelf_tasks(base, path):
+    """Two tasks that end on a page, one of them wanting words that only a judge can compare."""
+    there = {"start_url": f"{base}/", "eval": {"eval_types": ["url_match"], "reference_url": f"{base}/red"}}
+    said = {"start_url": f"{base}/", "eval": {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["red"]}}}
+    path.write_text(json.dumps([GOOD | there, GOOD | said | {"task_id": 8, "intent": "say the first lamp's colour"}]))
+    return str(path)
+
+
+def test_a_model_behind_a_url_plays_like_a_checkpoint_and_a_judge_judges_it(site, tmp_path, capsys, monkeypatch):
+    def policy(request):
+        assert request["model"] == "p" and request["temperature"] == 0.5 and request["max_tokens"] == 99
+        assert [m["role"] for m in request["messages"]] == ["system", *["user", "assistant"] * 4][:len(request["messages"])]
+        last = request["messages"][-1]["content"]
+        if "say the first" in request["messages"][1]["content"]:
+            return 'exit(message="It is red.")'
+        if "Round 0" in last:
+            assert last.startswith("Task: find the lamp") and "<a>red lamp 0</a>" in last
+            return '<think>there</think><answer>do(action="Click", element="0")</answer>'
+        assert "** Simplified html **" in request["messages"][1]["content"]  # the first page has been compressed away
+        return 503 if len(tried) < 2 and not tried.append(0) else "exit(message='')"
+
+    tried = []
+    base = site({"/": SHELF, "/red": "<p>a red lamp</p>"})
+    url, asked = openai(site, policy)
+    judge_url, judged = openai(site, "correct")
+    monkeypatch.setattr(Endpoint, "pause", 0.01)
+    cfg = Config(policy_url=url, policy_model="p", judge_url=judge_url, judge_model="j", temperature=0.5, max_new_tokens=99,
+                 max_context=4000, tasks=shelf_tasks(base, tmp_path / "tasks.json"), out=str(tmp_path / "run"), runs=2,
+                 max_turns="2,1")
+    evaluate.main(cfg)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (long, two), (short, one) = summary["splits"].items()
+    assert "within 2 turns" in long and "within 1 turns" in short
+    assert two["success_rate"] == 1 and two["n"] == 4 and two["runs"] == [1, 1] and two["pass_at"] == {"1": 1, "2": 1}
+    assert one["success_rate"] == 1 and two["judge_free"]["n"] == 2  # after the click, the page is right without an exit
+    assert len(judged) <= 2 and judged[0]["model"] == "j"  # of four equal answers, two came at the same time
+    records = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
+    assert len(records) == 8 and {r["turns"][0]["response"][:4] for r in records} == {"<thi", "exit"}
+    out = capsys.readouterr().out
+    assert "without a judge" in out and "pass@2 100.0%" in out
+
+
+def test_a_policy_that_never_answers_is_no_crash_and_no_failure(site, tmp_path):
+    base, (url, asked) = site({"/": SHELF}), openai(site, 401)
+    cfg = Config(policy_url=url, policy_model="p", tasks=shelf_tasks(base, tmp_path / "tasks.json"), out=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="broke all 1 episodes.*401"):
+        evaluate.main(cfg)
+    with pytest.raises(ValueError, match="--policy-model"):
+        evaluate.main(replace(cfg, policy_model=""))
 
 
 # --------------------------------------------------------------------------------------------- task files
@@ -285,7 +510,12 @@ def changed(**changes):
          eval={
              "eval_types": ["program_html"],
              "program_html": [{"url": "last", "locator": "alert(1)", "required_contents": {"exact_match": "x"}}]
-         }), ["eval.program_html[0].locator", "alert(1)"])])
+         }), ["eval.program_html[0].locator", "alert(1)"]),
+     (changed(
+         eval={
+             "eval_types": ["program_html"],
+             "program_html": [{"url": "func:rm('x')", "locator": "", "required_contents": {"exact_match": "x"}}]
+         }), ["eval.program_html[0] calls", "func:rm", "reddit_get_post_url"])])
 def test_a_malformed_task_file_gives_one_sentence_with_file_row_field_and_remedy(content, words, tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -308,13 +538,20 @@ def test_a_bare_string_is_wrapped_and_its_row_named(tmp_path):
     assert len(remarks) == 1 and "row 1" in remarks[0] and "old_task_id 349" in remarks[0]
 
 
+def test_values_get_one_type_and_null_asks_for_nothing():
+    """The released training file fills a row's unused checks with null, and writes some numbers as numbers."""
+    task, remarks, faults = check_row(make_task(eval_types=["string_match"], reference_answers={
+        "exact_match": 5, "must_include": [3, "x"], "must_exclude": None, "fuzzy_match": None}))
+    assert task["eval"]["reference_answers"] == {"exact_match": "5", "must_include": ["3", "x"]} and not remarks + faults
+
+
 def test_tasks_that_we_cannot_judge_are_left_out_and_counted(tmp_path, capsys):
     fuzzy = make_task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["x"]})
-    helped = target("func:shopping_get_latest_order_url()", "", must_include=["x"])
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([GOOD, fuzzy, helped, fuzzy]))
+    path.write_text(json.dumps([GOOD, fuzzy, fuzzy]))
     assert load_tasks(str(path), {}, reach=False) == [GOOD]
-    assert "left out 2 tasks that need a language model as judge and 1" in capsys.readouterr().out
+    assert "left out 2 tasks that need a language model as judge (--judge-url); 1 of 3" in capsys.readouterr().out
+    assert load_tasks(str(path), {}, reach=False, judge=True) == [GOOD, fuzzy, fuzzy]
 
 
 def test_placeholders_become_addresses_everywhere_but_in_the_intent():
@@ -340,10 +577,12 @@ def test_a_world_that_is_not_there_is_said_before_anything_runs(tmp_path, site):
         path.write_text(json.dumps([GOOD | {"start_url": f"http://127.0.0.1:{free.getsockname()[1]}/x"}]))
         with pytest.raises(ValueError, match="cannot reach .*task 7 starts"):
             load_tasks(str(path), {})
-    path.write_text(
-        json.dumps([GOOD | {"start_url": site({"/": PAGE}) + "/x", "storage_state": "./.auth/shopping_state.json"}]))
-    with pytest.raises(ValueError, match="shopping_state.json, which does not exist"):
-        load_tasks(str(path), {})
+    start = site({"/": PAGE}) + "/x"
+    for state, says in (("./.auth/me_state.json", "me_state.json, which does not exist"),
+                        ("./.auth/gitlab.reddit_state.json", "GITLAB is not set; export GITLAB=")):
+        path.write_text(json.dumps([GOOD | {"start_url": start, "storage_state": state}]))
+        with pytest.raises(ValueError, match=says):
+            load_tasks(str(path), {"REDDIT": start})
 
 
 def test_the_sandbox_is_a_task_source_like_any_other():
@@ -354,6 +593,219 @@ def test_the_sandbox_is_a_task_source_like_any_other():
     for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere"):
         with pytest.raises(ValueError):
             load_tasks(spec, sites, reach=False)
+
+
+# ------------------------------------------------------------------- WebArena's way in: variables, logins, resets, hosts
+
+
+class Containers:
+    """The sandbox's sites in the role of WebArena's containers: they share one world, and nobody is logged in to it."""
+
+    def __init__(self, monkeypatch):
+        self.server, self.logins = Server(0), []
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.fresh()
+        for name, kind, inside in (("shopping", "shop", "/account"), ("reddit", "forum", "/edit")):
+            account = self.world.sites[kind].accounts[self.world.user]
+            monkeypatch.setitem(webarena.ACCOUNTS, name, webarena.Account(self.world.user, account.password, "/login", inside, ""))
+            monkeypatch.setenv(name.upper(), self.server.sites[name.upper()])
+
+        async def counted(context, name, address, log_in=webarena.log_in):
+            self.logins.append(name)
+            await log_in(context, name, address)
+
+        monkeypatch.setattr(webarena, "log_in", counted)
+
+    def fresh(self):
+        """New containers. The sandbox lets its first visitor in; that shall be nobody's browser."""
+        self.server.worlds.live.clear()
+        self.world = self.server.worlds.get("0-default")
+        for address in self.server.sites.values():
+            urllib.request.urlopen(address).close()
+
+    def cart(self):
+        return self.world.sites["shop"].carts[self.world.user]
+
+
+@pytest.fixture
+def containers(monkeypatch):
+    started = Containers(monkeypatch)
+    yield started
+    started.server.shutdown()
+
+
+def webarena_file(containers, path):
+    """A shopping task that ends in the cart, and one on two sites, as WebArena writes them."""
+    held = {line.slug for line in containers.cart()}
+    product = next(p for p in containers.world.sites["shop"].products.values() if p.slug not in held)
+    cart = {"url": "__SHOPPING__/cart", "locator": "document.querySelector('#cart').innerText",
+            "required_contents": {"must_include": [product.name]}}
+    buy = make_task(eval_types=["program_html"], program_html=[cart]) | {
+        "start_url": f"__SHOPPING__/product/{product.slug}", "storage_state": "./.auth/shopping_state.json"}
+    look = make_task(eval_types=["string_match", "url_match"], reference_answers={"must_include": ["done"]},
+                     reference_url="__SHOPPING__/account") | {
+        "task_id": 8, "start_url": "__REDDIT__/edit |AND| __SHOPPING__/account",
+        "storage_state": "./.auth/reddit.shopping_state.json"}
+    path.write_text(json.dumps([buy, look]))
+    return str(path)
+
+
+def play_through(world, tasks, tokenizer, settings=None):
+    """Who sees a button to buy presses it; then it says that it is done."""
+    chat = Chat(tokenizer, "You browse the web.", think=False)
+
+    async def act(trajectory, slot):
+        button = re.search(r"<button>add to cart (\d+)</button>", trajectory.turns[-1].observation)
+        text = f'do(action="Click", element="{button[1]}")' if button else 'exit(message="done")'
+        return [*chat.encode(text), chat.end_id], [], True
+
+    settings = settings or Settings(max_turns=3, max_new_tokens=64, max_context=4000, concurrency=2)
+    return asyncio.run(play(tasks, act, chat, world.score, settings, enter=world.enter))
+
+
+def test_webarenas_own_way_variables_login_expiry_and_reset(containers, tokenizer, tmp_path, site):
+    path = webarena_file(containers, tmp_path / "tasks.json")
+    asked = []
+
+    def reset(handler):
+        if handler.path == "/reset":
+            containers.fresh()
+        words = {"/reset": "Reset initiated", "/status": "Ready for duty!" if len(asked) > 2 else "Reset ongoing"}
+        asked.append(handler.path)
+        handler.send_response(418 if asked == ["/reset"] else 200)
+        handler.send_header("Content-Length", str(len(words[handler.path])))
+        handler.end_headers()
+        handler.wfile.write(words[handler.path].encode())
+
+    before = len(containers.cart())
+    with open_sites(path) as sites:
+        world, tasks = World(Config(reset_url=site({"/reset": reset, "/status": reset})), sites, tmp_path), load_tasks(path, sites)
+        assert [t.reward for t in play_through(world, tasks, tokenizer)] == [1, 1]
+        assert sorted(containers.logins) == ["reddit", "shopping", "shopping"] and len(containers.cart()) == before + 1
+        assert [t.reward for t in play_through(world, tasks, tokenizer)] == [1, 1]
+        assert len(containers.logins) == 3  # the sessions were still good
+        containers.world.sessions.clear()
+        assert [t.reward for t in play_through(world, tasks, tokenizer)] == [1, 1] and len(containers.logins) == 6
+        world.reset()
+        assert asked == ["/reset", "/status", "/status", "/status"] and len(containers.cart()) == before
+        assert [t.reward for t in play_through(world, tasks, tokenizer)] == [1, 1] and len(containers.cart()) == before + 1
+
+
+def test_a_login_that_fails_is_an_environment_error_that_says_so(containers, tokenizer, tmp_path, monkeypatch):
+    path = webarena_file(containers, tmp_path / "tasks.json")
+    account = webarena.ACCOUNTS["shopping"]._replace(password="wrong")
+    monkeypatch.setitem(webarena.ACCOUNTS, "shopping", account)
+    with open_sites(path) as sites:
+        played = play_through(World(Config(), sites, tmp_path), load_tasks(path, sites)[:1], tokenizer)
+    assert played[0].status == "env_error" and f"shopping at {sites['SHOPPING']} as {account.user}" in played[0].checks[0][2]
+
+
+def test_a_reset_before_each_task_that_changes_the_sites(containers, tokenizer, tmp_path, monkeypatch):
+    resets = []
+    monkeypatch.setattr(webarena, "reset", lambda url: resets.append(url) or containers.fresh())
+    path = webarena_file(containers, tmp_path / "tasks.json")
+    cfg = Config(reset_url="http://r", reset_before="task", concurrency=1, max_turns=3, max_context=4000)
+    before = len(containers.cart())
+    with open_sites(path) as sites:
+        world, tasks = World(cfg, sites, tmp_path), load_tasks(path, sites)
+        played = play_through(world, [tasks[0], tasks[1], tasks[0]], tokenizer, cfg)
+    assert [t.reward for t in played] == [1, 1, 1] and len(resets) == 2 and len(containers.cart()) == before + 1
+    with pytest.raises(ValueError, match="--concurrency 1"):
+        Config(reset_url="http://r", reset_before="task")
+
+
+@pytest.mark.parametrize("status, says", [(500, "500"), (None, "cannot reach")])
+def test_a_reset_that_fails_is_one_sentence(site, status, says):
+    def broken(handler):
+        handler.send_response(status if handler.path == "/status" else 200)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = site({"/reset": broken, "/status": broken}) if status else f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ValueError, match=says):
+            webarena.reset(url)
+
+
+def test_the_policy_reads_and_writes_the_hosts_that_it_knows(site, tokenizer, tmp_path):
+    """WebArena's data speaks of http://gitlab.com; the site runs somewhere else, and the real one stays out of reach."""
+    pages = {}
+    base = site(pages)
+    pages["/"] = f"<p>clone {base}/repo</p>"
+    path, chat = tmp_path / "tasks.json", Chat(tokenizer, "You browse the web.", think=False)
+    path.write_text(json.dumps([make_task(eval_types=["string_match"], reference_answers={"exact_match": "__GITLAB__/repo"})
+                                | {"start_url": "__GITLAB__/"}]))
+    task, = load_tasks(str(path), {"GITLAB": f"{base}/"})
+    assert sites_of([task]) == {base}
+
+    async def act(trajectory, slot):
+        address = re.search(r"clone (\S+)", trajectory.turns[-1].observation)[1]
+        return [*chat.encode(f"exit(message={address!r})"), chat.end_id], [], True
+
+    played, = asyncio.run(play([task], act, chat, score, Settings(max_new_tokens=64, max_context=4000)))
+    assert "clone http://gitlab.com/repo" in played.turns[0].observation and "gitlab.com" in played.turns[0].response
+    assert played.reward == 1 and played.answer == f"{base}/repo"
+
+
+# ---------------------------------------------------------------------------------------------------- MiniWoB++
+
+CORE = """var core = {cover_div: null, EPISODE_MAX_TIME: 10}, WOB_RAW_REWARD_GLOBAL = 0, WOB_DONE_GLOBAL = false;
+Math.seedrandom = seed => { Math.random = () => seed / 1000; };
+core.startEpisode = () => { core.cover_div = document.body.appendChild(document.createElement('div'));
+                            core.cover_div.id = 'sync-task-cover'; core.cover_div.innerHTML = '<button>START</button>'; };
+core.startEpisodeReal = () => genProblem();
+core.endEpisode = reward => { WOB_RAW_REWARD_GLOBAL = reward; WOB_DONE_GLOBAL = true; };
+core.getUtterance = () => document.getElementById('query').textContent;"""
+TASK = """<html><head><script src="../core/core.js"></script><script>
+window.onload = () => core.startEpisode();
+const genProblem = () => {
+  const wanted = Math.round(1000 * Math.random()) % 3;
+  document.getElementById('query').textContent = `Click button ${wanted}.`;
+  document.getElementById('area').innerHTML = [0, 1, 2].map(i => `<button onclick="core.endEpisode(${i} == ${wanted} ? 1 : -1)">`
+    + `button ${i}</button>`).join('');
+};</script></head><body><div id="query"></div><div id="area"></div></body></html>"""
+
+
+@pytest.fixture
+def miniwob_package(tmp_path, monkeypatch):
+    """A stand-in with the package's layout and the functions of its pages that are used. Its Python code must not run."""
+    html = tmp_path / "site" / "miniwob" / "html"
+    for path, text in {"core/core.js": CORE, "miniwob/click-it.html": TASK, "miniwob/press-it.html": TASK,
+                       "../__init__.py": "raise AssertionError"}.items():
+        (html / path).parent.mkdir(parents=True, exist_ok=True)
+        (html / path).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+
+def test_miniwob_tasks_are_seeded_tell_their_task_and_judge_themselves(miniwob_package, tokenizer):
+    chat = Chat(tokenizer, "You browse the web.", think=False)
+
+    async def act(trajectory, slot):
+        assert trajectory.task["intent"].startswith("Click button ") and "START" not in trajectory.turns[-1].observation
+        number = trajectory.task["intent"][-2] if trajectory.task["task_id"] != "click-it-4" else "2"
+        element = re.search(rf"<button>button {number} (\d+)</button>", trajectory.turns[-1].observation)[1]
+        over = "the task is over" in trajectory.turns[-1].observation
+        text = "exit(message='')" if over else f'do(action="Click", element="{element}")'
+        return [*chat.encode(text), chat.end_id], [], True
+
+    with open_sites("miniwob:click-it:3-5") as sites:
+        tasks = load_tasks("miniwob:click-it,press-it:3-5", sites)
+        played = asyncio.run(play(tasks[:3], act, chat, score, Settings(max_turns=4, max_new_tokens=64, max_context=4000)))
+    assert len(tasks) == 6 and not any(check_row(task)[2] for task in tasks)
+    assert [t.task["intent"] for t in played] == [f"Click button {seed % 3}." for seed in (3, 4, 5)]
+    assert [t.reward for t in played] == [1, 0, 1] and [len(t.turns) for t in played] == [2, 2, 2]
+
+
+def test_a_spec_of_miniwob_names_what_it_lacks(miniwob_package, monkeypatch):
+    assert len(miniwob.tasks("")) == 20 and [t["task_id"] for t in miniwob.tasks("press-it:7-8")] == ["press-it-7", "press-it-8"]
+    assert evaluate.sources("miniwob:a,b:1-2,sandbox:test,x.json") == ["miniwob:a,b:1-2", "sandbox:test", "x.json"]
+    for spec, says in (("miniwob:jump", "no task 'jump'"), ("miniwob:click-it:9", "range such as"), ("miniwob:click-it:9-3", "range")):
+        with pytest.raises(ValueError, match=says):
+            load_tasks(spec, {})
+    monkeypatch.setattr(miniwob.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install --no-deps miniwob"):
+        load_tasks("miniwob", {})
 
 
 # -------------------------------------------------------------------------------------- figures and tables
@@ -376,6 +828,30 @@ def played(reward, site="shopping", status="ok", answer="x", **turn):
                       answer=answer,
                       reward=reward,
                       status=status)
+
+
+def test_runs_of_one_task_are_not_counted_as_independent():
+    """Ten tasks that always or never succeed are ten observations, however often they are played."""
+    def runs(*wins):
+        return [Trajectory(GOOD | {"task_id": i}, member=m, reward=float(r)) for i, row in enumerate(wins)
+                for m, r in enumerate(row)]
+
+    settled = rate(runs(*[[1] * 4] * 5, *[[0] * 4] * 5))
+    assert settled["n"] == 40 and settled["ci95"] == pytest.approx(wilson(5, 10))
+    mixed = rate(runs(*[[1, 0, 1, 0]] * 10))
+    assert mixed["success_rate"] == 0.5 and mixed["ci95"] == pytest.approx(wilson(5, 10))
+    noisy = rate(runs([1, 0, 1, 1], [0, 0, 1, 0], [1, 1, 0, 0], [0, 1, 0, 1]))
+    assert wilson(2, 4)[0] < noisy["ci95"][0] <= wilson(8, 16)[0] + 1e-9
+    assert rate(runs([1], [0], [0]))["ci95"] == pytest.approx(wilson(1, 3))
+
+
+def test_pass_at_k_is_the_chance_that_one_of_k_runs_succeeds():
+    wins = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+    episodes = [Trajectory(GOOD | {"task_id": i}, member=m, reward=float(r)) for i, row in enumerate(wins)
+                for m, r in enumerate(row)]
+    drawn = {k: sum(any(c) for row in wins for c in combinations(row, k)) / 3 / math.comb(4, k) for k in range(1, 5)}
+    assert pass_at(episodes) == pytest.approx(drawn)
+    assert pass_at(episodes[:4] + episodes[4:6])[2] == pytest.approx((0.5 + 1) / 2)  # two runs of the second broke
 
 
 def test_an_environment_error_is_not_a_failure_in_the_summary():

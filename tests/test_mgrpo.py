@@ -17,6 +17,7 @@ from conftest import ROOT, tiny_model
 import mgrpo
 import rollout
 from compress import Chat, Trajectory, Turn, context, pad, rows
+from evaluate import World
 from flat_sequence import compare
 from mgrpo import (Config, alarms, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
                    weigh)
@@ -236,21 +237,21 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
-    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature, log=None):  # no top_p: training knows none
+    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature, enter, log=None):  # no top_p: training knows none
         assert temperature == cfg.temperature
         return [trajectory(chat, float(i == 0 or task["task_id"] % 2), [2 + i], seed=task["task_id"], member=i)
                 for task in tasks for i in range(group)]
     return rollout
 
 
-TASKS = [{"task_id": i} for i in range(10)]
+TASKS, WORLD = [{"task_id": i} for i in range(10)], World(Config(), {}, "")
 
 
 @pytest.fixture
 def play(chat, checkpoint, monkeypatch, tmp_path):
     """The script's own loop on given rollouts, without a browser; returns the lines of metrics.jsonl."""
     monkeypatch.setattr(mgrpo, "open_sites", lambda spec: contextlib.nullcontext({}))
-    monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites: TASKS)
+    monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites, judge: TASKS)
     monkeypatch.setattr(mgrpo, "report", lambda out: None)
 
     def run(rollout, out, **changes):
@@ -378,7 +379,7 @@ def test_another_configuration_is_refused_unless_forced(chat, play, tmp_path):
 def test_dynamic_sampling_refills_the_groups_that_teach_nothing(chat, monkeypatch, batch, rounds, kept):
     """Until the batch is full, or every task was played once."""
     monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
-    trajectories, groups = collect(None, chat, TASKS, 0, Config(batch=batch, G=2, dynamic_sampling=rounds))
+    trajectories, groups = collect(None, chat, TASKS, 0, Config(batch=batch, G=2, dynamic_sampling=rounds), WORLD)
     metrics = rollout_metrics(trajectories, groups)
     assert metrics["groups_kept"] == len(groups) == kept and batch < metrics["groups_played"] <= 10
     assert len({id(group[0]) for group in groups}) == kept and (kept == 4 or metrics["groups_played"] == 10)
@@ -388,7 +389,7 @@ def test_dynamic_sampling_refills_the_groups_that_teach_nothing(chat, monkeypatc
 def test_dynamic_sampling_keeps_to_its_rounds(chat, monkeypatch, rounds):
     monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
     taught = sum(task["task_id"] % 2 == 0 for task in task_batch(TASKS, 0, Config(batch=6)))
-    trajectories, groups = collect(None, chat, TASKS, 0, Config(batch=6, G=2, dynamic_sampling=rounds))
+    trajectories, groups = collect(None, chat, TASKS, 0, Config(batch=6, G=2, dynamic_sampling=rounds), WORLD)
     assert rollout_metrics(trajectories, groups)["groups_played"] == 6 + rounds * min(6 - taught, 4)
     assert rounds or len(groups) == taught
 
@@ -403,7 +404,7 @@ def on_two_ranks(checkpoint, out):
     optimizer, lines = torch.optim.SGD(model.parameters(), lr=0.1), []
     for batch, seed, rounds in ((5, 0, 0), (1, 1, 0), (4, 0, 20)):
         cfg = Config(batch=batch, G=2, seed=seed, dynamic_sampling=rounds, max_tokens=60)
-        trajectories, kept = collect(model, chat, TASKS, 0, cfg)
+        trajectories, kept = collect(model, chat, TASKS, 0, cfg, WORLD)
         forwards.clear()
         metrics = rollout_metrics(trajectories, kept) | update(model, None, optimizer, kept, chat, cfg, device)
         lines.append({"mine": len(kept), "forwards": len(forwards), **metrics})
