@@ -7,6 +7,7 @@ falls on the response's tokens alone.
 
     python bc.py                                   # experts show the sandbox's tasks in a real browser; saves runs/bc
     python bc.py --data runs/x/trajectories.jsonl  # clone the successful trajectories of a file instead
+    python bc.py --data web_policy_sft.json        # or WebRL's demonstrations on WebArena-Lite
     torchrun --nproc_per_node 8 bc.py --model Qwen/Qwen2.5-3B-Instruct --paper --data demos.jsonl
 """
 import os
@@ -20,6 +21,7 @@ import math
 import random
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -30,7 +32,8 @@ from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, repl
 from evaluate import score, site_urls, start_run
 from model import (all_max, all_sum, init_dist, load, load_tokenizer, new, parse_json, rank, save, shard,
                    token_logprobs, world_size)
-from rollout import Settings, actions_help, play
+from rollout import ActionError, Settings, actions_help, parse, play
+from sandbox.webarena import join_steps, read_step
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Config(Settings):
     # Model and data
     model: str = "sandbox/base"   # checkpoint directory or hub id to start from
     fresh: bool = False           # from random weights: of the checkpoint, only config.json and the tokenizer are read
-    data: str = "experts"         # "experts": record the sandbox's experts; or a trajectory file (.jsonl)
+    data: str = "experts"         # "experts": record the sandbox's experts; a trajectory file (.jsonl), or WebRL's rows
     demos: int = 150              # demonstrations to record
     split: str = "train"          # the sandbox's tasks to record; full-train: all five sites, needs --max-turns 12
     cot: bool = False             # record a long chain of thought with every action
@@ -103,20 +106,47 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     return records
 
 
-def read_demonstrations(path: str) -> list[dict]:
-    """Successful trajectories of a trajectories.jsonl. Raises ValueError naming file, line and field."""
-    records = []
+def read_rows(path: str) -> list[tuple[str, dict]]:
+    """[(where it stands, row)] of a JSON list or of JSON lines."""
     try:
-        lines = Path(path).read_bytes().splitlines()
+        text = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read demonstrations from {path}: {error.strerror}.") from None
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        record = parse_json(line, where)
-        check_fields(record, {"task_id": (int, str), "intent": str, "sites": list, "turns": list}, where)
-        for turn in record["turns"]:
+    if text.lstrip().startswith(b"["):
+        return [(f"{path}, row {i}", row) for i, row in enumerate(parse_json(text, path, list))]
+    return [(f"{path}, line {i}", parse_json(line, f"{path}, line {i}")) for i, line in enumerate(text.splitlines(), 1)]
+
+
+def read_demonstrations(path: str, log=print) -> list[dict]:
+    """Successful trajectories of a trajectories.jsonl, or those that WebRL's rows make up (see sandbox/webarena.py).
+
+    Raises ValueError naming file, line and field. What is left out is counted and told.
+    """
+    records, steps, dropped = [], [], Counter()
+    for where, row in read_rows(path):
+        if isinstance(row, dict) and "conversations" in row:
+            steps.append(read_step(row, where))
+            continue
+        check_fields(row, {"task_id": (int, str), "intent": str, "sites": list, "turns": list}, where)
+        for turn in row["turns"]:
             check_fields(turn, {"url": str, "observation": str, "response": str}, f"{where}, in turns")
-        records += [record] if record.get("reward", 1) == 1 else []
+        good = row.get("reward", 1) == 1
+        records += [row] if good else []
+        dropped["environment error" if row.get("status") == "env_error" else "no success"] += not good
+    usable = []
+    for step in steps:
+        try:
+            element = parse(step[3]).element
+            known = element is None or f'id="{element}"' in step[2]
+            dropped["acts on an element that its page does not hold"] += not known
+            usable += [step] * known
+        except ActionError:
+            dropped["no action can be read from the response"] += 1
+    records += join_steps(usable)
+    if +dropped:
+        log(f"{path}: left out " + ", ".join(f"{n} ({why})" for why, n in (+dropped).items()))
+    if steps:
+        log(f"{path}: {len(usable)} of {len(steps)} steps make up {len(records)} trajectories")
     if not records:
         raise ValueError(f"{path} holds no successful trajectory to clone.")
     return records
@@ -187,8 +217,10 @@ def main(cfg: Config):
         all_max(0)  # the others wait for the recording, then read it
         records = records or read_demonstrations(demos_path(cfg))
     else:
-        records = read_demonstrations(cfg.data)
-    dataset = [row for record_ in records for row in rows(chat, replay(chat, record_))]
+        records = read_demonstrations(cfg.data, log)
+    # A turn whose page is not there stands in the history of later ones and is not learnt itself.
+    dataset = [row for record_ in records for row, turn in zip(rows(chat, replay(chat, record_)), record_["turns"])
+               if turn["observation"] is not None]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn "
         f"({len(dataset) - len(fitting)} over --max-context left out)")

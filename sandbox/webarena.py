@@ -204,7 +204,7 @@ class Page(HTMLParser):
         return f"<{tag}>{name} {said['id']}{value and ' = ' + value}</{tag}>"
 
 
-def read_step(row: dict) -> tuple[str, tuple[str, ...], str, str]:
+def read_step(row: dict, where: str) -> tuple[str, tuple[str, ...], str, str]:
     """A row -> (intent, the responses before, the page, the response). Raises ValueError if it is in another format."""
     try:
         asked, answered = (turn["value"] for turn in row["conversations"])
@@ -213,7 +213,7 @@ def read_step(row: dict) -> tuple[str, tuple[str, ...], str, str]:
         if not task.startswith("Task Instruction: ") or not rounds or not all(mark for _, mark, _ in rounds):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError("not a step in WebRL's format") from None
+        raise ValueError(f"{where}: not a step in WebRL's format.") from None
     return (task.removeprefix("Task Instruction: ").strip(), tuple(said.strip() for _, _, said in rounds[:-1]), rounds[-1][0],
             answered.strip())
 

@@ -9,6 +9,7 @@ import sandbox
 from bc import Config, learning_rate, read_demonstrations, record, train
 from compress import Chat, pad, replay, rows
 from model import token_logprobs
+from sandbox.webarena import Page
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
     {"url": "http://x/", "observation": "<a>red lamp 5</a>",
@@ -44,7 +45,8 @@ def test_the_learning_rate_rises_and_falls():
 
 
 @pytest.mark.parametrize("text, says", [("{", "line 1"), ('{"turns": [{}], "intent": "x"}', "line 1"), ("", "no successful"),
-                                        (json.dumps(RECORD | {"reward": 0.0}), "no successful"), ("[1]", "line 1")])
+                                        (json.dumps(RECORD | {"reward": 0.0}), "no successful"), ("[1]", "row 0"),
+                                        ('[{"conversations": [{"value": "hi"}, {"value": "ho"}]}]', "row 0.*WebRL")])
 def test_files_that_are_no_demonstrations_are_named(tmp_path, text, says):
     path = tmp_path / "d.jsonl"
     path.write_text(text + "\n" if text else "")
@@ -65,3 +67,44 @@ def test_demonstrations_of_any_split_with_long_chains_of_thought(tokenizer, tmp_
     assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
     assert all(f"the task is to do this : {recorded['intent']}" in turn["response"] for turn in recorded["turns"])
     assert [path.name for path in tmp_path.iterdir()] == ["demos-cot.jsonl"]  # not taken for short ones later
+
+
+ASK = "Round {}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{}\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
+SALES = """<html data-bbox="0,0,1280,720"><body data-bbox="0,0,1280,968"><div data-bbox="0,0,88,721"> <ul data-bbox="0,75,88,646">
+<span id="1" data-bbox="14,112,60,13"> Sales </span> <button id="2" type="button" title="Close" data-bbox="548,305,18,17"> </button>
+</ul> Totals 5 &lt; 6 <input id="7" type="text" placeholder="Search" data-value="red" data-bbox="1,1,1,1"> <input id="8"
+type="checkbox" title="All" data-status="not-checked"> </input> <select id="9" title="Period" data-text="Day"> <option> Day </option>
+<option> Year </option> </select> </div> </body></html>"""
+
+
+def webrl(task, *said, page=SALES):
+    """The row of the last of these responses, its history flattened as WebRL's file has it."""
+    asked = f"Task Instruction: {task}\n\n"
+    for i, text in enumerate(said[:-1]):
+        asked += ASK.format(i, "** Simplified html **" if i else task) + text + "\n\n"
+    return {"conversations": [{"from": "human", "value": asked + ASK.format(len(said) - 1, page)},
+                              {"from": "gpt", "value": said[-1]}]}
+
+
+CLICK, TYPE, EXIT = '# Element: the menu\ndo(action="Click", element="1")', 'do(action="Type", argument="x", element="7")', "exit(message='5')"
+
+
+def test_webrls_steps_become_trajectories_again_and_the_rest_is_counted(tmp_path, chat):
+    """Shuffled; of the second task the first step is missing, so its page is not known and its response not learnt."""
+    rows_ = [webrl("a", CLICK, TYPE, EXIT), webrl("b", CLICK, EXIT), webrl("a", CLICK), webrl("a", CLICK, TYPE),
+             webrl("a", "I think so"), webrl("a", CLICK.replace('"1"', '"99"'))]
+    path, said = tmp_path / "sft.json", []
+    path.write_text(json.dumps(rows_))
+    one, two = read_demonstrations(str(path), said.append)
+    assert [t["response"] for t in one["turns"]] == [CLICK, TYPE, EXIT] and one["intent"] == "a"
+    assert all(t["observation"].startswith("<span>Sales 1</span>") for t in one["turns"])
+    assert [t["observation"] is None for t in two["turns"]] == [True, False]
+    assert "1 (no action can be read" in said[0] and "1 (acts on an element" in said[0] and "4 of 6 steps make up 2" in said[1]
+    learnt, contexts = rows(chat, replay(chat, two)), [t["observation"] is not None for t in two["turns"]]
+    assert chat.decode(learnt[1].ids).count("** Simplified html **") == 1 and sum(contexts) == 1
+
+
+def test_webrls_pages_are_rewritten_as_a_rollout_shows_them():
+    assert Page(SALES).text.splitlines() == [
+        "<span>Sales 1</span> <button>Close 2</button>",
+        "Totals 5 &lt; 6 <input>Search 7 = red</input> <checkbox>All 8 = off</checkbox> <select>Period 9 = Day (Day | Year)</select>"]

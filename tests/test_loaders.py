@@ -16,6 +16,7 @@ from compress import open_chat, replay, rows
 from evaluate import load_tasks, report, start_run
 from model import load, load_tokenizer, load_training, save, save_training
 from rollout import sites_of
+from sandbox import webarena
 from test_bc import RECORD
 from test_evaluate import GOOD, make_task, target
 
@@ -116,7 +117,7 @@ def clone(directory):
 
 
 def play(directory):
-    tasks = load_tasks(str(directory / "tasks.json"), {name: "http://127.0.0.1:1" for name in evaluate.SITES}, reach=False)
+    tasks = load_tasks(str(directory / "tasks.json"), {name: "http://127.0.0.1:1" for name in webarena.HOSTS}, reach=False)
     sites_of(tasks, "")
     evaluate.validate(str(directory / "tasks.json"))
 
