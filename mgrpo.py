@@ -58,7 +58,7 @@ class Config(Benchmark):
     loss_norm: str = "token"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
     temperature: float = 0.7      # of sampling, and so of training's log-probs; at 1 a policy so small often strays
     # Optimization
-    lr: float = 3e-4              # of the highest step
+    lr: float = 2e-4              # of the highest step
     warmup: int = 3               # steps that lr rises for: Adam's first steps are its largest, and its least informed
     decay: bool = True            # then fall, linearly, to 0 at the end
     clip: float = 1.0             # gradient norm
