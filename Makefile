@@ -74,8 +74,8 @@ $(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/r1/done # cloning the successes a
 
 $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success over the number of turns allowed
 	mkdir -p $(@D) $(FIGURES)
-	for name in base bc r1; do for turns in 2 4 6 8 12; do \
-		$(PY) evaluate.py --model $(RUNS)/$$name --out $(@D)/$$name-$$turns --max-turns $$turns && \
-		cp $(@D)/$$name-$$turns/summary.json $(FIGURES)/$$name-$$turns-turns.json || exit 1; \
-	done; done
+	for name in base bc r1; do \
+		$(PY) evaluate.py --model $(RUNS)/$$name --out $(@D)/$$name --max-turns 2,4,6,8,12 && \
+		cp $(@D)/$$name/summary.json $(FIGURES)/$$name-turns.json || exit 1; \
+	done
 	touch $@

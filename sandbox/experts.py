@@ -104,7 +104,7 @@ def save_bio(page, bio):
 
 def to_project(page, project):
     if not page.at(project):
-        if not page.find(project):
+        if not page.find(project) and not page.at("projects"):
             yield page.click("home", f"go home to find the project {project}")
         while not page.find(project):
             yield page.click("next page", f"find the project {project} on the next page")
