@@ -1013,4 +1013,4 @@ def test_a_checkpoint_is_evaluated_end_to_end(checkpoint, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
     assert summary["n"] == 5 and summary["splits"]["sandbox:test:3"]["n"] == 3 and len(records) == 5
     assert "sandbox:test-unseen:2" in done.stdout and (tmp_path / "run" / "report.html").exists()
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["max_turns"] == 2
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["max_turns"] == "2"
