@@ -10,8 +10,8 @@ purpose we differ from them where they pay for nothing, or cannot be trusted in 
     - a missing element fails its check, whatever the check; a site that does not answer raises and voids the episode;
     - what the episode left open is judged first, then the pages to look at are opened in its place;
     - a helper function in a task file is looked up by name in a table; no text of a file is ever run as Python;
-    - a language model's verdict (fuzzy_match) is read from the last line of its reply. Without --judge-url the tasks that
-      need one are left out and counted, never guessed.
+    - a language model's verdict (fuzzy_match) is read from the last line of its reply. Without --judge-url the tasks
+      that need one are left out and counted, never guessed.
 
     python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
     python evaluate.py --model runs/mgrpo --tasks test_webarena_lite.raw.json  # its sites: SHOPPING=http://... etc.
@@ -40,7 +40,6 @@ from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 import torch
 from playwright.async_api import Error as PlaywrightError
@@ -51,7 +50,7 @@ from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from model import Transformer, all_max, init_dist, load, load_tokenizer, parse_json, rank, read_json, writing
 from rollout import Browser, EnvError, Settings, actions_help, play, rollout
 from sandbox import miniwob, webarena
-from sandbox.webarena import (INEQUALITY, answers_and_pages, check_row, check_world, needs_judge, parse_helper,
+from sandbox.webarena import (INEQUALITY, answers_and_pages, call_helper, check_row, check_world, needs_judge,
                               site_urls)
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def sources(spec: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_sites(spec: str):
-    """Yields {SITE: address}: those of the environment, and what the spec asks for, served for the length of the block."""
+    """Yields {SITE: address}: the environment's, and what the spec asks for, served for the length of the block."""
     sites = {name: os.environ[name] for name in webarena.HOSTS if os.environ.get(name)}
     kinds = {part.partition(":")[0] for part in sources(spec)}
     with contextlib.ExitStack() as stack:
@@ -134,8 +133,8 @@ def read_file(path: str, sites: dict[str, str], judge: bool, log) -> list[dict]:
     if len(usable) < len(rows):
         log(f"{path}: left out {len(rows) - len(usable)} tasks that need a language model as judge (--judge-url); "
             f"{len(usable)} of {len(rows)} remain")
-    named = [name for name in webarena.HOSTS if sites.get(name)]  # an address that another one begins with comes after it
-    hosts = {webarena.HOSTS[name]: sites[name].rstrip("/") for name in sorted(named, key=lambda name: -len(sites[name]))}
+    named = sorted(filter(sites.get, webarena.HOSTS), key=lambda name: -len(sites[name]))  # one may begin with another
+    hosts = {webarena.HOSTS[name]: sites[name].rstrip("/") for name in named}
     return [task | {"hosts": hosts} if hosts else task for task in usable]
 
 
@@ -250,59 +249,6 @@ def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool
     return tidy(url) in references
 
 
-async def reddit_get_post_url(page, url: str) -> str:
-    """The post that a comment's or an edit page's address belongs to."""
-    parts = urlsplit(url)
-    steps = parts.path.split("/")
-    return f"{parts.scheme}://{parts.netloc}/f/{steps[2]}/{steps[3]}/" if len(steps) > 3 and steps[1] == "f" else url
-
-
-async def gitlab_get_project_memeber_role(page, account: str) -> str:  # the misspelt name is the benchmark's
-    return await page.evaluate("""account => {
-        const names = [...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")];
-        const row = names.findIndex(n => n.outerText === '@' + account);
-        const role = document.querySelectorAll("td.col-max-role span")[row];
-        return role ? role.outerText : ''; }""", account)
-
-
-async def ask_shop(page, address: str, query: str) -> dict:
-    """What the shop's own interface says to the benchmark's administrator."""
-    account = {"username": webarena.ACCOUNTS["shopping_admin"].user, "password": webarena.ACCOUNTS["shopping_admin"].password}
-    token = await page.request.post(f"{address}/rest/default/V1/integration/admin/token", data=account)
-    headers = {"Authorization": f"Bearer {await token.json()}"} if token.ok else {}
-    reply = await page.request.get(f"{address}/rest/V1/{query}", headers=headers)
-    if not reply.ok:
-        raise EnvError(f"the shop {address} answered {reply.status} to {query[:60]}")
-    return await reply.json()
-
-
-async def shopping_get_latest_order_url(page, shop: str) -> str:
-    newest = "searchCriteria[sortOrders][0][field]=created_at&searchCriteria[sortOrders][0][direction]=DESC"
-    orders = await ask_shop(page, shop, f"orders?{newest}&searchCriteria[pageSize]=1")
-    return f"{shop}/sales/order/view/order_id/{int(orders['items'][0]['increment_id'])}/"
-
-
-async def shopping_get_sku_latest_review_author(page, shop: str, sku: str) -> str:
-    reviews = await ask_shop(page, shop, f"products/{quote(sku)}/reviews")
-    return reviews[-1]["nickname"] if reviews else ""
-
-
-async def shopping_get_sku_latest_review_rating(page, shop: str, sku: str) -> str:
-    reviews = await ask_shop(page, shop, f"products/{quote(sku)}/reviews")
-    return str(reviews[-1]["ratings"][0]["percent"]) if reviews else ""
-
-
-HELPERS = {f.__name__: f for f in (reddit_get_post_url, gitlab_get_project_memeber_role, shopping_get_latest_order_url,
-                                   shopping_get_sku_latest_review_author, shopping_get_sku_latest_review_rating)}
-
-
-async def call_helper(text: str, page, last_url: str) -> str:
-    name, arguments = parse_helper(text) or (text, [])
-    if name not in HELPERS:
-        raise ValueError(f"there is no helper {name}; see --validate.")
-    return await HELPERS[name](page, *[last_url if argument == "__last_url__" else argument for argument in arguments])
-
-
 async def evaluate_js(page, expression: str) -> str | None:
     """The value of an expression as text, None if it throws or is null: the element is missing. A dead page raises."""
     try:
@@ -327,7 +273,7 @@ async def select(page, target: dict, last_url: str) -> str | None:
 
 
 async def visit(page, url: str):
-    """Opens what a program_html target speaks of. Raises if the site does not answer: that says nothing about the policy."""
+    """Opens what a target speaks of. Raises if the site does not answer: that says nothing about the policy."""
     response = await page.goto(url, wait_until="load")
     if response and response.status >= 500:
         raise EnvError(f"{url} answered {response.status} while the episode was judged")
@@ -341,8 +287,9 @@ async def with_judge(task: dict, contents: dict, text: str | None, subject: str,
     rules = {kind: refs for kind, refs in contents.items() if kind != "fuzzy_match" or judge is None}
     out = contents_checks(rules, text, subject)
     if "fuzzy_match" in contents and judge is not None:
-        passed, verdict = (False, f"there is no {subject}") if text is None else await judge(task, contents["fuzzy_match"], text)
-        out.append((f"fuzzy_match “{contents['fuzzy_match']}”", passed, verdict))
+        refs, missing = contents["fuzzy_match"], (False, f"there is no {subject}")
+        passed, verdict = missing if text is None else await judge(task, refs, text)
+        out.append((f"fuzzy_match “{refs}”", passed, verdict))
     return out
 
 
@@ -359,10 +306,11 @@ async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[
 
 
 async def checks(task: dict, answer: str | None, page, judge=None) -> list[tuple]:
-    """Everything the task's reward hangs on, as [(name, passed, detail)]. `page` is where the episode ended; other pages
-    are then opened in it, as in WebArena: a tab of its own would cost three times the CPU.
+    """Everything the task's reward hangs on, as [(name, passed, detail)]. `page` is where the episode ended; other
+    pages are then opened in it, as in WebArena: a tab of its own would cost three times the CPU.
 
-    Raises PlaywrightError or EnvError if a site or the judge does not answer: that says nothing about the policy.
+    Raises PlaywrightError, EnvError or ConnectionError if a site or the judge does not answer: that says nothing about
+    the policy.
     """
     spec, out, last = task["eval"], [], page.url
     if "string_match" in spec["eval_types"]:
@@ -372,7 +320,7 @@ async def checks(task: dict, answer: str | None, page, judge=None) -> list[tuple
         out.append((f"url_match {note or 'EXACT'} “{reference}”", url_match(page.url, reference, note),
                     f"the episode ended on {page.url}"))
     if "program_html" in spec["eval_types"]:
-        for target in sorted(spec["program_html"], key=lambda target: target["url"] != "last"):  # while it is still open
+        for target in sorted(spec["program_html"], key=lambda target: target["url"] != "last"):  # while it is open
             out += await html_checks(task, target, page, last, judge)
     if not out:
         raise ValueError(f"task {task['task_id']} checks nothing (eval_types {spec['eval_types']}); see --validate.")
@@ -392,7 +340,7 @@ async def score(task: dict, answer: str | None, page, why: list | None = None, j
 
 
 class Endpoint:
-    """A chat model behind an OpenAI-compatible URL such as http://127.0.0.1:8000/v1; OPENAI_API_KEY is sent if it is set."""
+    """A chat model behind an OpenAI-compatible URL, as http://127.0.0.1:8000/v1; OPENAI_API_KEY is sent if set."""
 
     timeout, tries, pause = 300.0, 6, 1.0  # seconds of silence; requests; seconds before the second one
 
@@ -466,7 +414,8 @@ class Judge:
     def __init__(self, endpoint: Endpoint, cache: Path):
         self.endpoint, self.cache = endpoint, cache
         cache.parent.mkdir(parents=True, exist_ok=True)
-        self.known = {row["prompt"]: row["reply"] for row in newest(cache, 10**6, 10**9)[0] if row["model"] == endpoint.model}
+        rows, _ = newest(cache, 10**6, 10**9)
+        self.known = {row["prompt"]: row["reply"] for row in rows if row["model"] == endpoint.model}
 
     async def __call__(self, task: dict, reference: str | list[str], answer: str) -> tuple[bool, str]:
         """(whether the answer passes, what the judge said)."""
@@ -479,7 +428,8 @@ class Judge:
         quoted = dict(question=task["intent"], reference=reference, answer=answer)
         prompt = template.format(**{name: json.dumps(text, ensure_ascii=False) for name, text in quoted.items()})
         reply = self.known.get(prompt) or await self.ask(prompt)
-        return self.verdict(reply) in ("correct", "same"), f"the judge of “{answer[:200]}”: {' '.join(reply.split())[:300]}"
+        said = f"the judge of “{answer[:200]}”: {' '.join(reply.split())[:300]}"
+        return self.verdict(reply) in ("correct", "same"), said
 
     @staticmethod
     def verdict(reply: str) -> str | None:
@@ -531,7 +481,9 @@ class World:
 
     def __init__(self, cfg: Benchmark, sites: dict[str, str], out: str | Path):
         self.cfg, self.sites, self.states = cfg, sites, {}
-        self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), Path(out) / "judge.jsonl") if cfg.judge_url else None
+        self.judge = None
+        if cfg.judge_url:
+            self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), Path(out) / "judge.jsonl")
 
     async def score(self, task: dict, answer: str | None, page, why: list | None = None) -> float:
         return await score(task, answer, page, why, self.judge)
@@ -544,7 +496,7 @@ class World:
             all_max(0)
 
     async def enter(self, browser: Browser, task: dict) -> dict | str | None:
-        """The storage state that an episode starts with. A session of ours that has expired, or never was, is begun anew."""
+        """The storage state that an episode starts with. A session of ours that has expired, or never was, begins anew."""
         if self.cfg.reset_url and self.cfg.reset_before == "task" and "program_html" in task["eval"]["eval_types"]:
             await asyncio.to_thread(webarena.reset, self.cfg.reset_url)
         accounts = webarena.accounts_of(task.get("storage_state"))
@@ -568,10 +520,10 @@ async def evaluate(policy: Transformer | Endpoint, chat: Chat, tasks: list[dict]
                    log=None) -> list[Trajectory]:
     """Plays each task cfg.runs times at cfg.temperature."""
     if isinstance(policy, Endpoint):
-        return await play(tasks, remote_policy(policy, chat, cfg, cfg.temperature), chat, world.score, cfg, cfg.runs, log,
-                          world.enter)
-    return await rollout(policy, chat, tasks, world.score, cfg, group=cfg.runs, seed=cfg.seed, temperature=cfg.temperature,
-                         log=log, enter=world.enter)
+        act = remote_policy(policy, chat, cfg, cfg.temperature)
+        return await play(tasks, act, chat, world.score, cfg, cfg.runs, log, world.enter)
+    return await rollout(policy, chat, tasks, world.score, cfg, group=cfg.runs, seed=cfg.seed,
+                         temperature=cfg.temperature, log=log, enter=world.enter)
 
 
 def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, float]:
@@ -705,7 +657,7 @@ def describe_run(cfg, device) -> dict:
 
 
 def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> Run:
-    """Begins runs/NAME, or goes on with it at step `first`: what is on record of later steps is dropped. Tells its config."""
+    """Begins runs/NAME, or goes on with it at step `first`: what is on record of later steps is dropped."""
     run = Run(cfg.out, describe_run(cfg, device))
     if rank() == 0:
         run.claim()
@@ -783,7 +735,7 @@ def compare(runs: list[str]) -> str:
             figures = [(f"{split}  {run.name}", s) for split, s in summary["splits"].items()]
             table(figures)
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise ValueError(f"{run / 'summary.json'} is no summary ({error!r:.100}); evaluate that run again.") from None
+            raise ValueError(f"{run}/summary.json is no summary ({error!r:.100}); evaluate that run again.") from None
         rows += figures
     return f"{table(sorted(rows, key=lambda row: row[0].split()[0]))}\nreport: {report(run)}"
 
@@ -882,7 +834,9 @@ def parse_args() -> Config:
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
     known = parser.parse_known_args()[0]
     checkpoint = Path(known.model or ("" if known.policy_url else "runs/mgrpo")) / "config.json"
-    trained = read_json(checkpoint).get("run") if checkpoint.exists() else asdict(Settings()) if known.policy_url else None
+    trained = asdict(Settings()) if known.policy_url else None
+    if checkpoint.exists():
+        trained = read_json(checkpoint).get("run")
     for name in ("max_turns", "max_new_tokens", "max_context", "observation", "viewport_only"):
         if isinstance(trained, dict) and type(trained.get(name)) is type(getattr(Settings, name)):
             parser.set_defaults(**{name: trained[name]})

@@ -17,7 +17,7 @@ from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 # The variable of each site, and the host that models know it by from WebArena's data.
 HOSTS = {"SHOPPING": "onestopmarket.com", "SHOPPING_ADMIN": "luma.com/admin", "REDDIT": "reddit.com", "GITLAB": "gitlab.com",
@@ -26,8 +26,6 @@ HOSTS = {"SHOPPING": "onestopmarket.com", "SHOPPING_ADMIN": "luma.com/admin", "R
 # ---- task files
 # What evaluate.py has functions for.
 CHECKS = ("exact_match", "must_include", "must_exclude", "one_of", "required_values")
-HELPERS = ("reddit_get_post_url", "gitlab_get_project_memeber_role", "shopping_get_latest_order_url",
-           "shopping_get_sku_latest_review_author", "shopping_get_sku_latest_review_rating")
 
 PLACEHOLDER = re.compile(f"__({'|'.join([*HOSTS, 'MINIWOB'])})__")
 REQUIRED = {"task_id": (int, str), "sites": (list,), "intent": (str,), "start_url": (str,), "eval": (dict,)}
@@ -116,15 +114,6 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
         for remark, broken in check_eval(task["eval"]):
             (faults if broken else remarks).append(remark)
     return task, remarks, faults
-
-
-def parse_helper(text: str) -> tuple[str, list] | None:
-    """'func:name(__page__, "x")' -> (name, ["x"]); None if it is no such call. The page is handed over anyway."""
-    found = re.fullmatch(r"func:(\w+)\((.*)\)\s*", text, re.DOTALL)
-    try:
-        return found and (found[1], ast.literal_eval(f"[{re.sub('__page__ *,? *', '', found[2])}]"))
-    except (ValueError, SyntaxError):
-        return None
 
 
 def answers_and_pages(task: dict) -> tuple[list[dict], list[dict]]:
@@ -274,6 +263,72 @@ def check_world(tasks: list[dict], sites: dict[str, str]):
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"cannot reach {url}, where task {task['task_id']} starts ({error}); start the site, or "
                              "correct its variable or start_url.") from None
+
+
+# ---- the functions that a program_html target may name
+def parse_helper(text: str) -> tuple[str, list] | None:
+    """'func:name(__page__, "x")' -> (name, ["x"]); None if it is no such call. The page is handed over anyway."""
+    found = re.fullmatch(r"func:(\w+)\((.*)\)\s*", text, re.DOTALL)
+    try:
+        return found and (found[1], ast.literal_eval(f"[{re.sub('__page__ *,? *', '', found[2])}]"))
+    except (ValueError, SyntaxError):
+        return None
+
+
+async def reddit_get_post_url(page, url: str) -> str:
+    """The post that a comment's or an edit page's address belongs to."""
+    parts = urlsplit(url)
+    steps = parts.path.split("/")
+    return f"{parts.scheme}://{parts.netloc}/f/{steps[2]}/{steps[3]}/" if len(steps) > 3 and steps[1] == "f" else url
+
+
+async def gitlab_get_project_memeber_role(page, account: str) -> str:  # the misspelt name is the benchmark's
+    return await page.evaluate("""account => {
+        const names = [...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")];
+        const row = names.findIndex(n => n.outerText === '@' + account);
+        const role = document.querySelectorAll("td.col-max-role span")[row];
+        return role ? role.outerText : ''; }""", account)
+
+
+async def ask_shop(page, address: str, query: str) -> dict:
+    """What the shop's own interface says to the benchmark's administrator."""
+    admin = ACCOUNTS["shopping_admin"]
+    token = await page.request.post(f"{address}/rest/default/V1/integration/admin/token",
+                                    data={"username": admin.user, "password": admin.password})
+    headers = {"Authorization": f"Bearer {await token.json()}"} if token.ok else {}
+    reply = await page.request.get(f"{address}/rest/V1/{query}", headers=headers)
+    if not reply.ok:
+        raise ConnectionError(f"the shop {address} answered {reply.status} to {query[:60]}")
+    return await reply.json()
+
+
+async def shopping_get_latest_order_url(page, shop: str) -> str:
+    newest = "searchCriteria[sortOrders][0][field]=created_at&searchCriteria[sortOrders][0][direction]=DESC"
+    orders = await ask_shop(page, shop, f"orders?{newest}&searchCriteria[pageSize]=1")
+    return f"{shop}/sales/order/view/order_id/{int(orders['items'][0]['increment_id'])}/"
+
+
+async def shopping_get_sku_latest_review_author(page, shop: str, sku: str) -> str:
+    reviews = await ask_shop(page, shop, f"products/{quote(sku)}/reviews")
+    return reviews[-1]["nickname"] if reviews else ""
+
+
+async def shopping_get_sku_latest_review_rating(page, shop: str, sku: str) -> str:
+    reviews = await ask_shop(page, shop, f"products/{quote(sku)}/reviews")
+    return str(reviews[-1]["ratings"][0]["percent"]) if reviews else ""
+
+
+HELPERS = {f.__name__: f for f in (
+    reddit_get_post_url, gitlab_get_project_memeber_role, shopping_get_latest_order_url,
+    shopping_get_sku_latest_review_author, shopping_get_sku_latest_review_rating)}
+
+
+async def call_helper(text: str, page, last_url: str) -> str:
+    """What "func:name(...)" in a task says of the page. last_url: the address that the episode ended on."""
+    name, arguments = parse_helper(text) or (text, [])
+    if name not in HELPERS:
+        raise ValueError(f"there is no helper {name}; see --validate.")
+    return await HELPERS[name](page, *[last_url if argument == "__last_url__" else argument for argument in arguments])
 
 
 # ---- accounts and the server that resets
