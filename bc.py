@@ -19,10 +19,12 @@ import asyncio
 import json
 import math
 import random
+import shutil
+import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -30,8 +32,8 @@ import torch
 import sandbox
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
-from model import (all_max, all_sum, init_dist, load, load_tokenizer, new, parse_json, rank, save, shard,
-                   token_logprobs, world_size)
+from model import (all_max, all_sum, init_dist, load, load_tokenizer, load_training, new, parse_json, rank, save,
+                   save_training, shard, token_logprobs, world_size)
 from rollout import ActionError, Settings, actions_help, parse, play
 from sandbox.webarena import join_steps, read_step
 
@@ -56,6 +58,9 @@ class Config(Settings):
     recompute: bool = False       # activation checkpointing
     replicas: int = 1             # groups of ranks that each hold the whole model (HSDP); one a node spares the network
     seed: int = 0
+    save_every: int = 100         # steps between checkpoints of the training state; a run that is done leaves none
+    resume: bool = True           # go on where the run in OUT stopped; --no-resume begins it anew
+    force: bool = False           # go on also if it was begun with other values
     # Rollout, sized for the sandbox and a CPU
     max_turns: int = 10
     max_new_tokens: int = 64
@@ -183,15 +188,16 @@ def train_step(model, optimizer, batch: list[Row], cfg: Config, device) -> tuple
     return float(all_sum([loss_sum])[0]), float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
-def train(model, dataset: list[Row], cfg: Config, device, log, write) -> None:
+def train(model, optimizer, dataset: list[Row], cfg: Config, device, log, write, first: int = 0, stop=None) -> None:
     """Behavior cloning on rows, shuffled anew each epoch by the seed alone, so that every rank sees the same order."""
-    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
     per_epoch = max(1, len(dataset) // cfg.batch)
     steps, order, start, seen = max(1, round(cfg.epochs * per_epoch)), [], time.monotonic(), 0
     for step in range(steps):
         if len(order) < cfg.batch:
             order = order + random.Random(f"{cfg.seed}/{step}").sample(range(len(dataset)), len(dataset))
         batch, order = [dataset[i] for i in order[:cfg.batch]], order[cfg.batch:]
+        if step < first:
+            continue
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, cfg)
         loss, norm = train_step(model, optimizer, batch, cfg, device)
@@ -199,6 +205,91 @@ def train(model, dataset: list[Row], cfg: Config, device, log, write) -> None:
         write({"step": step, "loss": loss, "grad_norm": norm, "tokens_per_second": seen / (time.monotonic() - start)})
         if step % 10 == 9 or step == steps - 1:
             log(f"bc step {step + 1}/{steps}  loss {loss:.4f}  {seen / (time.monotonic() - start):.0f} tokens/s")
+        stopped = all_max(stop.asked if stop else 0)  # ranks hear of a signal at different steps
+        if stopped or step % cfg.save_every == cfg.save_every - 1:
+            save_training(Path(cfg.out) / "state", model, optimizer, {"step": step + 1, "config": asdict(cfg)})
+        if stopped:
+            log(f"stopped after step {step + 1}; the same command goes on from there")
+            sys.exit(128 + stopped)
+
+
+# ------------------------------------------------------------- how a training run stops and goes on; mgrpo.py's, too --
+
+
+class Stop:
+    """SIGTERM or Ctrl-C drops the rollout under way or waits for the update, saves and leaves; a second one kills.
+
+    torchrun passes the signal on to its ranks and kills them 30 s later: an update that takes longer is lost.
+    """
+
+    def __enter__(self):
+        self.asked, self.cancel = 0, lambda: None
+        self.before = {number: signal.signal(number, self.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def ask(self, number, _):
+        if self.asked:
+            os._exit(128 + number)
+        self.asked = number
+        os.write(2, b"stopping: the run is saved first; a second signal ends it at once\n")  # print may be under way
+        self.cancel()
+
+    def run(self, coroutine):
+        """As asyncio.run; None if a signal came before it was done."""
+        async def cancellable():
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self.asked:
+                return coroutine.close()
+            return await coroutine
+        try:
+            return asyncio.run(cancellable())
+        except asyncio.CancelledError:
+            return None
+        finally:
+            self.cancel = lambda: None
+
+
+def resume(cfg, model, optimizer, free: set[str]) -> int:
+    """Brings model and optimizer to where the run in OUT stopped, if one did; returns the step to go on with.
+
+    All randomness hangs on (seed, step, task, member), so there is no generator to restore. What would make it another
+    run is refused; `free` names what may change, beside how often it saves and how it is laid out on the machine.
+    """
+    path = Path(cfg.out) / "state"
+    if not cfg.resume or not (path.exists() or path.with_name("state.old").exists()):
+        return 0
+    extra = load_training(path, model, optimizer)
+    step, was = extra.get("step"), extra.get("config")
+    if not isinstance(step, int) or step < 0 or not isinstance(was, dict):
+        raise ValueError(f"{path / 'state.json'}: extra holds no step and config of a run; choose another --out.")
+    free = free | {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute", "replicas"}
+    other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
+             if key not in free and was.get(key, now) != now]
+    if other and not cfg.force:
+        raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}: give it the same, go on all the same with "
+                         "--force, choose another --out, or begin anew with --no-resume.")
+    return step
+
+
+def command_line(main, parse_args):
+    """Runs a script. What a user can mend is one sentence, and so is the end of a rank whose sibling died."""
+    script = Path(sys.argv[0]).name
+    try:
+        main(parse_args())
+    except (ValueError, OSError) as error:
+        sys.exit(f"{script}: {error}")
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
+            raise
+        sys.exit(f"{script}: rank {rank()} lost another rank; the same command goes on from the last saved state.")
+
+
+# ------------------------------------------------------------------------------------------------------ the script --
 
 
 def main(cfg: Config):
@@ -210,7 +301,9 @@ def main(cfg: Config):
     model = (shard(new(cfg.model, cfg.seed).to(device), cfg.replicas) if cfg.fresh else
              load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas))
     model.recompute = cfg.recompute
-    run = start_run(cfg, device, model.config.raw)
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    first = resume(cfg, model, optimizer, set())
+    run = start_run(cfg, device, model.config.raw, first)
     if cfg.data == "experts":
         with sandbox.start() as urls:
             records = record(chat, cfg, urls, lambda line: log("demonstrations:", line)) if rank() == 0 else None
@@ -223,9 +316,12 @@ def main(cfg: Config):
                if turn["observation"] is not None]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn "
-        f"({len(dataset) - len(fitting)} over --max-context left out)")
-    train(model, fitting, cfg, device, log, run.write)
+        f"({len(dataset) - len(fitting)} over --max-context left out)" + (f"; step {first + 1} is next" if first else ""))
+    with Stop() as stop:
+        train(model, optimizer, fitting, cfg, device, log, run.write, first, stop)
     save(model, cfg.out, like=cfg.model, run=run.config)
+    if rank() == 0:
+        shutil.rmtree(Path(cfg.out) / "state", ignore_errors=True)
     log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
 
 
@@ -240,7 +336,4 @@ def parse_args() -> Config:
 
 
 if __name__ == "__main__":
-    try:
-        main(parse_args())
-    except (ValueError, OSError) as error:
-        sys.exit(f"bc.py: {error}")
+    command_line(main, parse_args)

@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import math
 import random
+import shutil
 import signal
 import sys
 import time
@@ -34,9 +35,10 @@ from pathlib import Path
 import torch
 
 import bc
+from bc import Stop, command_line, resume
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import Benchmark, World, load_tasks, open_sites, report, start_run
-from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, load_training, rank, save, save_training,
+from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, read_json, save, save_training,
                    token_logprobs, world_size)
 from rollout import actions_help, rollout
 
@@ -67,6 +69,8 @@ class Config(Benchmark):
     replicas: int = 1             # groups of ranks that each hold the whole model (HSDP); one a node spares the network
     seed: int = 0
     save_every: int = 5           # steps between checkpoints
+    keep: int = 0                 # that many of the newest ones stay, as OUT/step-00005 and so on
+    held_out: str = ""            # tasks to try greedily at every checkpoint; the best one stays as OUT/best
     resume: bool = True           # go on where the run in OUT stopped; --no-resume begins it anew
     force: bool = False           # go on also if it was begun with other values
     # Rollout, sized for the sandbox and a CPU
@@ -258,65 +262,26 @@ def alarms(line: dict, device) -> list[str]:
     return shown + [skipped] * bool(line["skipped"])
 
 
-class Stop:
-    """SIGTERM or Ctrl-C drops the rollout under way or waits for the update, saves and leaves; a second one kills.
-
-    torchrun passes the signal on to its ranks and kills them 30 s later: an update that takes longer is lost.
-    """
-
-    def __enter__(self):
-        self.asked, self.cancel = 0, lambda: None
-        self.before = {number: signal.signal(number, self.ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def ask(self, number, _):
-        if self.asked:
-            os._exit(128 + number)
-        self.asked = number
-        os.write(2, b"stopping: the run is saved first; a second signal ends it at once\n")  # print may be under way
-        self.cancel()
-
-    def run(self, coroutine):
-        """As asyncio.run; None if a signal came before it was done."""
-        async def cancellable():
-            loop, task = asyncio.get_running_loop(), asyncio.current_task()
-            self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-            if self.asked:
-                return coroutine.close()
-            return await coroutine
-        try:
-            return asyncio.run(cancellable())
-        except asyncio.CancelledError:
-            return None
-        finally:
-            self.cancel = lambda: None
+def held_out(model, chat: Chat, tasks: list[dict], cfg: Config, world: World, run) -> float | None:
+    """Greedy success rate on tasks, over all ranks; None if a signal came."""
+    mine = tasks[rank()::world_size()]
+    episodes = run(rollout(model, chat, mine, world.score, cfg, temperature=0.0, enter=world.enter))
+    if all_max(episodes is None):
+        return None
+    successes, n = all_sum([sum(tau.reward for tau in episodes), sum(tau.status == "ok" for tau in episodes)]).tolist()
+    return successes / max(n, 1)
 
 
-def resume(cfg: Config, model, optimizer) -> int:
-    """Brings model and optimizer to where the run in OUT stopped, if one did; returns the step to go on with.
-
-    All randomness hangs on (seed, step, task, member), so there is no generator to restore. What would make it another
-    run is refused; how often it saves, how it is laid out on the machine, and without decay how long it runs may change.
-    """
-    path = Path(cfg.out) / "state"
-    if not cfg.resume or not (path.exists() or path.with_name("state.old").exists()):
-        return 0
-    extra = load_training(path, model, optimizer)
-    step, was = extra.get("step"), extra.get("config")
-    if not isinstance(step, int) or step < 0 or not isinstance(was, dict):
-        raise ValueError(f"{path / 'state.json'}: extra holds no step and config of mgrpo.py; choose another --out.")
-    free = {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute", "replicas", "reset_url"}
-    free |= {"steps"} if not cfg.decay else set()
-    other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
-             if key not in free and was.get(key, now) != now]
-    if other and not cfg.force:
-        raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}: give it the same, go on all the same with "
-                         "--force, choose another --out, or begin anew with --no-resume.")
-    return step
+def keep_checkpoint(save_as, step: int, rate: float | None, cfg: Config):
+    """The checkpoint of a step as OUT/step-N, --keep of them; and as OUT/best if none before did better held out."""
+    out = Path(cfg.out)
+    if cfg.keep:
+        save_as(out / f"step-{step:05}", {})
+        for old in sorted(out.glob("step-?????"))[:-cfg.keep] if rank() == 0 else ():
+            shutil.rmtree(old)
+    best = out / "best" / "config.json"
+    if rate is not None and (not best.exists() or rate > read_json(best)["run"]["held_out_success"]):
+        save_as(best.parent, {"step": step, "held_out_success": rate})
 
 
 def main(cfg: Config):
@@ -333,13 +298,18 @@ def main(cfg: Config):
     if cfg.beta:
         reference = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    first = resume(cfg, model, optimizer)
+    first = resume(cfg, model, optimizer, {"keep", "held_out", "reset_url", *(["steps"] if not cfg.decay else [])})
     save_state = lambda step: save_training(Path(cfg.out) / "state", model, optimizer,
                                             {"step": step, "config": asdict(cfg)})
     run = start_run(cfg, device, model.config.raw, first)
-    with open_sites(cfg.tasks) as urls, Stop() as stop:
+    save_as = lambda path, more: save(model, path, like=start, run=run.config | more)
+    if rank() == 0 and not first:  # what an earlier run kept here would pass for this one's
+        for old in [*Path(cfg.out).glob("step-?????"), *Path(cfg.out).glob("best")]:
+            shutil.rmtree(old)
+    with open_sites(",".join(filter(None, (cfg.tasks, cfg.held_out)))) as urls, Stop() as stop:
         world = World(cfg, urls, cfg.out)
         tasks = load_tasks(cfg.tasks, urls, judge=world.judge is not None)
+        held_out_tasks = load_tasks(cfg.held_out, urls, judge=world.judge is not None) if cfg.held_out else []
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}"
             + (f", which goes on at step {first + 1}" if first else ""))
         failed_steps = 0  # in a row
@@ -360,16 +330,20 @@ def main(cfg: Config):
             passes = [update(model, reference, optimizer, kept, chat, cfg, device)
                       for _ in range(cfg.updates_per_batch)]
             trained = passes[0] | {key: passes[-1][key] for key in ("clip_frac", "kl", "skipped")}
-            # Log.
             seconds = time.monotonic() - rolled
+            saving = step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1
+            rate = held_out(model, chat, held_out_tasks, cfg, world, stop.run) if saving and held_out_tasks else None
+            # Log.
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
                     "seconds_train": seconds,
                     "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / seconds}
+            line |= {} if rate is None else {"held_out_success": rate}
             run.write(line)
             run.write_trajectories(gather([tau.record(chat, step=step, split="train") for tau in trajectories]))
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
                 f"{line['groups_kept']}/{cfg.batch}  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
-                f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s")
+                f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"
+                + (f"  held out {rate:.1%}" if rate is not None else ""))
             for sign in alarms(line, device):
                 log(f"  ! {sign}")
             failed_steps = failed_steps + 1 if line["skipped"] else 0
@@ -377,8 +351,9 @@ def main(cfg: Config):
                 raise ValueError("three steps in a row had a loss or gradient that is not finite; lower --lr, or look "
                                  f"at the episodes in {cfg.out}/trajectories.jsonl. The last saved state is unharmed.")
             # Save. The training state last: who finds it finds all else in place.
-            if step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1:
-                save(model, cfg.out, like=start, run=run.config)
+            if saving:
+                save_as(cfg.out, {})
+                keep_checkpoint(save_as, step + 1, rate, cfg)
                 if rank() == 0:
                     report(cfg.out)
                 save_state(step + 1)
@@ -395,16 +370,5 @@ def parse_args() -> Config:
     return Config(**vars(parser.parse_args()))
 
 
-def command_line():
-    try:
-        main(parse_args())
-    except (ValueError, OSError) as error:
-        sys.exit(f"mgrpo.py: {error}")
-    except RuntimeError as error:
-        if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
-            raise
-        sys.exit(f"mgrpo.py: rank {rank()} lost another rank; the same command goes on from the last saved state.")
-
-
 if __name__ == "__main__":
-    command_line()
+    command_line(main, parse_args)

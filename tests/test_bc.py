@@ -1,14 +1,16 @@
 """Demonstrations to rows, rows to a policy."""
 import json
+import signal
 
 import pytest
 import torch
 from conftest import tiny_model
 
+import bc
 import sandbox
 from bc import Config, learning_rate, read_demonstrations, record, train
 from compress import Chat, pad, replay, rows
-from model import token_logprobs
+from model import load, token_logprobs
 from sandbox.webarena import Page
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
@@ -32,10 +34,45 @@ def test_loss_falls_on_the_response_and_its_end_of_turn_alone(chat):
 def test_behavior_cloning_learns_its_demonstrations(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     dataset, lines = rows(chat, replay(chat, RECORD)), []
-    train(model, dataset, Config(epochs=60, batch=2, lr=1e-2), torch.device("cpu"), print, lines.append)
+    train(model, torch.optim.AdamW(model.parameters()), dataset, Config(epochs=60, batch=2, lr=1e-2), torch.device("cpu"), print,
+          lines.append)
     assert lines[0]["loss"] > 3 and lines[-1]["loss"] < 0.1
     logp, _ = token_logprobs(model, *pad(dataset))
     assert logp.mean() > -0.1
+
+
+@pytest.mark.parametrize("end, goes_on_at", [(signal.SIGTERM, 4), (KeyboardInterrupt, 3)])
+def test_cloning_that_was_stopped_goes_on_as_if_it_had_not_been(checkpoint, tmp_path, monkeypatch, end, goes_on_at):
+    """Bit for bit. A signal saves first; whatever else ends it costs the steps since the last save."""
+    (tmp_path / "demos.jsonl").write_text(json.dumps(RECORD) + "\n")
+    began, train_step = [], bc.train_step
+
+    def run(out, stop_at=None):
+        def step(*arguments):
+            began.append(len(began))
+            if len(began) - 1 == stop_at:
+                if end is KeyboardInterrupt:
+                    raise end
+                signal.raise_signal(end)
+            return train_step(*arguments)
+        began.clear()
+        monkeypatch.setattr(bc, "train_step", step)
+        try:
+            bc.main(Config(model=str(checkpoint), data=str(tmp_path / "demos.jsonl"), out=str(tmp_path / out), epochs=6, batch=1,
+                           save_every=3))
+        except (SystemExit, KeyboardInterrupt) as left:
+            return getattr(left, "code", None)
+
+    def outcome(out):
+        lines = [json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]
+        return ([{k: v for k, v in line.items() if "second" not in k} for line in lines],
+                {name: weight.tolist() for name, weight in load(tmp_path / out).state_dict().items()})
+
+    run("whole")
+    assert run("parts", stop_at=goes_on_at - (end is signal.SIGTERM)) == (128 + end if end is signal.SIGTERM else None)
+    run("parts")
+    assert len(began) == 12 - goes_on_at and outcome("parts") == outcome("whole")
+    assert not (tmp_path / "parts/state").exists()
 
 
 def test_the_learning_rate_rises_and_falls():

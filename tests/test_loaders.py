@@ -105,7 +105,7 @@ def open_checkpoint(directory):
 def resume(directory):
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    assert mgrpo.resume(mgrpo.Config(out=str(directory), force=True), model, optimizer) >= 0
+    assert mgrpo.resume(mgrpo.Config(out=str(directory), force=True), model, optimizer, set()) >= 0
     model(torch.zeros(1, 3, dtype=torch.long)).sum().backward()
     optimizer.step()
 

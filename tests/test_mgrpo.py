@@ -334,6 +334,31 @@ def test_a_signal_drops_the_rollout_saves_and_the_next_command_goes_on(chat, pla
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_the_newest_checkpoints_stay_and_the_best_one_held_out(chat, play, tmp_path):
+    """Successes of 3, 7 and 5 of ten tasks at the three checkpoints: the second is the best. A run begun anew forgets it."""
+    def rollout_of(*successes):
+        successes = iter(successes)
+
+        async def rollout(model, chat_, tasks, score, cfg, **kwargs):
+            if kwargs["temperature"] > 0:
+                return await even_tasks_teach(chat)(model, chat_, tasks, score, cfg, **kwargs)
+            n = next(successes)
+            return [trajectory(chat, float(i < n), [1]) for i in range(len(tasks))]
+        return rollout
+
+    lines = play(rollout_of(3, 7, 5), "x", keep=2, held_out="theirs")
+    assert [line.get("held_out_success") for line in lines] == [None, 0.3, None, 0.7, None, 0.5]
+    kept = lambda: sorted(path.name for path in (tmp_path / "x").iterdir() if path.is_dir())
+    assert kept() == ["best", "state", "step-00004", "step-00006"]
+    weights = lambda name: load(tmp_path / "x" / name).state_dict()
+    same = lambda a, b: all(torch.equal(weights(a)[name], weights(b)[name]) for name in weights(a))
+    assert same("best", "step-00004") and same(".", "step-00006") and not same("best", ".")
+    best = json.loads((tmp_path / "x/best/config.json").read_text())["run"]
+    assert best["step"] == 4 and best["held_out_success"] == 0.7 and load_tokenizer(tmp_path / "x/best")
+    play(rollout_of(1), "x", keep=2, held_out="theirs", steps=2, resume=False)
+    assert kept() == ["best", "state", "step-00002"] and same("best", "step-00002")
+
+
 def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monkeypatch):
     """Behind it the weights are resharded: a pass that still runs would read memory that was given back."""
     began, end, ended = threading.Event(), threading.Event(), []

@@ -115,7 +115,7 @@ def killed(phase, step, delay, victim, *arguments):
     for name, function in (("rollout", "collect"), ("update", "update"), ("save", "save"), ("save", "save_training")):
         setattr(mgrpo, function, armed(name, getattr(mgrpo, function)))
     sys.argv = ["mgrpo.py", *arguments]
-    mgrpo.command_line()
+    mgrpo.command_line(mgrpo.main, mgrpo.parse_args)
 
 
 @pytest.mark.slow
