@@ -22,6 +22,9 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -34,10 +37,7 @@ from model import KVCache, ModelConfig, Transformer, load, load_tokenizer, sampl
 from rollout import Browser, Call, Engine, Settings, actions_help, play
 from rollout import rollout as play_with_model
 
-try:
-    import transformers
-except ImportError:
-    transformers = None
+transformers = find_spec("transformers")  # imported where it is used: what measures our memory does without
 
 
 def take_turns(contestants: dict, repeats: int) -> dict:
@@ -80,7 +80,7 @@ def decode_ours(model, rows: int, context: int, n: int) -> float:
 
 
 def decode_theirs(model, rows: int, context: int, n: int) -> float:
-    c, cache = model.config, transformers.DynamicCache(config=model.config)
+    c, cache = model.config, import_module("transformers").DynamicCache(config=model.config)
     for layer in range(c.num_hidden_layers):
         cache.update(*torch.randn(2, rows, c.num_key_value_heads, context, c.head_dim), layer)
     ids = torch.full((rows, context + 1), 7)
@@ -105,7 +105,7 @@ def read_rate() -> float:
 
 
 def open_theirs(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return import_module("transformers").AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def train_step(args):
@@ -120,6 +120,7 @@ def train_step(args):
         model.recompute = args.variant == "recomputed"
         step = lambda ids, action: (-token_logprobs(model, ids, action)[0].mean()).backward()
     step(ids[:, :64], torch.arange(64)[None] >= 60)  # warm
+    model.zero_grad()
     took = seconds(lambda: step(ids, action_BT))
     print(json.dumps({"seconds": took, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
@@ -130,7 +131,7 @@ def model(args):
         ours = load(args.checkpoint)
         theirs = transformers and open_theirs(args.checkpoint)
         print(f"{args.checkpoint}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-              f"transformers {transformers.__version__ if transformers else 'not installed: its columns stay empty'}")
+              f"transformers {version('transformers') if transformers else 'not installed: its columns stay empty'}")
         print(f"{'':44} {'ours':>10} {'theirs':>12} {'ratio':>9}")
         floor = sum(p.nbytes for p in ours.parameters()) / read_rate()
         for rows in (1, 8, 32):
