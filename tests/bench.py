@@ -269,13 +269,17 @@ def rollout(args):
     chat = open_chat(load_tokenizer(base), base, actions_help())
     with open_sites("sandbox") as urls:
         tasks = load_tasks("sandbox:test:64", urls)
-        print(f"{'contexts':10} {'our steps/s':>12} {'bare steps/s':>13} {'ratio':>7}   (browsergym-core is not installed)")
+        print(f"{'contexts':10} {'our steps/s':>12} {'bare steps/s':>13} {'ratio':>7}")
         for contexts in (1, 4, 8, 16):
             visited, steps = [], args.steps // contexts
             times = take_turns({"ours": lambda: asyncio.run(our_steps(tasks[:contexts], steps, visited)),
                                 "bare": lambda: asyncio.run(bare_steps(tasks[:contexts], visited))}, args.repeats)
             ours, bare = (contexts * steps / times[who] for who in ("ours", "bare"))
             print(f"{contexts:<10} {ours:12.1f} {bare:13.1f} {ours / bare:6.2f}x", flush=True)
+            if contexts == 1 and args.browsergym:
+                script = Path(__file__).with_name("browsergym_steps.py")
+                theirs = float(subprocess.check_output([args.browsergym, script, tasks[0]["start_url"], "30"]))
+                print(f"1, beside browsergym-core: {theirs:.2f} steps/s, {ours / theirs:.1f}x", flush=True)
 
         counts, prefill = dict.fromkeys(("turns", "whole", "new"), 0), Engine.prefill
 
@@ -293,15 +297,16 @@ def rollout(args):
               f"{whole:.0f}, {whole / new:.2f}x", flush=True)
 
     site = slow_site()
-    tasks = [{"task_id": i, "intent": "", "sites": [], "start_url": site} for i in range(16)]
+    for episodes in (4, 16):
+        tasks = [{"task_id": i, "intent": "", "sites": [], "start_url": site} for i in range(episodes)]
 
-    def seconds_of(deterministic: bool) -> float:
-        settings = Settings(max_turns=21, concurrency=16, deterministic=deterministic)
-        return seconds(lambda: asyncio.run(play(tasks, clicks(chat, 21), chat, always_one, settings)))
+        def seconds_of(deterministic: bool) -> float:
+            settings = Settings(max_turns=21, concurrency=episodes, deterministic=deterministic)
+            return seconds(lambda: asyncio.run(play(tasks, clicks(chat, 21), chat, always_one, settings)))
 
-    times = take_turns({"free": lambda: seconds_of(False), "lock-step": lambda: seconds_of(True)}, args.repeats)
-    print(f"16 episodes of 20 clicks on a site that takes 0 to 500 ms: {times['free']:.1f} s; in lock-step "
-          f"{times['lock-step']:.1f} s, {times['lock-step'] / times['free']:.2f}x")
+        times = take_turns({"free": lambda: seconds_of(False), "lock-step": lambda: seconds_of(True)}, args.repeats)
+        print(f"{episodes:2} episodes of 20 clicks on a site that takes 0 to 500 ms: {times['free']:.1f} s; in lock-step "
+              f"{times['lock-step']:.1f} s, {times['lock-step'] / times['free']:.2f}x", flush=True)
 
 
 def leaks(args):
@@ -342,6 +347,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
     parser.add_argument("--steps", type=int, default=160, help="of all contexts together in rollout")
     parser.add_argument("--episodes", type=int, default=2000, help="of leaks")
+    parser.add_argument("--browsergym", metavar="PYTHON", help="of an environment with browsergym-core, for rollout")
     parser.add_argument("--variant", default="ours", choices=("ours", "recomputed", "theirs"), help="of train_step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
