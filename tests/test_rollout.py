@@ -650,6 +650,23 @@ def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, 
         assert tau["advantage"] == pytest.approx(float((tau["reward"] - r.mean()) / r.std()) if valid else 0, abs=1e-5)
 
 
+def test_every_forward_of_a_rollout_runs_unsharded(site, chat, monkeypatch):
+    """Ranks decode different numbers of tokens: sharded, each forward would wait for one of the other rank's."""
+    model, inside, seen = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), [], []
+
+    @contextlib.contextmanager
+    def spy(of):
+        inside.append(of)
+        yield
+        inside.remove(of)
+
+    monkeypatch.setattr("rollout.unsharded", spy)
+    model.register_forward_hook(lambda *_: seen.append(inside == [model]))
+    tasks = [task_at(f"{site({'/': '<a href=/>on</a>'})}/")]
+    asyncio.run(rollout(model, chat, tasks, always_one, Settings(max_turns=2, max_new_tokens=4, max_context=600, concurrency=1)))
+    assert len(seen) > 4 and all(seen) and not inside
+
+
 def test_in_deterministic_mode_two_runs_are_equal_bit_for_bit(site, chat):
     """The server's delays differ from run to run, so without lock-step the batches would."""
     def late(request):
