@@ -37,8 +37,8 @@ import torch
 import bc
 from bc import Stop, command_line, resume
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
-from evaluate import Benchmark, World, load_tasks, open_sites, report, start_run
-from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, read_json, save, save_training,
+from evaluate import Benchmark, World, load_tasks, newest, open_sites, report, start_run
+from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, save_training,
                    token_logprobs, world_size)
 from rollout import actions_help, rollout
 
@@ -264,6 +264,7 @@ def alarms(line: dict, device) -> list[str]:
 
 def held_out(model, chat: Chat, tasks: list[dict], cfg: Config, world: World, run) -> float | None:
     """Greedy success rate on tasks, over all ranks; None if a signal came."""
+    world.reset()
     mine = tasks[rank()::world_size()]
     episodes = run(rollout(model, chat, mine, world.score, cfg, temperature=0.0, enter=world.enter))
     if all_max(episodes is None):
@@ -273,15 +274,24 @@ def held_out(model, chat: Chat, tasks: list[dict], cfg: Config, world: World, ru
 
 
 def keep_checkpoint(save_as, step: int, rate: float | None, cfg: Config):
-    """The checkpoint of a step as OUT/step-N, --keep of them; and as OUT/best if none before did better held out."""
+    """The checkpoint of a step as OUT/step-N, --keep of them; and as OUT/best if none of this run did better held out.
+
+    Rank 0 decides, for ranks that looked for themselves could see different files, and saving takes them all.
+    """
     out = Path(cfg.out)
     if cfg.keep:
         save_as(out / f"step-{step:05}", {})
-        for old in sorted(out.glob("step-?????"))[:-cfg.keep] if rank() == 0 else ():
-            shutil.rmtree(old)
-    best = out / "best" / "config.json"
-    if rate is not None and (not best.exists() or rate > read_json(best)["run"]["held_out_success"]):
-        save_as(best.parent, {"step": step, "held_out_success": rate})
+        if rank() == 0:  # those beyond this step are of an earlier run in OUT
+            numbered = sorted(out.glob("step-[0-9][0-9][0-9][0-9][0-9]"))
+            kept = [path for path in numbered if path.name <= f"step-{step:05}"][-cfg.keep:]
+            for old in set(numbered) - set(kept):
+                shutil.rmtree(old)
+    better = False
+    if rank() == 0 and rate is not None:
+        rows, _ = newest(out / "metrics.jsonl", 10**6, 10**9)  # of this run alone: start_run drops all others
+        better = all(rate > row.get("held_out_success", -1) for row in rows[:-1])
+    if all_max(int(better)):
+        save_as(out / "best", {"step": step, "held_out_success": rate})
 
 
 def main(cfg: Config):
@@ -303,9 +313,6 @@ def main(cfg: Config):
                                             {"step": step, "config": asdict(cfg)})
     run = start_run(cfg, device, model.config.raw, first)
     save_as = lambda path, more: save(model, path, like=start, run=run.config | more)
-    if rank() == 0 and not first:  # what an earlier run kept here would pass for this one's
-        for old in [*Path(cfg.out).glob("step-?????"), *Path(cfg.out).glob("best")]:
-            shutil.rmtree(old)
     with open_sites(",".join(filter(None, (cfg.tasks, cfg.held_out)))) as urls, Stop() as stop:
         world = World(cfg, urls, cfg.out)
         tasks = load_tasks(cfg.tasks, urls, judge=world.judge is not None)

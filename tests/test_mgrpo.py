@@ -355,8 +355,9 @@ def test_the_newest_checkpoints_stay_and_the_best_one_held_out(chat, play, tmp_p
     assert same("best", "step-00004") and same(".", "step-00006") and not same("best", ".")
     best = json.loads((tmp_path / "x/best/config.json").read_text())["run"]
     assert best["step"] == 4 and best["held_out_success"] == 0.7 and load_tokenizer(tmp_path / "x/best")
+    (tmp_path / "x/step-notes").mkdir()  # not ours
     play(rollout_of(1), "x", keep=2, held_out="theirs", steps=2, resume=False)
-    assert kept() == ["best", "state", "step-00002"] and same("best", "step-00002")
+    assert kept() == ["best", "state", "step-00002", "step-notes"] and same("best", "step-00002")
 
 
 def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monkeypatch):
