@@ -211,6 +211,32 @@ class Place:
         return k[:, :, :self.end], v[:, :, :self.end]
 
 
+class BehindContext(torch.autograd.Function):
+    """Causal attention of T queries to a context and to themselves, for CPUs, whose fused kernel knows no such mask.
+
+    The kernel runs on the context whole and on the own part causally, each with its own softmax; their log-sum-exps say
+    how much of the joint softmax each holds. Backward, either kernel needs only the joint output and log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(ctx, q, context_k, k, context_v, v):
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        far, far_lse = kernel(q, context_k, context_v)
+        near, near_lse = kernel(q, k, v, is_causal=True)
+        lse = torch.logaddexp(far_lse, near_lse)
+        out = torch.lerp(near, far, (far_lse - lse).exp()[..., None].to(q.dtype))
+        ctx.save_for_backward(q, context_k, k, context_v, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, context_k, k, context_v, v, out, lse = ctx.saved_tensors
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        far = kernel(grad, q, context_k, context_v, out, lse, 0.0, False)  # the gradients of q, k and v
+        near = kernel(grad, q, k, v, out, lse, 0.0, True)
+        return far[0] + near[0], far[1], near[1], far[2], near[2]
+
+
 def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     """Grouped-query attention of T queries to C >= T keys, causal: without a mask the last query meets the last key.
 
@@ -218,9 +244,9 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     padded on the right, where causality hides the padding.
     """
     (B, H, T, E), (K, C) = q_BHTE.shape, k_BKCE.shape[1:3]
-    if mask_B1TC is None and 512 <= T < C < 2 * T and q_BHTE.device.type == "cpu":
-        # A mask costs the whole rectangle there, while a causal square skips half: blank queries make it one.
-        return attend(F.pad(q_BHTE, (0, 0, C - T, 0)), k_BKCE, v_BKCE)[:, :, C - T:]
+    if mask_B1TC is None and 512 <= T < C and q_BHTE.device.type == "cpu":
+        k_BHCE, v_BHCE = (x.repeat_interleave(H // K, dim=1) for x in (k_BKCE, v_BKCE))
+        return BehindContext.apply(q_BHTE, *k_BHCE.split((C - T, T), dim=2), *v_BHCE.split((C - T, T), dim=2))
     if mask_B1TC is None and T > 1:
         mask = None if T == C else causal_lower_right(T, C)
         return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, mask, is_causal=T == C, enable_gqa=H != K)
@@ -324,6 +350,8 @@ class Transformer(nn.Module):
     def logits(self, x):
         """(..., D) -> (..., V) by the LM head, which small models share with the embedding."""
         weight = self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+        if x.ndim == 2 and 1 < len(x) <= 32:  # a few decoded tokens: this way a CPU need not repack the matrix
+            return (weight @ x.T).T.contiguous()
         return F.linear(x, weight)
 
     def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None, rows: slice = slice(None), head=None,

@@ -186,11 +186,15 @@ def test_a_packed_row_equals_separate_rows(family, changes, kv_heads):
 @pytest.mark.parametrize("T, C", [(1, 1), (1, 9), (5, 5), (5, 9), (520, 520), (520, 700), (520, 1300)])
 def test_attention_behind_a_context_equals_the_written_out_softmax(T, C):
     g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, length, 8, generator=g) for heads, length in ((4, T), (2, C), (2, C)))
+    shapes = ((4, T), (2, C), (2, C), (4, T))
+    q, k, v, weight = (torch.randn(1, *shape, 8, generator=g).requires_grad_() for shape in shapes)
     scores = q @ k.repeat_interleave(2, dim=1).transpose(2, 3) / 8 ** 0.5
     scores[..., torch.ones(T, C, dtype=torch.bool).triu(C - T + 1)] = -torch.inf
     wanted = scores.softmax(-1) @ v.repeat_interleave(2, dim=1)
-    torch.testing.assert_close(attend(q, k, v), wanted, atol=1e-5, rtol=1e-5)
+    got = attend(q, k, v)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), (q, k, v)) for y in (got, wanted))):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_segments_that_leave_holes_are_refused():
