@@ -67,7 +67,7 @@ class EnvError(Exception):
 # --------------------------------------------------------------------------------------------------------------------
 # Observation: a page as simplified HTML
 
-# Returns {text, elements}; elements[id] is the element itself. One walk decides what is shown and what can be used; two
+# Returns the text; the page keeps the elements that the ids in it stand for. One walk decides what is shown and what can be used; two
 # ways to write it down. Compact: a usable element is <tag>name id[ = value]</tag>, name then id, side by side, so that
 # finding an element by its name is copying what once followed that name. webrl: nested tags as in the data of WebRL and
 # WebArena-Lite, <tag id="ID" data-text="..." data-bbox="x,y,w,h"> text </tag>; which elements get ids follows our walk.
@@ -204,7 +204,8 @@ OBSERVE = r"""
   }
   let text = lines.join('\n');
   if (text.length > maxChars) text = text.slice(0, maxChars) + '\n[the page goes on]';
-  return {text, elements};
+  window[Symbol.for('elements')] = elements;  // for LOCATE and the like: what the ids mean until the next observation
+  return text;
 }
 """
 
@@ -221,10 +222,12 @@ INIT = r"""
 })();
 """
 
+ELEMENT = "id => window[Symbol.for('elements')]?.[id]"
+
 # Where to aim the mouse: the centre of the element's first box, scrolled into view, iframe offsets added.
 LOCATE = r"""
-(o, id) => {
-  const el = o.elements[id];
+id => {
+  const el = window[Symbol.for('elements')]?.[id];
   if (!el) return {error: `there is no element ${id} on this page`};
   if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
   el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
@@ -273,7 +276,7 @@ async def click(session, call, button="left"):
 
 
 async def type_text(session, call):
-    box = (await session.handle.evaluate_handle("(o, id) => o.elements[id]", int(call.element))).as_element()
+    box = (await session.page.evaluate_handle(ELEMENT, int(call.element))).as_element()
     if box is None:
         raise ActionError(f"there is no element {call.element} on this page")
     try:
@@ -295,8 +298,8 @@ async def search(session, call):
 
 
 async def select_option(session, call):
-    chosen = await session.handle.evaluate("""(o, [id, wanted]) => {
-        const el = o.elements[id], options = [...(el?.options || [])];
+    chosen = await session.page.evaluate("""([id, wanted]) => {
+        const el = window[Symbol.for('elements')]?.[id], options = [...(el?.options || [])];
         const w = wanted.trim().toLowerCase(), text = option => option.text.trim().toLowerCase();
         const found = options.find(p => text(p) === w) || options.find(p => text(p).includes(w));
         if (!options.length) return 'it is no dropdown';
@@ -524,7 +527,7 @@ class Session:
 
     def __init__(self, context, settings: Settings, sites: set[str] | None):
         self.context, self.settings, self.sites = context, settings, sites
-        self.page = self.handle = self.devtools = None
+        self.page = self.devtools = None
         self.dead = ""                          # why the page is lost, once it is
         self.notes: list[str] = []              # dialogs and the like, told with the next observation
         self.refused = ""                       # an address outside the fence that the page tried to go to
@@ -566,6 +569,7 @@ class Session:
             with contextlib.suppress(PlaywrightError):
                 if url not in ("", "about:blank"):  # a tab begins empty, and counts as loaded then
                     await page.wait_for_url(lambda now: now != "about:blank", wait_until="commit")
+                await page.wait_for_load_state("domcontentloaded")  # it may have opened before we listened to it
             self._loads(name, False)
         if page.is_closed():  # it was before we listened
             self._closed(page)
@@ -610,8 +614,6 @@ class Session:
                 # Browsers submit a form in a task of its own, after the click: by a task later the page has told of it.
                 await self.page.evaluate("new Promise(done => setTimeout(done))")
             await self.quiet.wait()
-            with contextlib.suppress(PlaywrightError):
-                await self.page.wait_for_load_state("domcontentloaded")  # of a tab that opened before we listened to it
         try:
             await bounded(wait(), self.settings.timeout, "loading")
         except EnvError:
@@ -645,11 +647,10 @@ class Session:
     async def _read(self) -> str:
         webrl = self.settings.observation == "webrl"
         arguments = [webrl, self.settings.viewport_only, self.settings.max_page_chars]
-        self.handle = await self.page.evaluate_handle(OBSERVE, arguments)
-        return await self.handle.evaluate("o => o.text")
+        return await self.page.evaluate(OBSERVE, arguments)
 
     async def locate(self, element: str) -> tuple[float, float]:
-        spot = await self.handle.evaluate(LOCATE, int(element))
+        spot = await self.page.evaluate(LOCATE, int(element))
         if "error" in spot:
             raise ActionError(spot["error"])
         return spot["x"], spot["y"]
