@@ -32,8 +32,8 @@ import torch
 import sandbox
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
-from model import (all_max, all_sum, init_dist, load, load_tokenizer, load_training, new, parse_json, rank, save,
-                   save_training, shard, token_logprobs, world_size)
+from model import (all_max, all_sum, clip_gradients, init_dist, load, load_tokenizer, load_training, new, parse_json,
+                   rank, save, save_training, shard, token_logprobs, world_size)
 from rollout import ActionError, Settings, actions_help, parse, play
 from sandbox.webarena import join_steps, read_step
 
@@ -84,7 +84,7 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     Cached in OUT. An expert that fails is a bug in the sandbox, so it is an error, not a dropped row.
     """
     if cfg.observation != "compact":
-        raise ValueError(f"the experts cannot read --observation {cfg.observation}; give --data a file recorded with it.")
+        raise ValueError(f"the experts cannot read --observation {cfg.observation}; give --data what it recorded.")
     path = demos_path(cfg)
     tasks = site_urls(sandbox.tasks(cfg.split, cfg.demos), urls)
     if path.exists():
@@ -102,7 +102,7 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
     played = asyncio.run(play(tasks, act, chat, score, cfg, log=log))
     if failed := [t for t in played if t.reward < 1]:
         first = failed[0]
-        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first: task {first.task['task_id']}"
+        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed; the first: task {first.task['task_id']}"
                          f" ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
     records = [t.record(chat) for t in played]
     temporary = path.with_suffix(".tmp")
@@ -135,21 +135,25 @@ def read_demonstrations(path: str, log=print) -> list[dict]:
         check_fields(row, {"task_id": (int, str), "intent": str, "sites": list, "turns": list}, where)
         for turn in row["turns"]:
             check_fields(turn, {"url": str, "observation": str, "response": str}, f"{where}, in turns")
-        good = row.get("reward", 1) == 1
-        records += [row] if good else []
-        dropped["environment error" if row.get("status") == "env_error" else "no success"] += not good
+        if row.get("reward", 1) == 1:
+            records.append(row)
+        else:
+            dropped["environment error" if row.get("status") == "env_error" else "no success"] += 1
     usable = []
     for step in steps:
+        _, _, page, response = step
         try:
-            element = parse(step[3]).element
-            known = element is None or f'id="{element}"' in step[2]
-            dropped["acts on an element that its page does not hold"] += not known
-            usable += [step] * known
+            element = parse(response).element
         except ActionError:
             dropped["no action can be read from the response"] += 1
+            continue
+        if element is None or f'id="{element}"' in page:
+            usable.append(step)
+        else:
+            dropped["acts on an element that its page does not hold"] += 1
     records += join_steps(usable)
-    if +dropped:
-        log(f"{path}: left out " + ", ".join(f"{n} ({why})" for why, n in (+dropped).items()))
+    if dropped:
+        log(f"{path}: left out " + ", ".join(f"{n} ({why})" for why, n in dropped.items()))
     if steps:
         log(f"{path}: {len(usable)} of {len(steps)} steps make up {len(records)} trajectories")
     if not records:
@@ -182,10 +186,10 @@ def train_step(model, optimizer, batch: list[Row], cfg: Config, device) -> tuple
         loss = -logp_N.sum() / total_tokens * (1.0 if real else 0.0)
         (loss * world_size()).backward()
         loss_sum += loss.item()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
+    grad_norm = clip_gradients(model, cfg.clip)
     optimizer.step()
     optimizer.zero_grad()
-    return float(all_sum([loss_sum])[0]), float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return float(all_sum([loss_sum])[0]), grad_norm
 
 
 def train(model, optimizer, dataset: list[Row], cfg: Config, device, log, write, first: int = 0, stop=None) -> None:
@@ -267,7 +271,8 @@ def resume(cfg, model, optimizer, free: set[str]) -> int:
     step, was = extra.get("step"), extra.get("config")
     if not isinstance(step, int) or step < 0 or not isinstance(was, dict):
         raise ValueError(f"{path / 'state.json'}: extra holds no step and config of a run; choose another --out.")
-    free = free | {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute", "replicas"}
+    free = free | {"out", "save_every", "resume", "force", "concurrency", "timeout", "max_tokens", "recompute",
+                   "replicas"}
     other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
              if key not in free and was.get(key, now) != now]
     if other and not cfg.force:
@@ -316,7 +321,8 @@ def main(cfg: Config):
                if turn["observation"] is not None]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn "
-        f"({len(dataset) - len(fitting)} over --max-context left out)" + (f"; step {first + 1} is next" if first else ""))
+        f"({len(dataset) - len(fitting)} over --max-context left out)"
+        + (f"; step {first + 1} is next" if first else ""))
     with Stop() as stop:
         train(model, optimizer, fitting, cfg, device, log, run.write, first, stop)
     save(model, cfg.out, like=cfg.model, run=run.config)
@@ -325,11 +331,11 @@ def main(cfg: Config):
     log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
 
 
-def parse_args() -> Config:
+def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these lines, so that each forks alone
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for f in fields(Config):
         kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
-        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, help=f"default: {f.default!r}", **kind)
     if parser.parse_known_args()[0].paper:
         parser.set_defaults(**PAPER)
     return Config(**vars(parser.parse_args()))

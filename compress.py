@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from model import read_json
+from model import read_json, resolve
 
 PLACEHOLDER = "** Simplified html **"  # the literal that WebRL's and the paper's data use
 CUT = "\n[the page goes on; it was cut here to fit the context]"
@@ -148,7 +148,9 @@ class Chat:
     """Writes messages as ids for one tokenizer.
 
     Text of pages and tasks is encoded by a copy of the tokenizer that knows no added tokens, so that "<|im_end|>" in
-    a page is eleven harmless characters and never a control token.
+    a page is ten harmless characters and never a control token. think: responses begin with <think>. compress: past
+    pages become the placeholder. keep_thoughts: past responses stay whole; otherwise the history, in training as well,
+    holds only what follows </think>.
     """
 
     def __init__(self, tokenizer: Tokenizer, system: str, think: bool = True, compress: bool = True,
@@ -363,8 +365,8 @@ def pad(batch: list[Row], device="cpu"):
 
 
 def open_chat(tokenizer: Tokenizer, checkpoint: str | Path, actions_help: str) -> Chat:
-    """The chat a checkpoint was trained with: its agent.json {"system", "think", "compress"}; defaults where absent."""
-    path = Path(checkpoint) / "agent.json"
+    """The chat of a checkpoint: its agent.json (system, think, compress, keep_thoughts), defaults where absent."""
+    path = resolve(str(checkpoint)) / "agent.json"
     settings = {"system": "", "think": True, "compress": True, "keep_thoughts": True}
     for key, value in (read_json(path) if path.exists() else {}).items():
         if key in settings and type(value) is not type(settings[key]):

@@ -470,6 +470,7 @@ class Benchmark(Settings):
     reset_before: str = "batch"    # or "task": before each that changes the sites, for --concurrency 1
 
     def __post_init__(self):
+        super().__post_init__()
         if self.reset_before not in ("batch", "task"):
             raise ValueError(f"--reset-before {self.reset_before}: use batch or task.")
         if self.reset_url and self.reset_before == "task" and self.concurrency > 1:
@@ -496,7 +497,7 @@ class World:
             all_max(0)
 
     async def enter(self, browser: Browser, task: dict) -> dict | str | None:
-        """The storage state that an episode starts with. A session of ours that has expired, or never was, begins anew."""
+        """The storage state that an episode starts with. Where a session has expired, or none was, it logs in."""
         if self.cfg.reset_url and self.cfg.reset_before == "task" and "program_html" in task["eval"]["eval_types"]:
             await asyncio.to_thread(webarena.reset, self.cfg.reset_url)
         accounts = webarena.accounts_of(task.get("storage_state"))
@@ -592,12 +593,16 @@ def summarize(trajectories: list[Trajectory]) -> dict:
                              for name, group in templates.items()}}
 
 
+def short(name: str) -> str:
+    return name if len(name) <= 48 else name[:45] + "..."
+
+
 def table(rows: list[tuple[str, dict]]) -> str:
     """[(name, figures of `summarize` or `rate`)] as plain text."""
     cells = [["", "success", "95% interval", "n", "turns", "env errors"]]
     for name, s in rows:
         low, high = s["ci95"]
-        cells.append([name, f"{s['success_rate']:.1%}", f"{low:.1%} to {high:.1%}", str(s["n"]),
+        cells.append([short(name), f"{s['success_rate']:.1%}", f"{low:.1%} to {high:.1%}", str(s["n"]),
                       f"{s['turns']:.1f}" if "turns" in s else "", str(s.get("env_errors", ""))])
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return "\n".join("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -788,7 +793,7 @@ def measure(policy, chat: Chat, cfg: Config, world: World, run: Run) -> tuple[di
             tasks = load_tasks(part, world.sites, judge=world.judge is not None)
             world.reset()
             trajectories = asyncio.run(evaluate(policy, chat, tasks, replace(cfg, max_turns=int(limit)), world,
-                                                log=lambda line: print(f"{split}: {line}", flush=True)))
+                                                log=lambda line: print(f"{short(split)}: {line}", flush=True)))
             if all(t.status != "ok" for t in trajectories):
                 raise ValueError(f"the environment broke all {len(trajectories)} episodes, the first with "
                                  f"{trajectories[0].checks or 'no word'}; check that the sites work in a browser.")
@@ -827,11 +832,11 @@ def main(cfg: Config):
     print(f"report: {report(run.path)}")
 
 
-def parse_args() -> Config:
+def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these lines, so that each forks alone
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for f in fields(Config):
         kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
-        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, help=f"default: {f.default!r}", **kind)
     known = parser.parse_known_args()[0]
     checkpoint = Path(known.model or ("" if known.policy_url else "runs/mgrpo")) / "config.json"
     trained = asdict(Settings()) if known.policy_url else None

@@ -1,4 +1,5 @@
-"""WebAgent-R1 (arXiv 2505.16421): end-to-end multi-turn reinforcement learning of a web agent with M-GRPO.
+"""WebAgent-R1 (arXiv 2505.16421): end-to-end reinforcement learning of a web agent with M-GRPO, multi-turn group
+relative policy optimization.
 
 For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i earns r_i = 1 if the
 task is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) / std(r), and the policy minimises
@@ -7,13 +8,22 @@ task is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) /
 
     rho = pi(token | h_j, a_ij,<t) / pi_old(...)   i: episodes, j: turns, t: tokens of a response; h_j: compress.context
 
+In PyTorch's words: the policy pi is the language model, an episode (trajectory tau) one attempt at a task. The reward
+comes once, at its end, and no gradient runs through browser or judge; so sampled tokens are made likelier or less
+likely, by the gradient of A log pi. The advantage A is the reward less the group's mean (the baseline), in standard
+deviations: what went better than the other attempts is raised, the rest lowered. pi_old are the weights that sampled.
+Where rho has left 1 +- eps in the direction that A asks for, the clip ends a token's gradient, so that several
+optimizer steps on the same episodes cannot run away. KL is the distance to the reference, the policy that training
+began with. The entropy in the metrics says how much pi still varies.
+
     python mgrpo.py                              # the sandbox on a laptop; without --model it runs bc.py's stage first
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
 
 Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's
 formula divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of
-counting as a failure; an episode without exit earns nothing for its answer; all tokens of a batch weigh alike by default
-(--loss-norm paper: as above; on the sandbox that favours ever longer episodes). From the released code: see compress.py.
+counting as a failure; an episode without exit earns nothing for its answer; all tokens of a batch weigh alike by
+default (--loss-norm paper: as above; on the sandbox that favours ever longer episodes). From the released code: see
+compress.py.
 
 Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
 """
@@ -38,7 +48,7 @@ import bc
 from bc import Stop, command_line, resume
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import Benchmark, World, load_tasks, newest, open_sites, report, start_run
-from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save, save_training,
+from model import (all_max, all_sum, clip_gradients, gather, init_dist, load, load_tokenizer, rank, save, save_training,
                    token_logprobs, world_size)
 from rollout import actions_help, rollout
 
@@ -54,7 +64,7 @@ class Config(Benchmark):
     batch: int = 24               # tasks per step, over all ranks
     G: int = 8                    # episodes per task
     eps: float = 0.2              # clip range of the ratio rho
-    beta: float = 0.0             # weight of the KL term to the start policy; 0 loads no reference model
+    beta: float = 0.0             # weight of the KL to the start policy; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
     dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
     loss_norm: str = "token"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
@@ -82,6 +92,7 @@ class Config(Benchmark):
     paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
 
 
+# Appendix B, but G and max_turns, which are the released code's; steps: one pass over its 647 tasks.
 PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024,
              max_turns=15, steps=40, updates_per_batch=1, warmup=0, decay=False, loss_norm="paper",
              recompute=True, max_tokens=16384)
@@ -98,7 +109,7 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
     """
     valid = [tau for tau in group if tau.status == "ok"]
     r = torch.tensor([tau.reward for tau in valid], dtype=torch.float64)
-    if len(valid) < 2 or r.std() == 0:
+    if len(valid) < 2 or r.min() == r.max():
         return []
     for tau, A in zip(valid, ((r - r.mean()) / r.std()).tolist()):
         tau.advantage = A
@@ -106,7 +117,11 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
 
 
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
-    """The M-GRPO objective as one weighted token sum; weight_N carries the nested means. Returns (loss, metrics)."""
+    """The M-GRPO objective as one weighted sum over tokens.
+
+    All _N are (N,), one number an action token; log-probs in nats; weight_N carries the nested means. Returns (loss, a
+    scalar with the gradient; {"kl", "clip_frac"}, sums over the N tokens, which `update` turns into means).
+    """
     rho_N = (logp_N - logp_old_N).exp()
     surrogate_N = torch.min(rho_N * A_N, rho_N.clamp(1 - eps, 1 + eps) * A_N)
     delta_N = logp_ref_N - logp_N
@@ -142,7 +157,7 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
     # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
     for i in range(all_max(len(batches))):
         real = i < len(batches)
-        batch = batches[i] if real else [Row([], 0, [0, 0], 1, 0.0, 0.0, [0.0])]
+        batch = batches[i] if real else [Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])]
         inputs = pack(batch, device)
         expand = lambda value: torch.tensor([v for row in batch for v in value(row)], device=device)
         logp_old_N = expand(lambda row: row.logps)
@@ -165,8 +180,7 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
     totals = dict(zip(sums, all_sum(list(sums.values())).tolist()))
     grad_norm, skipped = 0.0, []
     if totals["actions"]:
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
-        grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        grad_norm = clip_gradients(model, cfg.clip)
         if math.isfinite(totals["loss"]) and math.isfinite(grad_norm):
             optimizer.step()
         else:
@@ -288,10 +302,20 @@ def keep_checkpoint(save_as, step: int, rate: float | None, cfg: Config):
                 shutil.rmtree(old)
     better = False
     if rank() == 0 and rate is not None:
-        rows, _ = newest(out / "metrics.jsonl", 10**6, 10**9)  # of this run alone: start_run drops all others
-        better = all(rate > row.get("held_out_success", -1) for row in rows[:-1])
+        lines, _ = newest(out / "metrics.jsonl", 10**6, 10**9)  # of this run alone: start_run drops all others
+        better = all(rate > line.get("held_out_success", -1) for line in lines[:-1])
     if all_max(int(better)):
         save_as(out / "best", {"step": step, "held_out_success": rate})
+
+
+def open_training(start: str, cfg: Config, device):
+    """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
+    model = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas)
+    model.recompute = cfg.recompute
+    reference = None
+    if cfg.beta:
+        reference = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
+    return model, reference, torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
 
 
 def main(cfg: Config):
@@ -302,12 +326,7 @@ def main(cfg: Config):
     torch.manual_seed(cfg.seed)
     start = warm_start(cfg, log)
     chat = open_chat(load_tokenizer(start), start, actions_help())
-    model = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas)
-    model.recompute = cfg.recompute
-    reference = None
-    if cfg.beta:
-        reference = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    model, reference, optimizer = open_training(start, cfg, device)
     first = resume(cfg, model, optimizer, {"keep", "held_out", "reset_url", *(["steps"] if not cfg.decay else [])})
     save_state = lambda step: save_training(Path(cfg.out) / "state", model, optimizer,
                                             {"step": step, "config": asdict(cfg)})
@@ -317,6 +336,8 @@ def main(cfg: Config):
         world = World(cfg, urls, cfg.out)
         tasks = load_tasks(cfg.tasks, urls, judge=world.judge is not None)
         held_out_tasks = load_tasks(cfg.held_out, urls, judge=world.judge is not None) if cfg.held_out else []
+        if cfg.batch > len(tasks):  # a task twice in a step would play the same episodes twice
+            raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds {len(tasks)} tasks; use that many or fewer.")
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}"
             + (f", which goes on at step {first + 1}" if first else ""))
         failed_steps = 0  # in a row
@@ -328,7 +349,7 @@ def main(cfg: Config):
             if collected is None:
                 save_state(step)
                 log(f"stopped in step {step + 1}, which was dropped; the same command goes on from there")
-                sys.exit(128 + (stop.asked or signal.SIGTERM))
+                sys.exit(128 + (stop.asked or signal.SIGTERM))  # 0: another rank got the signal
             trajectories, kept = collected
             rolled = time.monotonic()
             # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
@@ -367,11 +388,11 @@ def main(cfg: Config):
     log(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks {cfg.tasks.replace('train', 'test')}")
 
 
-def parse_args() -> Config:
+def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these lines, so that each forks alone
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for f in fields(Config):
         kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
-        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, **kind)
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, help=f"default: {f.default!r}", **kind)
     if parser.parse_known_args()[0].paper:
         parser.set_defaults(**PAPER)
     return Config(**vars(parser.parse_args()))

@@ -101,8 +101,9 @@ class ModelConfig:
         heads, width = size("num_attention_heads"), size("hidden_size")
         kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", width // heads)
         if heads % kv_heads or head_dim % 2 or raw.get("head_dim") is None and width % heads:
-            raise ValueError(f"{source}: num_attention_heads {heads}, num_key_value_heads {kv_heads}, head_dim {head_dim}, "
-                             f"hidden_size {width} do not divide; heads share keys evenly, and are of even size.")
+            raise ValueError(f"{source}: num_attention_heads {heads}, num_key_value_heads {kv_heads}, head_dim "
+                             f"{head_dim}, hidden_size {width} do not divide; heads share keys evenly, and are of even "
+                             "size.")
         tied = raw.get("tie_word_embeddings")
         if tied not in (True, False, None):
             raise ValueError(f"{source}: tie_word_embeddings is {tied!r:.60}; make it true or false.")
@@ -196,7 +197,7 @@ class Place:
     def of(cls, cache, rows, positions_BT):
         low, high = torch.stack(positions_BT.aminmax()).tolist()
         assert high < cache.length, f"{high + 1} positions do not fit the cache's {cache.length}"
-        aligned = high - low == positions_BT.shape[1] - 1  # T increasing positions in a span of T: the same in every row
+        aligned = high - low == positions_BT.shape[1] - 1  # T rising positions in a span of T: the same in every row
         mask_B1TC = torch.arange(high + 1, device=positions_BT.device) <= positions_BT[:, None, :, None]
         return cls(cache, rows, positions_BT, high + 1, None if aligned else mask_B1TC)
 
@@ -719,7 +720,7 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust side raises bare Exception
-        raise ValueError(f"{path} is not a tokenizer ({error!s:.200}); copy it from the original checkpoint again.") from None
+        raise ValueError(f"{path} is not a tokenizer ({error!s:.200}); copy the original once more.") from None
     config = ModelConfig.from_dict(read_json(path.with_name("config.json")), str(path.with_name("config.json")))
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise ValueError(f"{path} knows a token {last}, config.json has a vocab_size of {config.vocab_size}; they do "
@@ -801,6 +802,12 @@ def shard(model: Transformer, replicas: int = 1) -> Transformer:
     for block in model.model.layers:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def clip_gradients(model: Transformer, limit: float) -> float:
+    """Scales the gradients down to a norm of at most `limit`; returns the norm before, over all ranks' parts."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 @torch.no_grad()
@@ -938,8 +945,8 @@ def shape_config(name: str) -> ModelConfig:
 def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool = True, replicas: int = 1) -> dict:
     """Bytes per GPU of one M-GRPO step, {phase: {what: bytes}}: one packed row of `context` tokens a micro-batch.
 
-    A block's activations are the tensors that autograd keeps in bfloat16 compute: input and output of two norms, q, k, v,
-    the attention's output, and the two feed-forward products (see `recomputed`).
+    A block's activations are the tensors that autograd keeps in bfloat16 compute: input and output of two norms, q, k,
+    v, the attention's output, and the two feed-forward products (see `recomputed`).
     """
     with torch.device("meta"):
         model = Transformer(c)

@@ -3,15 +3,22 @@
 One turn:   observe(page) -> text with element ids -> the policy's response -> parse -> execute -> settle -> next turn
 
     - `ACTIONS` is the only list of actions: prompt, parser and executor are read off it, so they cannot drift apart.
-    - The ids an observation writes are the ids an action resolves: both refer to one array of elements held outside the
-      page's reach, so a page that prints ids of its own fools nobody.
+    - The ids an observation writes are the ids an action resolves: both refer to one array of elements, so ids that a
+      page prints mean nothing. (The page holds the array; a hostile script could exchange it, as it could its buttons.)
     - What the agent does wrong is data: it reads one sentence about it in its next observation (`ActionError`).
       What the world does wrong ends the episode as "env_error" (`EnvError`), which is not a reward of 0.
-    - Nothing sleeps. After an action we wait for the navigations it started, as reported by the browser itself.
+    - Nothing sleeps but the action Wait, which is the agent's. After any other we wait for the navigations that it
+      started, as the browser itself reports them.
     - `Engine` decodes all episodes that wait for a response in one batch, admits whoever is ready and keeps the keys
       and values of a history between turns, so that a turn prefills only what is new since the last.
 
-Dimension key: B rows, T tokens, V vocabulary.
+Words: a browser context is a private browser, with cookies and tabs of its own, within one Chromium process; a page is
+a tab, a frame a document within a page; an origin is scheme, host and port; a storage state is saved cookies, and so a
+login. Devtools is Chromium's own protocol, which tells of navigations before Playwright does. An element's name is what
+a person would call it: its label, text or title. A slot is the number of the worker that plays an episode, and of its
+row in the KV cache.
+
+Dimension key: B rows, T tokens, D width, V vocabulary.
 """
 import ast
 import asyncio
@@ -67,10 +74,11 @@ class EnvError(Exception):
 # --------------------------------------------------------------------------------------------------------------------
 # Observation: a page as simplified HTML
 
-# Returns the text; the page keeps the elements that the ids in it stand for. One walk decides what is shown and what can be used; two
-# ways to write it down. Compact: a usable element is <tag>name id[ = value]</tag>, name then id, side by side, so that
-# finding an element by its name is copying what once followed that name. webrl: nested tags as in the data of WebRL and
-# WebArena-Lite, <tag id="ID" data-text="..." data-bbox="x,y,w,h"> text </tag>; which elements get ids follows our walk.
+# Returns the text; the page keeps the elements that the ids in it stand for. One walk decides what is shown and what
+# can be used; two ways to write it down. Compact: a usable element is <tag>name id[ = value]</tag>, name then id, side
+# by side, so that finding an element by its name is copying what once followed that name. webrl: nested tags as in the
+# data of WebRL and WebArena-Lite, <tag id="ID" data-text="..." data-bbox="x,y,w,h"> text </tag>; which elements get ids
+# follows our walk.
 OBSERVE = r"""
 ([webrl, viewportOnly, maxChars]) => {
   const elements = [], lines = [];
@@ -355,7 +363,7 @@ ACTIONS = {
                          switch_tab),
     "Go Backward": Action("go_backward()", "return to the previous page", False, False, lambda s, c: history(s, -1)),
     "Go Forward": Action("go_forward()", "undo a go_backward", False, False, lambda s, c: history(s, 1)),
-    "Wait": Action('do(action="Wait")', "let a page that is still loading finish", False, False,
+    "Wait": Action('do(action="Wait")', "wait for one second", False, False,
                    lambda s, c: s.page.wait_for_timeout(1000)),
     "exit": Action('exit(message="...")', "end the task; the message is the answer, or empty", False, True, None),
 }
@@ -380,10 +388,11 @@ def parse(response: str) -> Call:
     text = "\\n".join(line.strip("\r") for line in lines[start:]).strip()  # a typed text may span lines
     try:
         node = ast.parse(text[:8000], mode="eval").body
-        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            raise ValueError("no call")
         arguments = {keyword.arg: str(ast.literal_eval(keyword.value)) for keyword in node.keywords}
         positional = [str(ast.literal_eval(value)) for value in node.args]
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ActionError(f"cannot read the action {text[:80]!r}; write exactly one call a round") from None
     if node.func.id == "exit":
         return Call("exit", arguments.get("message", positional[0] if positional else ""))
@@ -453,7 +462,7 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     return set(filter(None, map(origin, found)))
 
 
-# enter(browser, task): the cookies that an episode starts with, as Playwright's storage state. evaluate.World.enter, handed in.
+# enter(browser, task): the storage state that an episode starts with. evaluate.World.enter, handed in.
 Enter = Callable[["Browser", dict], Awaitable[dict | str | None]]
 
 
@@ -503,19 +512,19 @@ class Browser:
         # The world travels as a header, not as a cookie, so that logging out does not change it.
         headers = {"X-World": f"{task['world']}-{uuid.uuid4().hex}"} if "world" in task else {}
         await self.revive()
-        context = await self.chromium.new_context(
+        private = await self.chromium.new_context(
             viewport={"width": 1280, "height": 720}, extra_http_headers=headers, accept_downloads=False,
             storage_state=state or task.get("storage_state"), service_workers="block")
-        context.set_default_timeout(1000 * self.settings.timeout)
-        session = Session(context, self.settings, self.sites)
+        private.set_default_timeout(1000 * self.settings.timeout)
+        session = Session(private, self.settings, self.sites)
         try:
-            await context.add_init_script(INIT)
+            await private.add_init_script(INIT)
             for start_url in task["start_url"].split(" |AND| "):
-                await session.adopt(await context.new_page())
+                await session.adopt(await private.new_page())
                 answer = await session.page.goto(start_url, wait_until="load")
                 if answer and answer.status >= 500:  # later on, the agent reads it: it may be what its own form led to
                     raise EnvError(f"the start page answered {answer.status}")
-            context.on("page", lambda page: session.spawn(session.adopt(page)))
+            private.on("page", lambda page: session.spawn(session.adopt(page)))
         except BaseException:
             await session.close()
             raise
@@ -620,7 +629,8 @@ class Session:
             self.notes.append(f"the page did not finish loading within {self.settings.timeout:.0f} s and was stopped")
             with contextlib.suppress(PlaywrightError, EnvError):  # a page may be deaf to this, too
                 await bounded(self.devtools.send("Page.stopLoading"), 1, "stopping")
-            self._closed(None)
+            self.loading.clear()
+            self.quiet.set()
 
     async def observe(self) -> tuple[str, str]:
         """(url, simplified HTML) of the current page. Raises EnvError."""
@@ -700,8 +710,8 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
             ids, shown, cut = fit_page(chat, trajectory, page, settings.max_context - settings.max_new_tokens)
             turn = Turn(url, shown, ids, [], [], "", page_cut=cut)
             trajectory.turns.append(turn)
-            history = context(chat, trajectory, len(trajectory.turns) - 1)
-            if len(history) + settings.max_new_tokens > settings.max_context:
+            seen = context(chat, trajectory, len(trajectory.turns) - 1)
+            if len(seen) + settings.max_new_tokens > settings.max_context:
                 trajectory.turns.pop()  # it alone fills the context: the episode is over, like at the turn limit
                 break
             turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
@@ -798,11 +808,14 @@ class Rounds:
 
     async def turn(self):
         self.held.append(held := asyncio.get_running_loop().create_future())
-        self.leave(0)
+        self._release_if_all_wait()
         await held
 
-    def leave(self, workers: int = 1):
-        self.workers -= workers
+    def leave(self):
+        self.workers -= 1
+        self._release_if_all_wait()
+
+    def _release_if_all_wait(self):
         if len(self.held) == self.workers:
             while self.held:
                 self.held.pop().set_result(None)

@@ -239,6 +239,8 @@ async def bare_steps(tasks: list[dict], visited: list) -> float:
 def slow_site() -> str:
     """The address of a page that takes 0 to 500 ms."""
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # one connection a browser, as real sites have it
+
         def do_GET(self):
             time.sleep(random.random() / 2)
             self.send_response(200)

@@ -118,7 +118,8 @@ def test_a_broken_environment_leaves_the_group_as_if_it_had_never_been(chat):
 
 
 @pytest.mark.parametrize("rewards, statuses", [([1, 1, 1], "ok ok ok"), ([0, 0, 0], "ok ok ok"),
-                                               ([1, 0, 0], "ok env_error env_error")])
+                                               ([1, 0, 0], "ok env_error env_error"),
+                                               ([0.1, 0.1, 0.1], "ok ok ok")])
 def test_groups_that_teach_nothing_go_whole(chat, rewards, statuses):
     group = [trajectory(chat, float(r), [3], status=s) for r, s in zip(rewards, statuses.split())]
     assert group_advantages(group) == []

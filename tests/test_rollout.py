@@ -78,7 +78,7 @@ def test_the_grammar_of_the_paper_is_understood(text, call):
     ('do(action="Type", element="3")', "needs an argument"), ('do(action="Fly", element="3")', "unknown action"),
     ('do(action="Click", element="3"', "cannot read"), ('do(action="Click", element="1")\nexit(message="a")', "cannot read"),
     ('do(action=__import__("os").getcwd(), element="1")', "cannot read"), ("do(" * 3000, "cannot read"),
-    ("<answer>do(action=", "was cut"), ('do(action="Click", element="²")', "needs the id"),
+    ("do(action=1)[0]", "cannot read"), ("<answer>do(action=", "was cut"), ('do(action="Click", element="²")', "needs the id"),
 ])
 def test_what_is_not_an_action_is_explained_to_the_agent(text, says):
     with pytest.raises(ActionError, match=says):

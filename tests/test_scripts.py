@@ -175,7 +175,10 @@ def test_two_ranks_make_the_steps_that_one_rank_makes(checkpoint, tmp_path):
     ("bc.py", ["--model", "/no/such/dir"], ["/no/such/dir"]),
     ("bc.py", ["--data", "/no/such.jsonl"], ["/no/such.jsonl"]),
     ("mgrpo.py", ["--loss-norm", "mean"], ["--loss-norm", "paper, token or constant"]),
+    ("mgrpo.py", ["--observation", "screenshot"], ["--observation screenshot", "compact"]),
+    ("mgrpo.py", ["--model", "sandbox/base", "--tasks", "sandbox:train:5"], ["--batch 24", "5 tasks"]),
     ("evaluate.py", ["--model", "runs/nowhere"], ["runs/nowhere"]),
+    ("evaluate.py", ["--observation", "screenshot"], ["--observation screenshot", "compact"]),
 ])
 def test_bad_input_is_one_sentence(name, arguments, says, tmp_path):
     done = script(name, *arguments, "--out", tmp_path / "x")
