@@ -11,6 +11,7 @@ import time
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import curves
 import pytest
 from conftest import ROOT
 
@@ -88,3 +89,9 @@ def test_the_recipe_for_a_site_of_ones_own(checkpoint, tmp_path):
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
     played = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
     assert len(played) == 8 and all("Opening hours" in episode["turns"][0]["observation"] for episode in played)
+
+
+def test_the_training_curves_are_drawn_from_the_raw_figures():
+    runs = {f"demo-seed{seed}": (ROOT / f"assets/results/demo-seed{seed}/r1-metrics.jsonl").read_text() for seed in range(3)}
+    drawn = curves.figure({name: [json.loads(line) for line in text.splitlines()] for name, text in runs.items()})
+    assert drawn == (ROOT / "assets/training.svg").read_text()
