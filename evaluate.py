@@ -760,7 +760,7 @@ class Config(Benchmark):
     validate: str = ""            # only say what this task file holds and what is broken in it
     report: bool = False          # only write the report of --out again
     compare: str = ""             # only print the evaluations that these runs hold (commas between) in one table
-    # How to play. A checkpoint remembers the sizes it was trained with; they replace these defaults.
+    # How to play. A checkpoint of ours remembers its sizes, which replace these; others get those of rollout.Settings.
     temperature: float = 0.0      # 0: greedy
     seed: int = 0                 # of sampling, at a temperature above 0
     runs: int = 1                 # of each task, at a temperature above 0
@@ -838,10 +838,9 @@ def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these line
         kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, help=f"default: {f.default!r}", **kind)
     known = parser.parse_known_args()[0]
-    checkpoint = Path(known.model or ("" if known.policy_url else "runs/mgrpo")) / "config.json"
-    trained = asdict(Settings()) if known.policy_url else None
-    if checkpoint.exists():
-        trained = read_json(checkpoint).get("run")
+    checkpoint, trained = Path(known.model or "runs/mgrpo") / "config.json", asdict(Settings())
+    if checkpoint.exists() and not known.policy_url:  # one that a run of ours made remembers what it was trained with
+        trained = read_json(checkpoint).get("run", trained)
     for name in ("max_turns", "max_new_tokens", "max_context", "observation", "viewport_only"):
         if isinstance(trained, dict) and type(trained.get(name)) is type(getattr(Settings, name)):
             parser.set_defaults(**{name: trained[name]})

@@ -12,6 +12,19 @@ trajectory records, which bc.py trains on as they are:
 Three choices make look-up learnable for a model of this size. Names on a page share their words, so that no single
 word identifies one. Queries are drawn with replacement, so that "not answered yet" is no clue. Ids often are random
 numbers, so that counting elements does not replace reading.
+
+`make base`: 38,000 exercises, 6.9 million tokens, 1,255 steps. Whole responses right on unseen pages of 3 to 18 elements:
+point at an element 100%, choose an option 97%, read a fact 97%, type a text 53%, up to eight elements at once 30%.
+
+What decided whether the model learns to look up an element's id by its name (running accuracy on pages of 14 to 16
+two-word names, single runs) is how its first two layers start (`Transformer.init_weights`):
+
+    W_Q = W_K orthogonal                                                     0.7 M tokens    chance, on 4 names
+    + layer 0 reads the two tokens before (biases under rotary positions)    0.7 M tokens    just above chance, on 4 names
+    + layer 1 compares two tokens with two tokens                            0.95 M tokens   98%
+
+Text and id stand side by side in observation and response for the same reason: with one token between them the look-up
+stayed at chance.
 """
 
 import argparse

@@ -1014,3 +1014,13 @@ def test_a_checkpoint_is_evaluated_end_to_end(checkpoint, tmp_path):
     assert summary["n"] == 5 and summary["splits"]["sandbox:test:3"]["n"] == 3 and len(records) == 5
     assert "sandbox:test-unseen:2" in done.stdout and (tmp_path / "run" / "report.html").exists()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["max_turns"] == "2"
+
+
+@pytest.mark.parametrize("arguments, max_context, max_turns", [
+    (["--model", "sandbox/base"], 1536, "10"), (["--model", "sandbox/base", "--max-context", "900"], 900, "10"),
+    (["--model", "someone/elses-model"], 16384, "15"), (["--policy-url", "http://127.0.0.1:9/v1"], 16384, "15")])
+def test_a_checkpoint_of_ours_remembers_its_sizes_and_others_get_those_of_real_sites(arguments, max_context, max_turns, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    monkeypatch.chdir(ROOT)
+    cfg = evaluate.parse_args()
+    assert (cfg.max_context, str(cfg.max_turns)) == (max_context, max_turns)
