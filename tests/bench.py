@@ -34,7 +34,7 @@ from compress import Row, micro_batches, open_chat, pack, pad
 from conftest import descendants
 from evaluate import load_tasks, open_sites
 from model import KVCache, ModelConfig, Transformer, load, load_tokenizer, sample, token_logprobs
-from rollout import Browser, Call, Engine, Settings, actions_help, play
+from rollout import Browser, Call, Engine, Settings, actions_help, origin, play
 from rollout import rollout as play_with_model
 
 transformers = find_spec("transformers")  # imported where it is used: what measures our memory does without
@@ -221,12 +221,19 @@ async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
     return took
 
 
-async def bare_steps(tasks: list[dict], visited: list) -> float:
-    """The floor: in the same Chromium, Playwright alone goes to the same addresses and reads each page's text."""
+async def bare_steps(tasks: list[dict], visited: list, click: bool) -> float:
+    """The floor: in the same Chromium, Playwright alone visits the same pages and reads each one's text. click: by the
+    link that leads there, as an agent must; otherwise it calls the address, which spares Chromium a third of the work."""
     async def walk(page, addresses):
-        for url in addresses:
-            await page.goto(url)
-            await page.evaluate("document.body.innerText")
+        there = False
+        for url, after in zip(addresses, [*addresses[1:], ""]):
+            links = lambda address: f'a[href="{address.removeprefix(origin(address))}"]'
+            if click and there:
+                async with page.expect_navigation():
+                    await page.locator(links(url)).first.click()
+            else:
+                await page.goto(url)
+            _, there = await page.evaluate("s => [document.body.innerText, !!document.querySelector(s)]", links(after))
 
     async with Browser(Settings()) as browser:
         headers = [{"X-World": f"{task['world']}-bare{i}"} for i, task in enumerate(tasks)]
@@ -271,13 +278,16 @@ def rollout(args):
     chat = open_chat(load_tokenizer(base), base, actions_help())
     with open_sites("sandbox") as urls:
         tasks = load_tasks("sandbox:test:64", urls)
-        print(f"{'contexts':10} {'our steps/s':>12} {'bare steps/s':>13} {'ratio':>7}")
+        print(f"{'contexts':10} {'our steps/s':>12} {'bare clicks/s':>14} {'ratio':>7} {'bare calls/s':>14} {'ratio':>7}")
         for contexts in (1, 4, 8, 16):
             visited, steps = [], args.steps // contexts
             times = take_turns({"ours": lambda: asyncio.run(our_steps(tasks[:contexts], steps, visited)),
-                                "bare": lambda: asyncio.run(bare_steps(tasks[:contexts], visited))}, args.repeats)
-            ours, bare = (contexts * steps / times[who] for who in ("ours", "bare"))
-            print(f"{contexts:<10} {ours:12.1f} {bare:13.1f} {ours / bare:6.2f}x", flush=True)
+                                "clicks": lambda: asyncio.run(bare_steps(tasks[:contexts], visited, click=True)),
+                                "calls": lambda: asyncio.run(bare_steps(tasks[:contexts], visited, click=False))},
+                               args.repeats)
+            ours, by_link, by_address = (contexts * steps / times[who] for who in ("ours", "clicks", "calls"))
+            print(f"{contexts:<10} {ours:12.1f} {by_link:14.1f} {ours / by_link:6.2f}x {by_address:14.1f} "
+                  f"{ours / by_address:6.2f}x", flush=True)
             if contexts == 1 and args.browsergym:
                 script = Path(__file__).with_name("browsergym_steps.py")
                 theirs = float(subprocess.check_output([args.browsergym, script, tasks[0]["start_url"], "30"]))
