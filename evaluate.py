@@ -839,7 +839,7 @@ def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these line
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, help=f"default: {f.default!r}", **kind)
     known = parser.parse_known_args()[0]
     checkpoint, trained = Path(known.model or "runs/mgrpo") / "config.json", asdict(Settings())
-    if checkpoint.exists() and not known.policy_url:  # one that a run of ours made remembers what it was trained with
+    if checkpoint.exists() and (known.model or not known.policy_url):  # one of ours remembers what it was trained with
         trained = read_json(checkpoint).get("run", trained)
     for name in ("max_turns", "max_new_tokens", "max_context", "observation", "viewport_only"):
         if isinstance(trained, dict) and type(trained.get(name)) is type(getattr(Settings, name)):

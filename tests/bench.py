@@ -223,7 +223,7 @@ async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
 
 async def bare_steps(tasks: list[dict], visited: list, click: bool) -> float:
     """The floor: in the same Chromium, Playwright alone visits the same pages and reads each one's text. click: by the
-    link that leads there, as an agent must; otherwise it calls the address, which spares Chromium a third of the work."""
+    link that leads there, as an agent must; otherwise it calls the address, which is less work."""
     async def walk(page, addresses):
         there = False
         for url, after in zip(addresses, [*addresses[1:], ""]):

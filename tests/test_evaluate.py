@@ -1018,7 +1018,8 @@ def test_a_checkpoint_is_evaluated_end_to_end(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("arguments, max_context, max_turns", [
     (["--model", "sandbox/base"], 1536, "10"), (["--model", "sandbox/base", "--max-context", "900"], 900, "10"),
-    (["--model", "someone/elses-model"], 16384, "15"), (["--policy-url", "http://127.0.0.1:9/v1"], 16384, "15")])
+    (["--model", "someone/elses-model"], 16384, "15"), (["--policy-url", "http://127.0.0.1:9/v1"], 16384, "15"),
+    (["--policy-url", "http://127.0.0.1:9/v1", "--model", "sandbox/base"], 1536, "10")])
 def test_a_checkpoint_of_ours_remembers_its_sizes_and_others_get_those_of_real_sites(arguments, max_context, max_turns, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
     monkeypatch.chdir(ROOT)

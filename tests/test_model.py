@@ -81,7 +81,7 @@ def test_logits_equal_those_of_transformers(case):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (ROOT / "runs/smollm2").exists(), reason="needs SmolLM2-135M-Instruct in runs/smollm2")
+@pytest.mark.skipif(not (ROOT / "runs/smollm2").exists(), reason="needs SmolLM2-135M-Instruct (538 MB, not committed) in runs/smollm2")
 def test_fifty_greedy_tokens_equal_those_of_transformers():
     tokenizer, model = load_tokenizer(ROOT / "runs/smollm2"), load(ROOT / "runs/smollm2")
     for case in GOLDEN["smollm2"]:
