@@ -32,8 +32,8 @@ import torch
 import sandbox
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
-from model import (all_max, all_sum, clip_gradients, init_dist, load, load_tokenizer, load_training, new, parse_json,
-                   rank, save, save_training, shard, token_logprobs, world_size)
+from model import (all_max, all_sum, clip_gradients, init_dist, leave_dist, load, load_tokenizer, load_training, new,
+                   parse_json, rank, save, save_training, shard, token_logprobs, world_size)
 from rollout import ActionError, Settings, actions_help, parse, play
 from sandbox.webarena import join_steps, read_step
 
@@ -286,6 +286,7 @@ def command_line(main, parse_args):
     script = Path(sys.argv[0]).name
     try:
         main(parse_args())
+        leave_dist()
     except (ValueError, OSError) as error:
         sys.exit(f"{script}: {error}")
     except RuntimeError as error:

@@ -744,6 +744,12 @@ def init_dist() -> torch.device:
     return device
 
 
+def leave_dist():
+    """After the last line of a script. Threads of the group that outlive Python abort the process, work done or not."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
