@@ -34,7 +34,7 @@ base: setup ## pre-train sandbox/base again from random weights, about 20 minute
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-NAMES := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered
+NAMES := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled
 
 experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
 
@@ -69,7 +69,11 @@ $(RUNS)/cot/done: $(RUNS)/cot-bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-new-tokens 256 --max-context 4096 && touch $@
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
-$(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/r1/done # cloning the successes among the episodes that M-GRPO learned from
+$(RUNS)/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
+	$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:360 --runs 8 --temperature 0.7 && touch $@
+$(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/sampled/done # filtered cloning (rejection sampling): its successes once more
+	$(PY) bc.py --model $(<D) --data $(RUNS)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/distilled/done: $(RUNS)/bc/done $(RUNS)/r1/done # cloning the successes among the episodes that M-GRPO learned from
 	$(PY) bc.py --model $(<D) --data $(RUNS)/r1/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
 
 $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success over the number of turns allowed

@@ -247,6 +247,8 @@ class Stop:
         async def cancellable():
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
             self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            # Ctrl-C reaches the browser's processes, too: their complaints about it are no news.
+            loop.set_exception_handler(lambda loop, said: self.asked or loop.default_exception_handler(said))
             if self.asked:
                 return coroutine.close()
             return await coroutine
