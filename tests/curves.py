@@ -1,10 +1,13 @@
-"""Draws the training curves of the README: the paper's three panels (its Fig. 3), a line a run.
+"""Draws the README's curves: training, the paper's three panels (its Fig. 3), a line a run; success over turns (Fig. 5).
 
     python tests/curves.py assets/results/demo-seed?/r1-metrics.jsonl --out assets/training.svg
+    python tests/curves.py assets/results/experiments/seed?/*-turns.json --out assets/turns.svg
 """
 import argparse
 import json
 import math
+import re
+import statistics
 from pathlib import Path
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 200, 130, 44, 56, 46  # of a panel, and around it; pixels
@@ -13,8 +16,8 @@ PANELS = (("success_rate", "success of sampled episodes"), ("response_tokens", "
           ("turns", "turns of an episode"))
 
 
-def panel(left: float, title: str, curves: list[list[float]]) -> list[str]:
-    """One chart from 0 to the next round number."""
+def panel(left: float, title: str, curves: list[list[float]], last: str, at=lambda i, n: i / max(n - 1, 1)) -> list[str]:
+    """One chart from 0 to the next round number. last: what its right end is called; at: where point i of n lies."""
     highest = max(max(map(max, curves)), 1e-9)
     unit = 10 ** math.floor(math.log10(highest))
     top = next(unit * digits for digits in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if unit * digits >= highest)
@@ -25,33 +28,57 @@ def panel(left: float, title: str, curves: list[list[float]]) -> list[str]:
         y = TOP + HEIGHT * (1 - share)
         svg.append(f'<text x="{left - 5}" y="{y + 4:.0f}" text-anchor="end" font-size="11">{show(share * top)}</text>')
     for color, curve in zip(COLORS, curves):
-        points = [(left + WIDTH * i / max(len(curve) - 1, 1), TOP + HEIGHT * (1 - v / top)) for i, v in enumerate(curve)]
+        points = [(left + WIDTH * at(i, len(curve)), TOP + HEIGHT * (1 - v / top)) for i, v in enumerate(curve)]
         svg.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" stroke="{color}" '
                    'stroke-width="2"/>')
-    svg.append(f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 16}" text-anchor="end" font-size="11">step '
-               f'{max(map(len, curves))}</text>')
+    svg.append(f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 16}" text-anchor="end" font-size="11">{last}</text>')
     return svg
 
 
-def figure(runs: dict[str, list[dict]]) -> str:
-    """{name: lines of metrics.jsonl} as SVG."""
-    width = LEFT + 3 * WIDTH + 2 * GAP + 20
+def picture(names, panels: list[list[str]], apart: int = 110) -> str:
+    """Panels side by side under the names of their lines."""
+    width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 20
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 26}" '
            'font-family="sans-serif" font-size="13">', f'<rect width="{width}" height="{TOP + HEIGHT + 26}" fill="white"/>']
-    for i, (name, color) in enumerate(zip(runs, COLORS)):
-        svg.append(f'<text x="{LEFT + 110 * i}" y="20" fill="{color}" font-weight="bold">{name}</text>')
-    for i, (key, title) in enumerate(PANELS):
-        svg += panel(LEFT + i * (WIDTH + GAP), title, [[line[key] for line in lines] for lines in runs.values()])
-    return "\n".join([*svg, "</svg>\n"])
+    for i, (name, color) in enumerate(zip(names, COLORS)):
+        svg.append(f'<text x="{LEFT + apart * i}" y="20" fill="{color}" font-weight="bold">{name}</text>')
+    return "\n".join([*svg, *sum(panels, []), "</svg>\n"])
+
+
+def training(runs: dict[str, list[dict]]) -> str:
+    """{name: lines of metrics.jsonl} as SVG."""
+    curves_of = lambda key: [[line[key] for line in lines] for lines in runs.values()]
+    last = f"step {max(map(len, runs.values()))}"
+    return picture(runs, [panel(LEFT + i * (WIDTH + GAP), title, curves_of(key), last)
+                          for i, (key, title) in enumerate(PANELS)])
+
+
+def scaling(policies: dict[str, list[dict]]) -> str:
+    """{policy: summary.json of its runs with --max-turns} as SVG: success over the turns allowed, the mean of the seeds."""
+    names = list(next(iter(policies.values()))[0]["splits"])
+    turns = [int(re.search(r"within (\d+) turns", name)[1]) for name in names]
+    curves = [[statistics.mean(run["splits"][name]["success_rate"] for run in runs) for name in names]
+              for runs in policies.values()]
+    return picture(policies, [panel(LEFT, "success within that many turns", curves, f"{turns[-1]} turns",
+                                    lambda i, _: turns[i] / turns[-1])], apart=60)
+
+
+def draw(files: list[Path]) -> str:
+    if files[0].suffix == ".jsonl":
+        return training({path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files})
+    policies = {}
+    for path in files:
+        policies.setdefault(path.name.removesuffix("-turns.json"), []).append(json.loads(path.read_text()))
+    return scaling(policies)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("metrics", nargs="+", type=Path, help="metrics.jsonl of runs; a run is called like its folder")
+    parser.add_argument("files", nargs="+", type=Path, help="metrics.jsonl of runs, which are called like their folders; or "
+                                                            "POLICY-turns.json, one a policy and seed")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    args.out.write_text(figure({path.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
-                                for path in args.metrics}))
+    args.out.write_text(draw(args.files))
 
 
 if __name__ == "__main__":

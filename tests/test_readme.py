@@ -91,7 +91,6 @@ def test_the_recipe_for_a_site_of_ones_own(checkpoint, tmp_path):
     assert len(played) == 8 and all("Opening hours" in episode["turns"][0]["observation"] for episode in played)
 
 
-def test_the_training_curves_are_drawn_from_the_raw_figures():
-    runs = {f"demo-seed{seed}": (ROOT / f"assets/results/demo-seed{seed}/r1-metrics.jsonl").read_text() for seed in range(3)}
-    drawn = curves.figure({name: [json.loads(line) for line in text.splitlines()] for name, text in runs.items()})
-    assert drawn == (ROOT / "assets/training.svg").read_text()
+@pytest.mark.parametrize("figure, files", [("training", "demo-seed?/r1-metrics.jsonl"), ("turns", "experiments/seed?/*-turns.json")])
+def test_the_curves_are_drawn_from_the_raw_figures(figure, files):
+    assert curves.draw(sorted((ROOT / "assets/results").glob(files))) == (ROOT / f"assets/{figure}.svg").read_text()
