@@ -624,7 +624,8 @@ def opened(files: list[Path], device="cpu"):
         parts = []
         for file in files:
             if not file.exists():
-                raise ValueError(f"{file} does not exist; what it belongs to is incomplete, copy or train it again.")
+                raise ValueError(f"{file} does not exist; what it belongs to is incomplete, copy it again, or end the "
+                                 "training that began it: the same command goes on.")
             try:
                 parts.append(stack.enter_context(safe_open(file, framework="pt", device=str(device))))
             except (SafetensorError, OSError) as error:
