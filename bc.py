@@ -32,7 +32,7 @@ import torch
 import sandbox
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
-from model import (all_max, all_sum, clip_gradients, init_dist, leave_dist, load, load_tokenizer, load_training, new,
+from model import (all_max, all_sum, clip_gradients, init_dist, leave, load, load_tokenizer, load_training, new,
                    parse_json, rank, save, save_training, shard, token_logprobs, world_size)
 from rollout import ActionError, Settings, actions_help, parse, play
 from sandbox.webarena import join_steps, read_step
@@ -285,16 +285,18 @@ def resume(cfg, model, optimizer, free: set[str]) -> int:
 
 def command_line(main, parse_args):
     """Runs a script. What a user can mend is one sentence, and so is the end of a rank whose sibling died."""
-    script = Path(sys.argv[0]).name
+    script, status = Path(sys.argv[0]).name, None
     try:
         main(parse_args())
-        leave_dist()
+    except SystemExit as end:
+        status = end.code
     except (ValueError, OSError) as error:
-        sys.exit(f"{script}: {error}")
+        status = f"{script}: {error}"
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
             raise
-        sys.exit(f"{script}: rank {rank()} lost another rank; the same command goes on from the last saved state.")
+        status = f"{script}: rank {rank()} lost another rank; the same command goes on from the last saved state."
+    leave(status)
 
 
 # ------------------------------------------------------------------------------------------------------ the script --

@@ -47,7 +47,7 @@ from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 import sandbox
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
-from model import (Transformer, all_max, init_dist, leave_dist, load, load_tokenizer, parse_json, rank, read_json,
+from model import (Transformer, all_max, init_dist, leave, load, load_tokenizer, parse_json, rank, read_json,
                    writing)
 from rollout import Browser, EnvError, Settings, actions_help, play, rollout
 from sandbox import miniwob, webarena
@@ -851,6 +851,6 @@ def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these line
 if __name__ == "__main__":
     try:
         main(parse_args())
-        leave_dist()
     except ValueError as error:
-        sys.exit(f"evaluate.py: {error}")
+        leave(f"evaluate.py: {error}")
+    leave()

@@ -745,16 +745,19 @@ def init_dist() -> torch.device:
     return device
 
 
-def leave_dist():
-    """The end of a script: on several ranks, the end of the process, at once.
+def leave(status: int | str | None = None):
+    """sys.exit for a script that may be one of several ranks; those end their process at once.
 
     Torch's caches keep the group and its threads until Python is torn down under them, which now and then aborts a rank
     whose work is done; destroy_process_group() does not reach them.
     """
     if dist.is_initialized():
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status if isinstance(status, int) else int(status is not None))
+    sys.exit(status)
 
 
 def rank() -> int:

@@ -21,7 +21,7 @@ from evaluate import World
 from flat_sequence import compare
 from mgrpo import (Config, alarms, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
                    weigh)
-from model import gather, generate, init_dist, leave_dist, load, load_tokenizer, rank, shard, token_logprobs
+from model import gather, generate, init_dist, leave, load, load_tokenizer, rank, shard, token_logprobs
 from rollout import Engine, Settings
 
 
@@ -476,7 +476,7 @@ def test_the_papers_preset_gives_way_to_the_command_line(monkeypatch):
 
 if __name__ == "__main__":
     on_two_ranks(*sys.argv[1:])
-    leave_dist()
+    leave()
 
 
 def test_the_learning_rate_rises_then_falls_to_zero_or_stays():

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from conftest import tiny_model
 
-from model import (all_sum, full_state, init_dist, leave_dist, load, load_tokenizer, rank, save, save_training, shard,
+from model import (all_sum, full_state, init_dist, leave, load, load_tokenizer, rank, save, save_training, shard,
                    token_logprobs, unsharded, world_size)
 
 
@@ -85,4 +85,4 @@ def train_model(checkpoint, out, replicas):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     train_model(*sys.argv[2:]) if sys.argv[1] == "model" else train_policy(*sys.argv[1:])
-    leave_dist()
+    leave()
