@@ -468,7 +468,7 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path):
 @pytest.mark.parametrize("status, code, told", [("None", 0, ""), ("143", 143, ""), ("'it failed'", 1, "it failed\n")])
 def test_a_rank_ends_its_process_with_all_that_it_said(status, code, told):
     script = f"import model; model.init_dist(); print('said', end=''); model.leave({status})"
-    one_of_one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    one_of_one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "PYTHONUNBUFFERED": ""}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=os.environ | one_of_one)
     assert (done.returncode, done.stdout) == (code, "said") and done.stderr.endswith(told), done.stderr
 
