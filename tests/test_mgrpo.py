@@ -19,8 +19,8 @@ import rollout
 from compress import Chat, Trajectory, Turn, context, pad, rows
 from evaluate import World
 from flat_sequence import compare
-from mgrpo import (Config, alarms, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, update,
-                   weigh)
+from mgrpo import (Config, Stop, alarms, collect, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch,
+                   update, weigh)
 from model import gather, generate, init_dist, leave, load, load_tokenizer, rank, shard, token_logprobs
 from rollout import Engine, Settings
 
@@ -333,6 +333,21 @@ def test_a_signal_drops_the_rollout_saves_and_the_next_command_goes_on(chat, pla
     assert timeless(parts) == timeless(whole) and all(line["groups_kept"] for line in whole)
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_after_a_signal_the_browsers_complaints_are_not_passed_on(caplog):
+    async def complain():
+        asyncio.get_running_loop().call_exception_handler({"message": "the driver is gone"})
+
+    async def complain_when_stopped():
+        signal.raise_signal(signal.SIGTERM)
+        await complain()
+    with Stop() as stop:
+        stop.run(complain())
+        assert "the driver is gone" in caplog.text
+        caplog.clear()
+        stop.run(complain_when_stopped())
+        assert stop.asked and not caplog.text
 
 
 def test_the_newest_checkpoints_stay_and_the_best_one_held_out(chat, play, tmp_path):
