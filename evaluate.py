@@ -47,8 +47,8 @@ from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 import sandbox
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
-from model import (Transformer, all_max, init_dist, leave, load, load_tokenizer, parse_json, rank, read_json,
-                   writing)
+from model import (Transformer, all_max, computing_dtype, init_dist, leave, load, load_tokenizer, parse_json, rank,
+                   read_json, writing)
 from rollout import Browser, EnvError, Settings, actions_help, play, rollout
 from sandbox import miniwob, webarena
 from sandbox.webarena import (INEQUALITY, answers_and_pages, call_helper, check_row, check_world, needs_judge,
@@ -773,7 +773,7 @@ class Config(Benchmark):
 def open_policy(cfg: Config, device) -> tuple[Transformer | Endpoint, Chat]:
     if not cfg.policy_url:
         model = cfg.model or "runs/mgrpo"
-        return load(model, torch.float32, device), open_chat(load_tokenizer(model), model, actions_help())
+        return load(model, computing_dtype(device), device), open_chat(load_tokenizer(model), model, actions_help())
     if not cfg.policy_model:
         raise ValueError("--policy-url needs --policy-model, the name that the server knows the model by.")
     # Sizes are counted with the tokenizer of --model. The small base's is a stand-in: it counts about twice as many.

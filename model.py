@@ -733,16 +733,25 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
 # Several processes: FSDP2 from outside. One process is the same code with world size 1.
 
 def init_dist() -> torch.device:
-    """Joins the other ranks if torchrun started us; returns this rank's device."""
+    """Joins the other ranks if torchrun started us; returns this rank's device.
+
+    One GPU without torchrun is a group of one: what `shard` says about precision then holds for any number of GPUs.
+    """
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if "RANK" in os.environ and not dist.is_initialized():
+    if (cuda or "RANK" in os.environ) and not dist.is_initialized():
+        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         # Ranks wait for the one whose episodes take longest. One that dies is noticed by torchrun, not by this limit.
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=2))
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=2), **alone)
     return device
+
+
+def computing_dtype(device: torch.device) -> torch.dtype:
+    """What a model computes in that is not trained: the precision in which `shard` lets it roll out."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def leave(status: int | str | None = None):
@@ -1026,9 +1035,9 @@ def main():
         return print_plan(args)
     if args.prompt is None:
         parser.error("give a checkpoint and a prompt, or --plan NAME")
-    device = init_dist()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(args.model)
-    model = load(args.model, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
+    model = load(args.model, computing_dtype(device), device)
     prompt_ids = tokenizer.encode(args.prompt).ids
     stop = model.config.raw.get("eos_token_id") or []
     ids, logps = generate(model, prompt_ids, args.max_new_tokens, args.temperature,

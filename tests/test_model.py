@@ -473,6 +473,17 @@ def test_a_rank_ends_its_process_with_all_that_it_said(status, code, told):
     assert (done.returncode, done.stdout) == (code, "said") and done.stderr.endswith(told), done.stderr
 
 
+def test_one_gpu_without_torchrun_is_a_group_of_one():
+    """So that `shard` computes in bfloat16 there, too. Played on a CPU: gloo stands in for the GPU's backend."""
+    script = ("import torch, torch.distributed as dist, model; begin = dist.init_process_group; "
+              "dist.init_process_group = lambda backend, **more: begin('gloo', **more); "
+              "torch.cuda.is_available, torch.cuda.set_device = lambda: True, print; "
+              "print(model.init_dist(), model.rank(), model.world_size(), dist.is_initialized()); model.leave()")
+    bare = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=bare)
+    assert done.stdout.split("\n") == ["cuda:0", "cuda:0 0 1 True", ""], done.stderr
+
+
 def test_the_command_line_completes_a_prompt(checkpoint):
     command = [sys.executable, ROOT / "model.py", checkpoint, "red lamp", "--max-new-tokens", "5"]
     run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True)

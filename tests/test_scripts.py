@@ -170,6 +170,16 @@ def test_two_ranks_make_the_steps_that_one_rank_makes(checkpoint, tmp_path):
         torch.testing.assert_close(two["state"][name], weight, atol=1e-6, rtol=1e-5)
 
 
+def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(checkpoint, tmp_path):
+    """On CPUs, with the bfloat16 that `shard` chooses on GPUs: masters stay float32, all three compute in bfloat16."""
+    done = script("tests/two_ranks.py", "bfloat16", checkpoint, tmp_path / "gaps.pt", ranks=2)
+    assert done.returncode == 0, done.stderr
+    said = torch.load(tmp_path / "gaps.pt", weights_only=True)
+    assert said["cache"] == torch.bfloat16 and said["master"] == torch.float32
+    assert 1e-6 < max(said["sampling"]) < 1e-2  # below: float32, where the same sums in another order differ by 1e-7
+    assert max(said["evaluation"]) < 1e-6
+
+
 @pytest.mark.parametrize("name, arguments, says", [
     ("mgrpo.py", ["--model", "runs/nowhere"], ["runs/nowhere", "config.json"]),
     ("bc.py", ["--model", "/no/such/dir"], ["/no/such/dir"]),

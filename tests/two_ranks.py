@@ -2,13 +2,17 @@
 
     two_ranks.py CHECKPOINT OUT                  mgrpo.py's update on ragged groups of unequal number
     two_ranks.py model CHECKPOINT OUT REPLICAS   model.py's part: a model loaded in parts, trained, saved half-way
+    two_ranks.py bfloat16 CHECKPOINT OUT         a GPU's precision, on CPUs: log-probs at sampling and in training
 """
+import asyncio
+import random
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from conftest import tiny_model
+from torch.distributed import fsdp
 
 from model import (all_sum, full_state, init_dist, leave, load, load_tokenizer, rank, save, save_training, shard,
                    token_logprobs, unsharded, world_size)
@@ -82,7 +86,40 @@ def train_model(checkpoint, out, replicas):
         torch.save({"losses": losses, "gradients": gradients}, out / "results.pt")
 
 
+def sample_in_bfloat16(checkpoint, out):
+    """Responses of the engine, scored as in training, and by the checkpoint as evaluate.py opens it on a GPU."""
+    from compress import Chat
+    from rollout import Engine, Settings
+    init_dist()
+    policy = fsdp.MixedPrecisionPolicy
+    fsdp.MixedPrecisionPolicy = lambda: policy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
+    model = load(checkpoint, sharded=True)
+    chat, settings = Chat(load_tokenizer(checkpoint), "You browse the web."), Settings(max_new_tokens=12, concurrency=3)
+    contexts = [[3 + slot + 4 * rank()] * (20 + slot) for slot in range(3)]
+
+    async def respond():
+        engine = Engine(model, chat, settings)
+        server = asyncio.ensure_future(engine.serve())
+        answers = await asyncio.gather(*(engine.respond(ids, slot, random.Random(slot)) for slot, ids in enumerate(contexts)))
+        server.cancel()
+        return engine.cache.k.dtype, answers
+
+    with unsharded(model):
+        dtype, answers = asyncio.run(respond())
+    gaps = {"sampling": [], "evaluation": []}  # of both to training
+    for ids, (response, logps, _) in zip(contexts, answers):
+        row = torch.tensor([ids + response])
+        marked = torch.arange(row.shape[1])[None] >= len(ids)
+        trained, opened = (token_logprobs(m, row, marked)[0].detach() for m in (model, load(checkpoint, torch.bfloat16)))
+        gaps["sampling"].append((trained - torch.tensor(logps)).abs().mean().item())
+        gaps["evaluation"].append((trained - opened).abs().max().item())
+    state = full_state(model)
+    if rank() == 0:
+        torch.save({"cache": dtype, "master": state["model.norm.weight"].dtype} | gaps, out)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    train_model(*sys.argv[2:]) if sys.argv[1] == "model" else train_policy(*sys.argv[1:])
+    task = {"model": train_model, "bfloat16": sample_in_bfloat16}.get(sys.argv[1])
+    task(*sys.argv[2:]) if task else train_policy(*sys.argv[1:])
     leave()
