@@ -18,7 +18,7 @@ setup: .venv/ready ## virtual environment, packages and a browser
 demo: setup ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
 	.ci/demo $(PY) $(OUT) $(SEED)
 
-test: setup ## the whole test suite, a two-rank run included
+test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 	$(PY) -m pytest -q -m "not slow" tests
 
 test-slow: setup ## the checks that take long
@@ -70,7 +70,8 @@ $(RUNS)/cot/done: $(RUNS)/cot-bc/done
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
 $(RUNS)/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
-	$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:360 --runs 8 --temperature 0.7 && touch $@
+	$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:360 --runs 8 --temperature 0.7
+	mkdir -p $(FIGURES) && cp $(@D)/summary.json $(FIGURES)/sampled.json && touch $@
 $(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/sampled/done # filtered cloning (rejection sampling): its successes once more
 	$(PY) bc.py --model $(<D) --data $(RUNS)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/distilled/done: $(RUNS)/bc/done $(RUNS)/r1/done # cloning the successes among the episodes that M-GRPO learned from

@@ -22,8 +22,7 @@ began with. The entropy in the metrics says how much pi still varies.
 Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's
 formula divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of
 counting as a failure; an episode without exit earns nothing for its answer; all tokens of a batch weigh alike by
-default (--loss-norm paper: as above; on the sandbox that favours ever longer episodes). From the released code: see
-compress.py.
+default (--loss-norm paper: as above). From the released code: see compress.py.
 
 Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
 """
@@ -92,10 +91,11 @@ class Config(Benchmark):
     paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
 
 
-# Appendix B, but G and max_turns, which are the released code's; steps: one pass over its 647 tasks.
+# Appendix B, but G and max_turns, which are the released code's. steps: one pass over its 647 tasks; concurrency: a
+# step's episodes on each of eight ranks.
 PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024,
              max_turns=15, steps=40, updates_per_batch=1, warmup=0, decay=False, loss_norm="paper",
-             recompute=True, max_tokens=16384)
+             recompute=True, max_tokens=16384, concurrency=8)
 
 
 # ------------------------------------------------------------------------------------------ the algorithm: fork here --

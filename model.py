@@ -641,7 +641,7 @@ def new(path: str | Path, seed: int = 0) -> Transformer:
 
 def save(model: Transformer, path: str | Path, like: str | Path | None = None, run: dict | None = None,
          max_bytes: float = 5e9):
-    """Writes a directory that `load`, transformers and vLLM open. All ranks call it; rank 0 writes.
+    """Writes a directory that `load` and transformers open (vLLM: untried). All ranks call it; rank 0 writes.
 
     like: the checkpoint whose tokenizer files go along. run: what made it; kept under "run" in config.json, which other
     readers pass over. max_bytes: weights beyond it are spread over several files. Everything is written to a temporary
