@@ -87,9 +87,12 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
         raise ValueError(f"the experts cannot read --observation {cfg.observation}; give --data what it recorded.")
     path = demos_path(cfg)
     tasks = site_urls(sandbox.tasks(cfg.split, cfg.demos), urls)
+    shown = ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens")  # what pages depend on
+    made = {"think": chat.think} | {name: getattr(cfg, name) for name in shown}
     if path.exists():
         cached = [json.loads(line) for line in path.read_text().splitlines()]
-        if [(r["task_id"], r["intent"]) for r in cached] == [(t["task_id"], t["intent"]) for t in tasks]:
+        wanted = [(t["task_id"], t["intent"], made) for t in tasks]
+        if [(r["task_id"], r["intent"], r.get("made")) for r in cached] == wanted:
             return cached
     experts: dict[int, object] = {}
 
@@ -104,7 +107,7 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
         first = failed[0]
         raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed; the first: task {first.task['task_id']}"
                          f" ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
-    records = [t.record(chat) for t in played]
+    records = [t.record(chat, made=made) for t in played]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(r) + "\n" for r in records))
     temporary.replace(path)
@@ -325,6 +328,8 @@ def main(cfg: Config):
     dataset = [row for record_ in records for row, turn in zip(rows(chat, replay(chat, record_)), record_["turns"])
                if turn["observation"] is not None]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
+    if not fitting:
+        raise ValueError(f"none of {len(dataset)} responses to learn fits --max-context {cfg.max_context}; raise it.")
     log(f"{len(records)} demonstrations, {len(fitting)} responses to learn "
         f"({len(dataset) - len(fitting)} over --max-context left out)"
         + (f"; step {first + 1} is next" if first else ""))

@@ -48,8 +48,8 @@ from playwright.async_api import TimeoutError as PlaywrightTimeout
 import sandbox
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from model import (Transformer, all_max, computing_dtype, init_dist, leave, load, load_tokenizer, parse_json, rank,
-                   read_json, writing)
-from rollout import Browser, EnvError, Settings, actions_help, play, rollout
+                   read_json, world_size, writing)
+from rollout import Browser, EnvError, Settings, actions_help, bounded, play, readable, rollout
 from sandbox import miniwob, webarena
 from sandbox.webarena import (INEQUALITY, answers_and_pages, call_helper, check_row, check_world, needs_judge,
                               site_urls)
@@ -199,9 +199,10 @@ def satisfies(text: str, inequality: str) -> bool:
     """Whether a number, thousands separators allowed, satisfies something like "<= 700"."""
     sign, bound = INEQUALITY.fullmatch(inequality).groups()
     try:
-        return OPERATORS[sign](float(text.strip().replace(",", "")), float(bound))
+        number = float(text.strip().replace(",", ""))
     except ValueError:
         return False
+    return math.isfinite(number) and OPERATORS[sign](number, float(bound))
 
 
 MATCHERS = {  # check -> (reference, text) -> passed. Every reference of a list must pass; of one_of's, one
@@ -302,6 +303,7 @@ async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[
     if url != "last":
         await visit(page, url)
     text = await select(page, target, last)
+    text = None if text is None else readable(text)
     where = f"{target['locator'].strip() or 'page'} of {last if url == 'last' else url}"
     return await with_judge(task, target["required_contents"], text, where, judge)
 
@@ -482,6 +484,8 @@ class World:
     """The sites of a run: logs episodes in, has the sites reset, judges what was done."""
 
     def __init__(self, cfg: Benchmark, sites: dict[str, str], out: str | Path):
+        if cfg.reset_url and cfg.reset_before == "task" and world_size() > 1:
+            raise ValueError("--reset-before task would reset the sites under other ranks' episodes; use one rank.")
         self.cfg, self.sites, self.states = cfg, sites, {}
         self.judge = None
         if cfg.judge_url:
@@ -504,17 +508,20 @@ class World:
         accounts = webarena.accounts_of(task.get("storage_state"))
         if not accounts:
             return task.get("storage_state")
-        key = ".".join(accounts)
         async with browser.launching:  # one login at a time: further episodes find it done
-            context = await browser.chromium.new_context(storage_state=self.states.get(key))
-            try:
-                for name in accounts:
-                    address = self.sites[name.upper()].rstrip("/")
-                    if not await webarena.logged_in(context, name, address):
-                        await webarena.log_in(context, name, address)
-                self.states[key] = await context.storage_state()
-            finally:
-                await context.close()
+            return await bounded(self.log_in(browser, accounts), 5 * self.cfg.timeout, "logging in")
+
+    async def log_in(self, browser: Browser, accounts: list[str]) -> dict:
+        key = ".".join(accounts)
+        context = await browser.chromium.new_context(storage_state=self.states.get(key))
+        try:
+            for name in accounts:
+                address = self.sites[name.upper()].rstrip("/")
+                if not await webarena.logged_in(context, name, address):
+                    await webarena.log_in(context, name, address)
+            self.states[key] = await context.storage_state()
+        finally:
+            await context.close()
         return self.states[key]
 
 
@@ -664,6 +671,10 @@ def describe_run(cfg, device) -> dict:
 
 def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> Run:
     """Begins runs/NAME, or goes on with it at step `first`: what is on record of later steps is dropped."""
+    for name in ("model", "data"):
+        given, out = Path(getattr(cfg, name, "") or "/").resolve(), Path(cfg.out).resolve()
+        if first == 0 and given.exists() and out in (given, given.parent):
+            raise ValueError(f"--{name} {given} is in --out, where a new run begins with nothing; give another --out.")
     run = Run(cfg.out, describe_run(cfg, device))
     if rank() == 0:
         run.claim()

@@ -38,7 +38,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -192,13 +192,18 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
-    """The step's tasks: without replacement within a pass, every pass shuffled anew by the seed alone."""
-    start, stop = step * cfg.batch, (step + 1) * cfg.batch
-    out, passes = [], range(start // len(tasks), stop // len(tasks) + 1)
-    for number in passes:
+    """The step's tasks: without replacement within a pass, every pass shuffled anew by the seed alone.
+
+    Where a pass ends within a step, the next one begins with tasks that the step does not hold yet.
+    """
+    start, sequence = step * cfg.batch, []
+    while len(sequence) < start + cfg.batch:
+        number, begun = len(sequence) // len(tasks), len(sequence) % cfg.batch  # of the step that is open
         order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
-        out += [tasks[i] for k, i in enumerate(order) if start <= number * len(tasks) + k < stop]
-    return out
+        held = set(sequence[len(sequence) - begun:])
+        fresh = [i for i in order if i not in held][:cfg.batch - begun]
+        sequence += fresh + [i for i in order if i not in fresh]
+    return [tasks[i] for i in sequence[start:start + cfg.batch]]
 
 
 def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, world: World, run=asyncio.run, log=None):
@@ -308,13 +313,13 @@ def keep_checkpoint(save_as, step: int, rate: float | None, cfg: Config):
         save_as(out / "best", {"step": step, "held_out_success": rate})
 
 
-def open_training(start: str, cfg: Config, device):
+def open_training(cfg: Config, device):
     """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
-    model = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas)
+    model = load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas)
     model.recompute = cfg.recompute
     reference = None
     if cfg.beta:
-        reference = load(start, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
+        reference = load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
     return model, reference, torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
 
 
@@ -324,14 +329,14 @@ def main(cfg: Config):
     device = init_dist()
     log = print if rank() == 0 else (lambda *_: None)
     torch.manual_seed(cfg.seed)
-    start = warm_start(cfg, log)
-    chat = open_chat(load_tokenizer(start), start, actions_help())
-    model, reference, optimizer = open_training(start, cfg, device)
+    cfg = replace(cfg, model=warm_start(cfg, log))
+    chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
+    model, reference, optimizer = open_training(cfg, device)
     first = resume(cfg, model, optimizer, {"keep", "held_out", "reset_url", *(["steps"] if not cfg.decay else [])})
     save_state = lambda step: save_training(Path(cfg.out) / "state", model, optimizer,
                                             {"step": step, "config": asdict(cfg)})
     run = start_run(cfg, device, model.config.raw, first)
-    save_as = lambda path, more: save(model, path, like=start, run=run.config | more)
+    save_as = lambda path, more: save(model, path, like=cfg.model, run=run.config | more)
     with open_sites(",".join(filter(None, (cfg.tasks, cfg.held_out)))) as urls, Stop() as stop:
         world = World(cfg, urls, cfg.out)
         tasks = load_tasks(cfg.tasks, urls, judge=world.judge is not None)

@@ -61,6 +61,9 @@ class Settings:
     def __post_init__(self):
         if self.observation not in ("compact", "webrl"):
             raise ValueError(f"--observation {self.observation}: use compact or webrl.")
+        if self.max_new_tokens >= self.max_context:
+            raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for a page within --max-context "
+                             f"{self.max_context}; make one smaller or the other larger.")
 
 
 class ActionError(Exception):
@@ -84,7 +87,7 @@ OBSERVE = r"""
   const elements = [], lines = [];
   let line = '', size = 0;
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
-  const tidy = s => (s || '').replace(/[\s\u00a0]+/g, ' ').trim();
+  const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0]+/g, ' ').trim();
   const flush = () => { if (line.trim()) { lines.push(line.trim()); size += line.length; } line = ''; };
   const put = s => { if (s) line += (line && !line.endsWith(' ') ? ' ' : '') + s; };
   const ROLES = new RegExp('^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|'
@@ -103,7 +106,8 @@ OBSERVE = r"""
   const role = el => el.getAttribute('role') || '';
   const native = el => el.matches('a[href],button,select,textarea,summary,input:not([type=hidden])');
   const marked = el => native(el) || ROLES.test(role(el)) || clickHandlers?.has(el);
-  const clickable = (el, style) => !el.disabled && el.getAttribute('aria-disabled') !== 'true' && (marked(el)
+  const disabled = el => el.matches(':disabled');  // el.disabled: of a form, an input of that name
+  const clickable = (el, style) => !disabled(el) && el.getAttribute('aria-disabled') !== 'true' && (marked(el)
     || el.hasAttribute('onclick') || el.isContentEditable && !el.parentElement?.isContentEditable
     || el.tabIndex >= 0 && el.hasAttribute('tabindex')
     || style.cursor === 'pointer' && el.parentElement && getComputedStyle(el.parentElement).cursor !== 'pointer');
@@ -165,7 +169,7 @@ OBSERVE = r"""
     } else if (/^h[1-6]$/.test(el.localName)) {
       flush(); children(); if (line) line = `<${el.localName}>${line.trim()}</${el.localName}>`; flush();
     } else if (el.localName === 'img') { if (near) put(escape(tidy(el.alt)));
-    } else if (el.disabled) { if (near) put(escape(nameOf(el)) + ' (disabled)');
+    } else if (disabled(el)) { if (near) put(escape(nameOf(el)) + ' (disabled)');
     } else children();
     if (block) flush();
   };
@@ -331,7 +335,7 @@ async def history(session, offset):
 
 async def switch_tab(session, call):
     tabs = [page for page in session.context.pages if not page.is_closed()]
-    if not call.argument.strip().isdigit() or int(call.argument) >= len(tabs):
+    if not is_number(call.argument.strip()) or int(call.argument) >= len(tabs):
         raise ActionError(f"there is no tab {call.argument}; tabs are 0 to {len(tabs) - 1}")
     session.page = tabs[int(call.argument)]
     await session.page.bring_to_front()
@@ -375,34 +379,49 @@ def actions_help() -> str:
     return "\n".join(f"- {a.signature}: {a.help}" for a in ACTIONS.values())
 
 
+def is_number(text: str) -> bool:
+    """Whether int() may have it: of digits there are more kinds, and numbers of any length."""
+    return text.isascii() and text.isdigit() and len(text) < 7
+
+
+def read_call(text: str) -> tuple[str, dict[str, str], list[str]] | None:
+    """'do("Click", element="12")' -> ("do", {"element": "12"}, ["Click"]); None if it is anything but one such call."""
+    try:
+        node = ast.parse(text[:8000], mode="eval").body
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            arguments = {keyword.arg: str(ast.literal_eval(keyword.value)) for keyword in node.keywords}
+            return node.func.id, arguments, [str(ast.literal_eval(value)) for value in node.args]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        pass
+    return None
+
+
 def parse(response: str) -> Call:
     """The one call in a response; comment lines and code fences around it are passed over. Raises ActionError."""
     answer = answer_of(response)
     if answer is None:
         raise ActionError("the response was cut before </answer>")
-    lines = [line for line in answer.splitlines() if line.strip() and not line.lstrip().startswith(("#", "```"))]
-    call = re.compile(r"\s*(do|exit|go_backward|go_forward)\s*\(")
-    start = next((i for i, line in enumerate(lines) if call.match(line)), None)
+    lines = answer.splitlines()
+    first = re.compile(r"\s*(do|exit|go_backward|go_forward)\s*\(")
+    start = next((i for i, line in enumerate(lines) if first.match(line)), None)
     if start is None:
         raise ActionError('no action found; write one call such as do(action="Click", element="12")')
-    text = "\\n".join(line.strip("\r") for line in lines[start:]).strip()  # a typed text may span lines
-    try:
-        node = ast.parse(text[:8000], mode="eval").body
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            raise ValueError("no call")
-        arguments = {keyword.arg: str(ast.literal_eval(keyword.value)) for keyword in node.keywords}
-        positional = [str(ast.literal_eval(value)) for value in node.args]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ActionError(f"cannot read the action {text[:80]!r}; write exactly one call a round") from None
-    if node.func.id == "exit":
+    lines = lines[start:]
+    written = lambda: read_call("\\n".join(lines).strip())  # a typed text may span lines, "#" and empty ones too
+    while not (read := written()) and len(lines) > 1 and re.match(r"\s*(#|```|$)", lines[-1]):
+        lines.pop()
+    if not read:
+        raise ActionError(f"cannot read the action {lines[0].strip()[:80]!r}; write exactly one call a round")
+    function, arguments, positional = read
+    if function == "exit":
         return Call("exit", arguments.get("message", positional[0] if positional else ""))
-    name = SHORTHANDS.get(node.func.id) or arguments.get("action") or (positional[0] if positional else "")
+    name = SHORTHANDS.get(function) or arguments.get("action") or (positional[0] if positional else "")
     action = ACTIONS.get(name)
     if action is None or name == "exit":
         raise ActionError(f"unknown action {name!r}; use one of: {', '.join(ACTIONS)}")
     call = Call(name, arguments.get("argument") if action.argument else None,
                 arguments.get("element", "").strip("[]# ") if action.element else None)
-    if action.element and not (call.element.isascii() and call.element.isdigit() and len(call.element) < 7):
+    if action.element and not is_number(call.element):
         raise ActionError(f'{name} needs the id of an element, as in {action.signature}')
     if action.argument and call.argument is None:
         raise ActionError(f"{name} needs an argument, as in {action.signature}")
@@ -413,8 +432,13 @@ def parse(response: str) -> Call:
 # The browser
 
 
+def readable(text) -> str:
+    """What a page gave, as text that UTF-8 can hold: a script may cut a surrogate pair in half, or give no text at all."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    return readable(error).strip().split("\n")[0][:200]
 
 
 async def bounded(work: Awaitable, seconds: float, what: str):
@@ -503,6 +527,8 @@ class Browser:
         await self.playwright.stop()
 
     async def revive(self):
+        if self.chromium.is_connected():  # without the lock, which a login may hold for long
+            return
         async with self.launching:
             if not self.chromium.is_connected():  # it crashed or was killed; the episodes it took along are env errors
                 self.chromium = await self.launch()
@@ -601,6 +627,9 @@ class Session:
 
     def _failed(self, request):
         if request.is_navigation_request() and self.sites is not None and origin(request.url) not in self.sites:
+            with contextlib.suppress(PlaywrightError):  # a tab that is only opening has no frame yet
+                if request.frame.parent_frame:  # the page that holds it stays
+                    return
             self.refused = request.url
 
     async def _return(self):
@@ -652,12 +681,12 @@ class Session:
         else:
             raise EnvError("the page leaves the task's sites whenever it is opened")
         notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
-        return self.page.url, notes + text
+        return self.page.url, readable(notes + text)
 
     async def _read(self) -> str:
         webrl = self.settings.observation == "webrl"
         arguments = [webrl, self.settings.viewport_only, self.settings.max_page_chars]
-        return await self.page.evaluate(OBSERVE, arguments)
+        return str(await self.page.evaluate(OBSERVE, arguments))  # a page may bend what the script returns
 
     async def locate(self, element: str) -> tuple[float, float]:
         spot = await self.page.evaluate(LOCATE, int(element))
@@ -701,7 +730,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
         state = await browser.enter(browser, task) if browser.enter else None  # a reset of the sites takes its time
         session = await bounded(browser.open(task, state), 3 * settings.timeout, "opening the start page")
         if "intent_from" in task:  # MiniWoB++: the page makes its task up
-            trajectory.task = task = task | {"intent": await session.page.evaluate(task["intent_from"])}
+            trajectory.task = task = task | {"intent": readable(await session.page.evaluate(task["intent_from"]))}
         while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
             url, page = await session.observe()
             page = f"error: {error}\n{page}" if error else page
@@ -727,7 +756,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
                 else:
                     await session.execute(call)
             except ActionError as problem:
-                turn.error = error = str(problem)
+                turn.error = error = readable(problem)
         await session.settle()
         judging = score(task, trajectory.answer, session.page, trajectory.checks)  # it may open pages of its own
         trajectory.reward = await bounded(judging, 5 * settings.timeout, "judging the episode")
@@ -862,8 +891,13 @@ class Engine:
 
     async def serve(self):
         """Runs until cancelled. Forward passes run beside the event loop, so that the browsers never wait for one."""
-        async def beside(function, *arguments):
-            forward = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        def here(function, *arguments):
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # holds for one thread only, which begins on the first GPU
+            return function(*arguments)
+
+        async def beside(*work):
+            forward = asyncio.get_running_loop().run_in_executor(None, here, *work)
             try:
                 return await asyncio.shield(forward)
             finally:  # cancelled or not, when we leave nobody uses the weights: they may be resharded then

@@ -271,7 +271,7 @@ def parse_helper(text: str) -> tuple[str, list] | None:
     found = re.fullmatch(r"func:(\w+)\((.*)\)\s*", text, re.DOTALL)
     try:
         return found and (found[1], ast.literal_eval(f"[{re.sub('__page__ *,? *', '', found[2])}]"))
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError):
         return None
 
 
@@ -328,7 +328,11 @@ async def call_helper(text: str, page, last_url: str) -> str:
     name, arguments = parse_helper(text) or (text, [])
     if name not in HELPERS:
         raise ValueError(f"there is no helper {name}; see --validate.")
-    return await HELPERS[name](page, *[last_url if argument == "__last_url__" else argument for argument in arguments])
+    arguments = [last_url if argument == "__last_url__" else argument for argument in arguments]
+    try:
+        return await HELPERS[name](page, *arguments)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConnectionError(f"{name} cannot read what the site answered ({error!r:.100})") from None
 
 
 # ---- accounts and the server that resets

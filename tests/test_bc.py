@@ -1,6 +1,7 @@
 """Demonstrations to rows, rows to a policy."""
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import sandbox
 from bc import Config, learning_rate, read_demonstrations, record, train
 from compress import Chat, pad, replay, rows
 from model import load, token_logprobs
+from rollout import play
 from sandbox.webarena import Page
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
@@ -104,6 +106,16 @@ def test_demonstrations_of_any_split_with_long_chains_of_thought(tokenizer, tmp_
     assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
     assert all(f"the task is to do this : {recorded['intent']}" in turn["response"] for turn in recorded["turns"])
     assert [path.name for path in tmp_path.iterdir()] == ["demos-cot.jsonl"]  # not taken for short ones later
+
+
+def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(tokenizer, tmp_path, monkeypatch):
+    plays, cfg = [], Config(out=str(tmp_path), demos=1, max_context=100_000)
+    monkeypatch.setattr(bc, "play", lambda *args, **more: plays.append(1) or play(*args, **more))
+    with sandbox.start() as urls:
+        for think, more in ((True, {}), (True, {}), (False, {}), (False, {"viewport_only": True}), (False, {"viewport_only": True})):
+            recorded, = record(Chat(tokenizer, "You browse.", think=think), replace(cfg, **more), urls, print)
+            assert ("<think>" in recorded["turns"][0]["response"]) == think
+    assert len(plays) == 3
 
 
 ASK = "Round {}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{}\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"

@@ -259,16 +259,18 @@ def test_the_shops_helpers_ask_its_own_interface(site):
                  "/sales/order/view/order_id/191/": "<p id=t>order 191</p>",
                  "/rest/V1/products/B07/reviews": said([{"nickname": "Ada", "ratings": [{"percent": 20}]},
                                                         {"nickname": "Bob", "ratings": [{"percent": 80}]}]),
-                 "/rest/V1/products/B08/reviews": said([])})
+                 "/rest/V1/products/B08/reviews": said([]), "/rest/V1/products/B10/reviews": said([{"ratings": []}])})
     helper = "func:shopping_get_sku_latest_review_{}('{}')"
     rows = [target("func:shopping_get_latest_order_url()", TEXT, exact_match="order 191"),
             target("last", helper.format("author", "B07"), exact_match="bob"),
             target("last", helper.format("rating", "B07"), must_include=["80"]),
             target("last", helper.format("author", "B08"), exact_match="bob"),
-            target("last", helper.format("author", "B09"), exact_match="bob")]
+            target("last", helper.format("author", "B09"), exact_match="bob"),
+            target("last", helper.format("rating", "B10"), exact_match="bob")]
     tasks = site_urls([check_row(row)[0] for row in rows], {"SHOPPING": base})
-    *made, down = judge(f"{base}/", *[(task, None) for task in tasks])
-    assert [checks[0][1] for checks in made] == [True, True, True, False] and isinstance(down, ConnectionError)
+    *made, down, odd = judge(f"{base}/", *[(task, None) for task in tasks])
+    assert [checks[0][1] for checks in made] == [True, True, True, False]
+    assert isinstance(down, ConnectionError) and isinstance(odd, ConnectionError) and "latest_review_rating" in str(odd)
 
 
 def test_what_a_task_file_may_ask_for_is_what_there_is():
@@ -712,6 +714,24 @@ def test_a_reset_before_each_task_that_changes_the_sites(containers, tokenizer, 
     assert [t.reward for t in played] == [1, 1, 1] and len(resets) == 2 and len(containers.cart()) == before + 1
     with pytest.raises(ValueError, match="--concurrency 1"):
         Config(reset_url="http://r", reset_before="task")
+    monkeypatch.setattr(evaluate, "world_size", lambda: 2)
+    with pytest.raises(ValueError, match="use one rank"):
+        World(cfg, {}, tmp_path)
+
+
+def test_a_slow_login_keeps_no_other_episode_from_beginning(containers, tokenizer, tmp_path, monkeypatch):
+    """Logins go one after the other; an episode that has its own begins all the same, however many wait for theirs."""
+    async def slow(context, name, address):
+        await asyncio.sleep(1)
+        return True
+
+    monkeypatch.setattr(webarena, "logged_in", slow)
+    path = webarena_file(containers, tmp_path / "tasks.json")
+    with open_sites(path) as sites:
+        task = load_tasks(path, sites)[0]
+        settings = Settings(max_turns=1, max_new_tokens=64, max_context=4000, concurrency=8, timeout=1.5)  # 4.5 s to begin
+        played = play_through(World(Config(), sites, tmp_path), [task] * 8, tokenizer, settings)
+    assert [t.status for t in played] == ["ok"] * 8 and not any(t.fault for t in played)
 
 
 @pytest.mark.parametrize("status, says", [(500, "500"), (None, "cannot reach")])

@@ -390,7 +390,7 @@ def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monke
         await act(trajectory(chat, 0.0, [1]), 0)
 
     async def cancelled():
-        playing = asyncio.ensure_future(rollout.rollout(model, chat, [], None, Settings(max_context=64), seed=0))
+        playing = asyncio.ensure_future(rollout.rollout(model, chat, [], None, Settings(max_context=64, max_new_tokens=8), seed=0))
         await asyncio.get_running_loop().run_in_executor(None, began.wait)
         playing.cancel()
         asyncio.get_running_loop().call_later(0.2, end.set)
@@ -478,6 +478,17 @@ def test_every_pass_plays_every_task_once_in_an_order_of_its_own():
     played = [t["task_id"] for step in range(5) for t in task_batch(tasks, step, cfg)]
     assert sorted(played[:10]) == sorted(played[10:]) == list(range(10)) and played[:10] != played[10:]
     assert task_batch(tasks, 3, cfg) == task_batch(tasks, 3, cfg)  # a function of the step: nothing to save for a resume
+
+
+@pytest.mark.parametrize("n, batch", [(10, 4), (30, 24), (5, 3), (7, 7), (5, 4), (9, 1)])
+def test_no_step_holds_a_task_twice_where_a_pass_ends_within_it(n, batch):
+    """Twice would be the same episodes twice: their random numbers hang on seed, step, task and member."""
+    for seed in range(5):
+        steps = [[t["task_id"] for t in task_batch([{"task_id": i} for i in range(n)], step, Config(batch=batch, seed=seed))]
+                 for step in range(3 * n)]
+        assert all(len(set(step)) == batch for step in steps)
+        played = sum(steps, [])
+        assert all(sorted(played[k:k + n]) == list(range(n)) for k in range(0, len(played) - n + 1, n))
 
 
 def test_the_papers_preset_gives_way_to_the_command_line(monkeypatch):

@@ -58,6 +58,8 @@ CALLS = [
     ("<think>hm</think><answer># Element: red lamp 12\ndo(action='Click', element='12')</answer>", Call("Click", None, "12")),
     ('# Note: $24\n```python\ndo(action="Type", argument="a, \\"b\\" (c)", element="3")\n```', Call("Type", 'a, "b" (c)', "3")),
     ('do(action="Type", argument="two\nlines", element="3")', Call("Type", "two\nlines", "3")),
+    ('do(action="Type", argument="Intro\n\n# Setup\n```\nmake\n```\n# end", element="3")\n```\n# Note: done\n',
+     Call("Type", "Intro\n\n# Setup\n```\nmake\n```\n# end", "3")),
     ('do("Click", element=7)', Call("Click", None, "7")),
     ('do(action="Select Dropdown Option", argument="blue", element="[4]")', Call("Select Dropdown Option", "blue", "4")),
     ("go_backward()", Call("Go Backward")), ("go_forward()", Call("Go Forward")), ('do(action="Go Backward")', Call("Go Backward")),
@@ -79,6 +81,7 @@ def test_the_grammar_of_the_paper_is_understood(text, call):
     ('do(action="Click", element="3"', "cannot read"), ('do(action="Click", element="1")\nexit(message="a")', "cannot read"),
     ('do(action=__import__("os").getcwd(), element="1")', "cannot read"), ("do(" * 3000, "cannot read"),
     ("do(action=1)[0]", "cannot read"), ("<answer>do(action=", "was cut"), ('do(action="Click", element="²")', "needs the id"),
+    ('exit(message={{"price": 5}})', "cannot read"), ('do(action="Click", element={1: [2]}[0])', "cannot read"),
 ])
 def test_what_is_not_an_action_is_explained_to_the_agent(text, says):
     with pytest.raises(ActionError, match=says):
@@ -171,6 +174,11 @@ def test_one_walk_two_formats(site, observation):
     base, text = site({"/": BOXES}), FORMATS[observation]
     shows(text, viewport_only=False)
     shows(text.replace(FAR[observation], ""), viewport_only=True)
+
+
+def test_a_response_as_long_as_the_context_is_refused():
+    with pytest.raises(ValueError, match="--max-new-tokens 2048 leaves no room"):
+        Settings(max_new_tokens=2048, max_context=1536)
 
 
 def test_an_unknown_observation_is_one_sentence():
@@ -509,6 +517,20 @@ def test_a_page_that_leaves_the_sites_at_once_does_not_end_the_run(site, chat):
     assert all("pwned" not in turn.observation for tau in (first, second) for turn in tau.turns)
 
 
+def test_a_frame_that_the_fence_blocked_does_not_excuse_a_site_that_fails(site):
+    hang_up = lambda request: request.connection.shutdown(socket.SHUT_RDWR)
+    base = site({"/": f"<a href='/down'>on</a><iframe src='{site({'/': 'x'})}'></iframe>", "/down": hang_up})
+
+    async def test():
+        async with Browser(SETTINGS, sites_of([task_at(base)])) as browser:
+            session = await browser.open(task_at(f"{base}/"))
+            assert "on 0</a>" in (await session.observe())[1]
+            with pytest.raises(EnvError, match="did not answer"):
+                await act(session, 'do(action="Click", element="0")')
+            await session.close()
+    asyncio.run(test())
+
+
 def test_the_fence_is_drawn_around_every_address_of_a_task():
     task = {"start_url": "http://a:1/x |AND| https://b/y", "eval": {"reference_url": "http://c:80/z |OR| http://d:2",
             "program_html": [{"url": "http://e:3/", "locator": "document.querySelector('a[href=\"http://f:4/q\"]')"}]}}
@@ -551,6 +573,24 @@ def test_after_an_attack_the_agent_goes_on(site, name):
         assert "all fine" in await act(session, 'do(action="Click", element="1")')
         assert len(session.context.pages) == 1
     browse(test, f"{base}/")
+
+
+HALVES = "<a href='/ok'>" + "x" * 299 + "\U0001f600</a><a href='/ok'>half</a>"  # a name is cut after 300 units: in the emoji
+ODD = {  # pages that give what no text should be -> what the agent reads of them
+    "half a surrogate pair": (HALVES + "<script>document.links[1].textContent = 'half \\ud83d!'; alert('\\udc00')</script>", "half ?! 1</a>"),
+    "a result that is no text": ("<script>Array.prototype.join = () => ({length: 1})</script>", "{'length': 1}"),
+    "names that are elements": ("<form name=f><input name=title value=a><input name=disabled><input name=name><img name=title></form>",
+                                "<input>disabled 1</input>"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_page_may_give_anything_and_the_episode_is_recorded(site, chat, name, tmp_path):
+    page, seen = ODD[name]
+    tau = run_episode(chat, site({"/": page, "/ok": "ok"}) + "/", ['do(action="Switch Tab", argument="²")', "exit()"])
+    assert tau.status == "ok" and seen in tau.turns[0].observation, tau.checks or tau.turns[0].observation
+    assert "there is no tab" in tau.turns[1].observation
+    json.dumps(tau.record(chat), ensure_ascii=False).encode()
 
 
 def test_popups_are_tabs_and_a_deaf_page_is_an_environment_error(site):

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,7 @@ def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(checkpoint, t
     ("mgrpo.py", ["--loss-norm", "mean"], ["--loss-norm", "paper, token or constant"]),
     ("mgrpo.py", ["--observation", "screenshot"], ["--observation screenshot", "compact"]),
     ("mgrpo.py", ["--model", "sandbox/base", "--tasks", "sandbox:train:5"], ["--batch 24", "5 tasks"]),
+    ("bc.py", ["--max-context", "100", "--max-new-tokens", "10", "--data", "assets/episode.jsonl"], ["fits --max-context 100"]),
     ("evaluate.py", ["--model", "runs/nowhere"], ["runs/nowhere"]),
     ("evaluate.py", ["--observation", "screenshot"], ["--observation screenshot", "compact"]),
 ])
@@ -195,6 +197,17 @@ def test_bad_input_is_one_sentence(name, arguments, says, tmp_path):
     assert done.returncode != 0 and "Traceback" not in done.stderr
     for word in says:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["mgrpo.py", "--model", "RUN"], ["bc.py", "--data", "RUN/trajectories.jsonl"]])
+def test_a_new_run_does_not_empty_the_directory_that_it_begins_from(arguments, checkpoint, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(checkpoint, run)
+    earned = (ROOT / "assets/episode.jsonl").read_text()
+    (run / "trajectories.jsonl").write_text(earned)
+    done = script(*(argument.replace("RUN", str(run)) for argument in arguments), "--out", run)
+    assert done.returncode != 0 and "where a new run begins with nothing" in done.stderr and "Traceback" not in done.stderr
+    assert (run / "trajectories.jsonl").read_text() == earned
 
 
 def test_an_unreachable_site_is_one_sentence(cloned, tmp_path):
