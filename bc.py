@@ -100,13 +100,13 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
         if len(trajectory.turns) == 1:
             experts[slot] = sandbox.expert(trajectory.task, cfg.cot)
         thought, action = experts[slot](trajectory.turns[-1].observation)
-        return [*chat.encode(respond(thought, action, chat.think)), chat.end_id], [], True
+        return [*chat.encode(respond(thought, action, chat.think), ours=True), chat.end_id], [], True
 
     played = asyncio.run(play(tasks, act, chat, score, cfg, log=log))
     if failed := [t for t in played if t.reward < 1]:
         first = failed[0]
-        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed; the first: task {first.task['task_id']}"
-                         f" ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
+        raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed; the first: task "
+                         f"{first.task['task_id']} ({first.task['intent']!r}: {first.checks or first.turns[-1].error}).")
     records = [t.record(chat, made=made) for t in played]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -117,12 +117,13 @@ def record(chat: Chat, cfg: Config, urls: dict, log) -> list[dict]:
 def read_rows(path: str) -> list[tuple[str, dict]]:
     """[(where it stands, row)] of a JSON list or of JSON lines."""
     try:
-        text = Path(path).read_bytes()
+        text = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise ValueError(f"cannot read demonstrations from {path}: {error.strerror}.") from None
     if text.lstrip().startswith(b"["):
         return [(f"{path}, row {i}", row) for i, row in enumerate(parse_json(text, path, list))]
-    return [(f"{path}, line {i}", parse_json(line, f"{path}, line {i}")) for i, line in enumerate(text.splitlines(), 1)]
+    lines = [(f"{path}, line {i}", line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [(where, parse_json(line, where)) for where, line in lines]
 
 
 def read_demonstrations(path: str, log=print) -> list[dict]:

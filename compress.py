@@ -21,13 +21,14 @@ import bisect
 import copy
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from model import read_json, resolve
+from model import load_tokenizer, read_json, resolve
 
 PLACEHOLDER = "** Simplified html **"  # the literal that WebRL's and the paper's data use
 CUT = "\n[the page goes on; it was cut here to fit the context]"
@@ -84,7 +85,10 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Format:
-    """A message is start, role, role_end, gap, content, end; what its family's own chat template writes, id for id."""
+    """A message is start, role, role_end, gap, content, end; what its family's own chat template writes, id for id.
+
+    Not written: the empty thoughts that Qwen3's template puts before a response when thinking is switched off.
+    """
     known_by: str      # a control token that only this family's tokenizers have
     begin: str         # control token before everything
     start: str
@@ -167,11 +171,18 @@ class Chat:
                 raise ValueError(f"tokenizer.json has {self.format.known_by} but no {token}; use the checkpoint's own.")
         description = json.loads(tokenizer.to_str())
         self.control_ids = {token["id"] for token in description["added_tokens"]}
-        self.plain = Tokenizer.from_str(json.dumps(description | {"added_tokens": [], "post_processor": None}))
+        bare = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        self.plain = Tokenizer.from_str(json.dumps(description | bare))
         self.end_id = tokenizer.token_to_id(self.format.end)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of text from outside: no character sequence in it can become a control token."""
+    def encode(self, text: str, ours: bool = False) -> list[int]:
+        """Ids of text: no character sequence in it can become a control token.
+
+        ours: not from outside, so <think> and </think> are the tokens that some families (Qwen3) have for them.
+        """
+        if tags := [tag for tag in ("<think>", "</think>") if ours and self.tokenizer.token_to_id(tag) is not None]:
+            parts = re.split(f"({'|'.join(tags)})", text)
+            return sum((self._control(part) if part in tags else self.encode(part) for part in parts), [])
         ids = self.plain.encode(text, add_special_tokens=False).ids
         if self.control_ids.isdisjoint(ids):
             return ids
@@ -190,11 +201,11 @@ class Chat:
         return self.opening(role, content) + self._control(self.format.end) + self.encode(self.format.after)
 
     def opening(self, role: str, content: str = "") -> list[int]:
-        f = self.format
+        f, ours = self.format, role == "system"
         text = f.gap + (f.preface if role == "system" else "") + (content.strip() if f.trim else content)
         if not f.role_end:
-            return self._control(f.start) + self.encode(role + text)
-        return self._control(f.start) + self.encode(role) + self._control(f.role_end) + self.encode(text)
+            return self._control(f.start) + self.encode(role + text, ours)
+        return self._control(f.start) + self.encode(role) + self._control(f.role_end) + self.encode(text, ours)
 
     def head(self) -> list[int]:
         return self._control(self.format.begin) + self.message("system", self.system)
@@ -241,8 +252,9 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
     out = [{"role": "system", "content": chat.system}]
     for t, turn in enumerate(trajectory.turns[:-1]):
         page = PLACEHOLDER if chat.compress else turn.observation
+        said = turn.response if chat.keep_thoughts else turn.response.rpartition("</think>")[2]
         out += [{"role": "user", "content": observation(trajectory.task, t, page)},
-                {"role": "assistant", "content": turn.response}]
+                {"role": "assistant", "content": said}]
     last = len(trajectory.turns) - 1
     return out + [{"role": "user", "content": observation(trajectory.task, last, trajectory.turns[last].observation)}]
 
@@ -273,8 +285,10 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     trajectory = Trajectory({"intent": record["intent"], "task_id": record["task_id"], "sites": record["sites"]})
     for k, t in enumerate(record["turns"]):
         page = PLACEHOLDER if t["observation"] is None else t["observation"]
-        trajectory.turns.append(Turn(t["url"], page, chat.observation(trajectory.task, k, page),
-                                     [*chat.encode(t["response"]), chat.end_id], [], t["response"]))
+        ended = not t.get("truncated")
+        ids = chat.encode(t["response"], ours=True) + [chat.end_id] * ended
+        trajectory.turns.append(Turn(t["url"], page, chat.observation(trajectory.task, k, page), ids, [], t["response"],
+                                     ended))
     return trajectory
 
 
@@ -382,7 +396,7 @@ def main():
     parser.add_argument("--model", default="sandbox/base", help="checkpoint directory, for its tokenizer and prompt")
     parser.add_argument("--max-tokens", type=int, default=1024, help="per micro-batch")
     args = parser.parse_args()
-    chat = open_chat(Tokenizer.from_file(f"{args.model}/tokenizer.json"), args.model, actions_help="")
+    chat = open_chat(load_tokenizer(args.model), args.model, actions_help="")
     whole = copy.copy(chat)
     whole.compress = False
     records = [json.loads(line) for line in Path(args.trajectories).read_text(encoding="utf-8").splitlines()]
@@ -399,4 +413,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"compress.py: {error}")

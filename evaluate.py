@@ -455,7 +455,7 @@ def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperatur
     async def act(trajectory: Trajectory, slot: int):
         text, ended = await endpoint.chat(messages(chat, trajectory), temperature=temperature,
                                           max_tokens=settings.max_new_tokens)
-        return chat.encode(text) + [chat.end_id] * ended, [], ended
+        return chat.encode(text, ours=True) + [chat.end_id] * ended, [], ended
 
     return act
 

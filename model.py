@@ -253,7 +253,8 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
         return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, mask, is_causal=T == C, enable_gqa=H != K)
     # Queries that share a key head become rows of one head: keys are read once, and no kernel has to repeat them.
     mask = None if mask_B1TC is None else mask_B1TC.repeat(1, 1, H // K, 1)
-    return F.scaled_dot_product_attention(q_BHTE.reshape(B, K, H // K * T, E), k_BKCE, v_BKCE, mask).view(B, H, T, E)
+    out = F.scaled_dot_product_attention(q_BHTE.reshape(B, K, H // K * T, E), k_BKCE, v_BKCE, mask)
+    return out.reshape(B, H, T, E)  # some kernels leave their result transposed in memory: no view
 
 
 def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
@@ -447,7 +448,8 @@ def sample(logits_BV, uniform_B, temperature: float = 1.0, top_p: float = 1.0):
     """Draws one token a row; returns (ids_B, logp_B), the log-probs under the distribution drawn from.
 
     uniform_B: one number in [0, 1) a row, from the row's own generator: which token a row gets then does not depend on
-    who shares its batch. temperature 0 takes the most likely token and reports its log-prob at temperature 1.
+    who shares its batch. In float64, because float32 rounds the last ones up to 1, which no token holds. temperature 0
+    takes the most likely token and reports its log-prob at temperature 1.
     """
     logp_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0:
@@ -499,7 +501,7 @@ def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, tem
     for _ in range(max_new_tokens):
         positions = torch.arange(start, start + len(new), device=device)[None]
         logits = model(torch.tensor([new], device=device), positions, cache, head=lambda x: model.logits(x[:, -1]))
-        token, logp = sample(logits, torch.tensor([rng.random()]), temperature)
+        token, logp = sample(logits, torch.tensor([rng.random()], dtype=torch.float64), temperature)
         start, new = start + len(new), [int(token)]
         ids.append(new[0])
         logps.append(float(logp))
@@ -583,8 +585,8 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, 
         found = {}
         for name, part in zip(files, parts):
             for key in part.keys():
-                if key == "lm_head.weight" and config.tie_word_embeddings:
-                    continue  # some writers store the shared matrix twice
+                if key == "lm_head.weight" and config.tie_word_embeddings or key.endswith("rotary_emb.inv_freq"):
+                    continue  # some writers store the shared matrix twice; old ones the rotation speeds, too
                 header = part.get_slice(key)
                 shape, wanted = tuple(header.get_shape()), tuple(state[key].shape) if key in state else None
                 if shape != wanted:
@@ -645,8 +647,9 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
 
     like: the checkpoint whose tokenizer files go along. run: what made it; kept under "run" in config.json, which other
     readers pass over. max_bytes: weights beyond it are spread over several files. Everything is written to a temporary
-    directory first. A new checkpoint is then renamed into place; in a run's directory, which holds other files too,
-    each is replaced whole, the index of the weights last: a reader never sees the weights of two saves as one model.
+    directory first. A new checkpoint is then renamed into place. In a run's directory, which holds other files too,
+    each is replaced whole; weights of several files take new names beside the old, until the index that names them is
+    replaced, last: whoever reads or kills this finds one save whole, never parts of two.
     """
     state = {key: value.detach().cpu().contiguous() for key, value in full_state(model).items()}
     if rank() == 0:
@@ -655,7 +658,8 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
         with writing(path):
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
-            write_weights(state, fresh, max_bytes)
+            live = (path / INDEX).read_text() if (path / INDEX).exists() else ""
+            write_weights(state, fresh, max_bytes, "model-again" if '"model-0' in live else "model")
             raw, dtype = model.config.raw, str(next(iter(state.values())).dtype).removeprefix("torch.")
             stored = {"dtype" if "dtype" in raw else "torch_dtype": dtype}  # of this file, not of the one it came from
             stored |= {"run": run} if run else {}
@@ -668,10 +672,11 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
                 fresh.rename(path)
             else:
                 written = {file.name for file in fresh.iterdir()}
-                for stale in [path / INDEX, *(f for f in path.glob("model*.safetensors") if f.name not in written)]:
-                    stale.unlink(missing_ok=True)
+                ours = [INDEX, *(f.name for f in path.glob("model*.safetensors")), *(TOKENIZER_FILES if source else ())]
                 for file in sorted(fresh.iterdir(), key=lambda f: (f.name == INDEX, f.suffix != ".safetensors")):
                     file.replace(path / file.name)
+                for stale in filter(lambda name: name not in written, ours):  # the index first: it names the others
+                    (path / stale).unlink(missing_ok=True)
                 fresh.rmdir()
     barrier()
 
@@ -694,7 +699,7 @@ def flush(directory: Path):
         os.close(descriptor)
 
 
-def write_weights(state: dict, path: Path, max_bytes: float):
+def write_weights(state: dict, path: Path, max_bytes: float, stem: str):
     """One file, or as many as it takes to keep each within max_bytes, with the index that says which holds what."""
     files, room = [{}], max_bytes
     for key, value in state.items():
@@ -703,7 +708,7 @@ def write_weights(state: dict, path: Path, max_bytes: float):
             room = max_bytes
         files[-1][key] = value
         room -= value.nbytes
-    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    names = [f"{stem}-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     if len(files) == 1:
         names = ["model.safetensors"]
     else:
@@ -722,6 +727,8 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust side raises bare Exception
         raise ValueError(f"{path} is not a tokenizer ({error!s:.200}); copy the original once more.") from None
+    tokenizer.no_truncation()  # what some files ask for was meant for the training that wrote them
+    tokenizer.no_padding()
     config = ModelConfig.from_dict(read_json(path.with_name("config.json")), str(path.with_name("config.json")))
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise ValueError(f"{path} knows a token {last}, config.json has a vocab_size of {config.vocab_size}; they do "
@@ -970,6 +977,7 @@ def shape_config(name: str) -> ModelConfig:
 def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool = True, replicas: int = 1) -> dict:
     """Bytes per GPU of one M-GRPO step, {phase: {what: bytes}}: one packed row of `context` tokens a micro-batch.
 
+    The phases rollout, training and update take turns, so the largest counts; see `peak`.
     A block's activations are the tensors that autograd keeps in bfloat16 compute: input and output of two norms, q, k,
     v, the attention's output, and the two feed-forward products (see `recomputed`).
     """
@@ -983,30 +991,33 @@ def plan(c: ModelConfig, gpus: int, context: int, episodes: int, recompute: bool
     return {
         "always": {"weights, float32": 4 * total * part, "Adam's two moments, float32": 8 * total * part,
                    "reference policy, float32": 4 * total * part},
-        "rollout": {"unsharded copy, bfloat16": 2 * total,
+        "rollout": {"unsharded copy, bfloat16": 2 * total, "both ends of the reference, bfloat16": 2 * ends,
                     f"KV cache of {episodes} episodes": 2 * 2 * c.num_hidden_layers * K * E * episodes * context},
         "training": {"gradients, float32": 4 * total * part,
                      "gathered of both policies, bfloat16": 2 * 2 * (ends + 2 * block),  # both ends, a block, the next
                      "gradients before their reduction": 2 * (ends + block) + 4 * max(ends, block),
                      "activations" + (", recomputed" if recompute else ""): kept,
-                     "LM head, 1,024 positions at a time": 4 * 4 * 1024 * c.vocab_size}}
+                     "LM head, 1,024 positions at a time": 4 * 4 * 1024 * c.vocab_size},
+        "update": {"gradients, float32": 4 * total * part, "AdamW's own copy, float32": 4 * total * part}}
 
 
 def peak(parts: dict) -> float:
-    """GiB a card must have. Rollout and training take turns, so the larger counts."""
-    always, rollout, training = (sum(parts[phase].values()) for phase in ("always", "rollout", "training"))
-    return (always + max(rollout, training)) * RESERVE / 2 ** 30
+    """GiB a card must have."""
+    always, *turns = (sum(parts[phase].values()) for phase in ("always", "rollout", "training", "update"))
+    return (always + max(turns)) * RESERVE / 2 ** 30
 
 
 def print_plan(args):
     config = shape_config(args.plan)
+    if args.gpus < 1 or args.replicas < 1 or args.gpus % args.replicas:
+        raise ValueError(f"--gpus {args.gpus} do not divide into --replicas {args.replicas}; give a multiple of it.")
     needs = lambda gpus: plan(config, gpus, args.context, args.episodes, not args.no_recompute, args.replicas)
     parts = needs(args.gpus)
     print(f"{args.plan} on {args.gpus} GPU{'s' * (args.gpus > 1)}, {args.context:,} tokens of context, "
           f"{args.episodes} episodes at once on each GPU; GiB per GPU (estimated):")
     for phase, lines in parts.items():
         print("\n".join(f"  {phase:10}{what:42}{size / 2 ** 30:8.1f}" for what, size in lines.items()))
-    print(f"  {'peak':10}{'the larger of rollout and training + 10%':42}{peak(parts):8.1f}\n")
+    print(f"  {'peak':10}{'the largest of the three phases + 10%':42}{peak(parts):8.1f}\n")
     for card in CARDS:
         enough = next((n for n in (args.replicas * 2 ** i for i in range(11)) if peak(needs(n)) <= card), None)
         spare = card - peak(parts)
@@ -1039,7 +1050,7 @@ def main():
     tokenizer = load_tokenizer(args.model)
     model = load(args.model, computing_dtype(device), device)
     prompt_ids = tokenizer.encode(args.prompt).ids
-    stop = model.config.raw.get("eos_token_id") or []
+    stop = model.config.raw.get("eos_token_id", [])
     ids, logps = generate(model, prompt_ids, args.max_new_tokens, args.temperature,
                           stop if isinstance(stop, list) else [stop], args.seed)
     text = tokenizer.decode(ids, skip_special_tokens=False)

@@ -433,7 +433,7 @@ def parse(response: str) -> Call:
 
 
 def readable(text) -> str:
-    """What a page gave, as text that UTF-8 can hold: a script may cut a surrogate pair in half, or give no text at all."""
+    """What a page gave, as text that UTF-8 can hold: its script may cut a surrogate pair in half."""
     return str(text).encode("utf-8", "replace").decode()
 
 
@@ -946,7 +946,8 @@ class Engine:
         positions = [[len(self.held[slot])] for slot in range(low, rows.stop)]
         logits_BV = self.model(torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device),
                                self.cache, rows, head=lambda x_BTD: self.model.logits(x_BTD[:, -1]))
-        ids_B, logp_B = sample(logits_BV, torch.tensor(uniform, device=self.device), self.temperature, self.top_p)
+        uniform_B = torch.tensor(uniform, dtype=torch.float64, device=self.device)
+        ids_B, logp_B = sample(logits_BV, uniform_B, self.temperature, self.top_p)
         ids, logps = ids_B.tolist(), logp_B.tolist()
         for r in self.running:
             self.held[r.slot] += tokens[r.slot - low]

@@ -33,6 +33,13 @@ def test_loss_falls_on_the_response_and_its_end_of_turn_alone(chat):
         assert turn["observation"] in chat.tokenizer.decode(row.ids[:-row.n_action])
 
 
+def test_an_end_that_was_forced_is_not_learnt(chat):
+    cut = dict(RECORD["turns"][0], response="go on and", truncated=True)
+    row, last = rows(chat, replay(chat, RECORD | {"turns": [cut, RECORD["turns"][1]]}))
+    assert chat.decode(row.ids[-row.n_action:]) == "go on and" and row.ids[-1] != chat.end_id
+    assert last.ids[:last.prefix].count(chat.end_id) == 3  # in the history it is closed: system, user, response
+
+
 def test_behavior_cloning_learns_its_demonstrations(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     dataset, lines = rows(chat, replay(chat, RECORD)), []
@@ -106,6 +113,12 @@ def test_demonstrations_of_any_split_with_long_chains_of_thought(tokenizer, tmp_
     assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
     assert all(f"the task is to do this : {recorded['intent']}" in turn["response"] for turn in recorded["turns"])
     assert [path.name for path in tmp_path.iterdir()] == ["demos-cot.jsonl"]  # not taken for short ones later
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_demonstrations(tmp_path):
+    for text in (f"\ufeff{json.dumps(RECORD)}\n\n{json.dumps(RECORD)}\n\n", f"\ufeff{json.dumps([RECORD, RECORD])}"):
+        (tmp_path / "d.jsonl").write_text(text, encoding="utf-8")
+        assert len(read_demonstrations(str(tmp_path / "d.jsonl"))) == 2
 
 
 def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(tokenizer, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 import itertools
 import json
 import random
+import shutil
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ from conftest import ROOT, SPECIAL, TEXT, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, messages, micro_batches,
-                      open_chat, pack, pad, respond, rows, system_prompt, trunk)
-from model import token_logprobs
+                      open_chat, pack, pad, replay, respond, rows, system_prompt, trunk)
+from model import load_tokenizer, token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,33 @@ def test_the_context_is_the_chat_written_out(chat):
     assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
 
 
+def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_page():
+    """Qwen3 has tokens for <think> and </think>: a policy would sample those, and a page must not contain them."""
+    chat = Chat(family_tokenizer("qwen3"), "Write <think> first </think>.")
+    tags = [chat.tokenizer.token_to_id(tag) for tag in ("<think>", "</think>")]
+    text = "<think>hm</think><answer>exit()</answer>"
+    ids = chat.encode(text, ours=True)
+    assert [i for i in ids if i in tags] == tags and chat.decode(ids) == text and chat.without_thoughts(ids)[0] not in tags
+    record = {"intent": text, "task_id": 0, "sites": [], "turns": [{"url": "", "observation": text, "response": text}]}
+    row, = rows(chat, replay(chat, record))
+    assert [i for i in row.ids if i in tags] == tags * 2 and [i for i in row.ids[-row.n_action:] if i in tags] == tags
+    plain = Chat(family_tokenizer("qwen2.5"), "")
+    assert plain.encode(text, ours=True) == plain.encode(text)
+
+
+def test_what_a_tokenizer_file_says_of_cutting_and_padding_is_not_obeyed(checkpoint, tmp_path):
+    """Such files are left behind by trainings; a page would be cut to a few ids in silence, or filled with a control token."""
+    shutil.copytree(checkpoint, tmp_path / "c")
+    tokenizer = load_tokenizer(tmp_path / "c")
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=40)
+    tokenizer.save(str(tmp_path / "c/tokenizer.json"))
+    page = "lamp 7 " * 30
+    for opened in (Tokenizer.from_file(str(tmp_path / "c/tokenizer.json")), load_tokenizer(tmp_path / "c")):
+        assert Chat(opened, "").encode(page) == Chat(load_tokenizer(checkpoint), "").encode(page)
+    assert load_tokenizer(tmp_path / "c").encode(page).ids == load_tokenizer(checkpoint).encode(page).ids
+
+
 @pytest.mark.parametrize("compress", [True, False])
 def test_messages_for_a_model_elsewhere_say_what_a_checkpoint_reads(chat, compress):
     chat = Chat(chat.tokenizer, chat.system, compress=compress)
@@ -52,6 +80,13 @@ def test_messages_for_a_model_elsewhere_say_what_a_checkpoint_reads(chat, compre
         ids = chat._control(chat.format.begin) + sum((chat.message(*one) for one in [*said, last]), []) + chat.opening("assistant")
         decode = lambda ids: chat.tokenizer.decode(ids, skip_special_tokens=False)
         assert decode(ids) == decode(context(chat, trajectory, n - 1))
+
+
+def test_messages_leave_out_past_thoughts_where_the_context_does(chat):
+    trajectory = make_trajectory(chat, 2)
+    trajectory.turns[0].response = "<think>hm</think><answer>exit()</answer>"
+    for keep, said in ((True, trajectory.turns[0].response), (False, "<answer>exit()</answer>")):
+        assert messages(Chat(chat.tokenizer, chat.system, keep_thoughts=keep), trajectory)[2]["content"] == said
 
 
 def random_history(number: int):

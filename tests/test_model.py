@@ -2,14 +2,18 @@
 import json
 import math
 import os
+import random
 import resource
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import ROOT, tiny_config, tiny_model
+from safetensors.torch import load_file, save_file
 from two_ranks import optimizer_of, train_step
 
 from model import (SHAPES, KVCache, ModelConfig, attend, generate, load, load_tokenizer, load_training, plan,
@@ -102,6 +106,18 @@ def test_cached_chunked_rolled_back_and_ragged_equal_uncached(family, changes):
     ragged = torch.tensor([[5], [20], [39]])  # one decode step, every row at a length of its own
     step = model(tokens.gather(1, ragged), ragged, cache, rows)
     torch.testing.assert_close(step[:, 0], whole[torch.arange(3), ragged[:, 0]], atol=1e-5, rtol=1e-5)
+    ragged = torch.tensor([[3, 4, 5], [18, 19, 20], [37, 38, 39]])  # several tokens, the same
+    step = model(tokens.gather(1, ragged), ragged, cache, rows)
+    torch.testing.assert_close(step, whole[torch.arange(3)[:, None], ragged], atol=1e-5, rtol=1e-5)
+
+
+def test_a_kernel_may_leave_its_result_transposed_in_memory(monkeypatch):
+    """As CUDA's memory-efficient one does, which takes the masks of ragged rows."""
+    q, k, v = torch.randn(3, 8, 1, 16), torch.randn(3, 2, 30, 16), torch.randn(3, 2, 30, 16)
+    mask = torch.arange(30) <= torch.tensor([4, 11, 29])[:, None, None, None]
+    expected, kernel = attend(q, k, v, mask), F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a: kernel(*a).transpose(1, 2).contiguous().transpose(1, 2))
+    assert torch.equal(attend(q, k, v, mask), expected)
 
 
 @families
@@ -226,6 +242,26 @@ def test_extreme_uniform_numbers_stay_inside_the_vocabulary():
     assert sample(logits, torch.tensor([0.0, 1 - 1e-9], dtype=torch.float64))[0].tolist() == [2, 2]
 
 
+def test_a_random_number_just_below_1_is_not_rounded_to_the_last_token(monkeypatch):
+    """Which float32 does."""
+    model = tiny_model()
+    model.logits = lambda x: torch.full((len(x), 400), -1e4).index_fill(1, torch.tensor([7]), 0.0)
+    monkeypatch.setattr(random.Random, "random", lambda self: 1 - 2**-53)
+    assert generate(model, [1, 2], 3, temperature=1.0)[0] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_training_keeps_no_tensor_as_wide_as_the_vocabulary(recompute):
+    """Full (T, V) float32 logits never exist: those of a chunk are made again in the backward pass."""
+    model, widths = tiny_model(vocab_size=4000), []
+    model.recompute = recompute
+    tokens = torch.randint(0, 4000, (1, 200))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: widths.append(t.shape[-1:]) or t, lambda t: t):
+        logp_N, _ = token_logprobs(model, tokens, torch.arange(200)[None] >= 50, chunk=64)
+    assert widths and (4000,) not in widths
+    logp_N.sum().backward()
+
+
 @families
 def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
     model = tiny_model(family, **changes)
@@ -236,6 +272,25 @@ def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
     tokens = torch.randint(0, 400, (1, 9))
     assert torch.equal(model(tokens), again(tokens))
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_checkpoint_holds_no_file_of_the_one_that_it_replaces(checkpoint, tmp_path):
+    """An agent.json that stays would give the new policy a prompt that it was not trained with."""
+    shutil.copytree(checkpoint, tmp_path / "other")
+    (tmp_path / "other/agent.json").write_text('{"think": false}')
+    shutil.copytree(checkpoint, tmp_path / "plain", ignore=shutil.ignore_patterns("agent.json"))
+    for like in ("other", "plain"):
+        save(tiny_model(), tmp_path / "a", like=tmp_path / like)
+        (tmp_path / "a/metrics.jsonl").touch()
+    assert not (tmp_path / "a/agent.json").exists() and (tmp_path / "a/metrics.jsonl").exists()
+
+
+def test_rotation_speeds_in_old_checkpoints_are_passed_over(tmp_path):
+    model = tiny_model("llama")
+    save(model, tmp_path / "a")
+    state = load_file(tmp_path / "a/model.safetensors") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(state, tmp_path / "a/model.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(load(tmp_path / "a").state_dict().values(), model.state_dict().values()))
 
 
 def test_weights_over_the_size_limit_are_spread_over_files(tmp_path):
@@ -290,7 +345,7 @@ def count_down(event, arguments):
 sys.addaudithook(count_down)
 
 
-@pytest.mark.parametrize("what", ["training state", "checkpoint"])
+@pytest.mark.parametrize("what", ["training state", "checkpoint", "checkpoint of several files"])
 def test_a_save_killed_at_any_moment_leaves_the_last_one_or_the_new_one(tmp_path, what):
     """Every file operation of a save is once the last. Then it loads, and the next save, on top of the ruins, works."""
     models = [tiny_model(seed=seed) for seed in range(3)]
@@ -298,18 +353,18 @@ def test_a_save_killed_at_any_moment_leaves_the_last_one_or_the_new_one(tmp_path
     other = tiny_model(seed=9)
 
     def write(i, directory):
-        if what == "checkpoint":
-            return save(models[i], directory / "x")
+        if what != "training state":
+            return save(models[i], directory / "x", max_bytes=5e9 if what == "checkpoint" else 20_000)
         save_training(directory / "x", models[i], optimizers[i], {"step": i})
 
     def found(directory):
-        if what == "checkpoint":
+        if what != "training state":
             state = load(directory / "x").state_dict()
         else:
             step = load_training(directory / "x", other, optimizer_of(other))["step"]
             state = other.state_dict()
         i, = [i for i, model in enumerate(models) if all(torch.equal(state[k], v) for k, v in model.state_dict().items())]
-        assert what == "checkpoint" or step == i
+        assert what != "training state" or step == i
         return i
 
     seen = []

@@ -18,7 +18,7 @@ from conftest import chromium, tiny_model
 import mgrpo
 from compress import Chat, Trajectory, Turn, context, pad, rows
 from model import token_logprobs
-from rollout import (ACTIONS, ActionError, Browser, Call, Engine, EnvError, Settings, actions_help, episode, parse, play,
+from rollout import (ACTIONS, ActionError, Browser, Call, Engine, EnvError, Request, Settings, actions_help, episode, parse, play,
                      progress, recorded, rollout, sites_of)
 
 SETTINGS = Settings(max_turns=4, max_new_tokens=12, max_context=600, concurrency=4, timeout=5)
@@ -416,6 +416,17 @@ def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat):
                 logits = model(torch.tensor([ids + response]))[0].log_softmax(-1)
                 expected = [float(logits[len(ids) - 1 + k, token]) for k, token in enumerate(response)]
                 assert logps == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_engine_does_not_round_a_random_number_up_to_the_last_token(chat, monkeypatch):
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model.logits = lambda x: torch.full((len(x), 400), -1e4).index_fill(1, torch.tensor([7]), 0.0)
+    monkeypatch.setattr(random.Random, "random", lambda self: 1 - 2**-53)
+    engine, request = Engine(model, chat, SETTINGS), Request(0, [1, 2], random.Random(), None)
+    engine.running.append(request)
+    engine.prefill(request)
+    engine.decode()
+    assert request.out == [7]
 
 
 def test_an_engine_that_fails_fails_the_rollout_instead_of_hanging(site, chat):

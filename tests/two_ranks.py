@@ -70,6 +70,7 @@ def train_step(model, optimizer, step, world=1, member=0):
 def train_model(checkpoint, out, replicas):
     init_dist()
     out, model = Path(out), load(checkpoint, sharded=True, replicas=int(replicas))
+    model.recompute = True
     whole = sum(p.numel() for p in model.parameters())
     held = sum(p.to_local().numel() for p in model.parameters())
     assert held <= whole * int(replicas) / world_size() * 1.01, f"this rank holds {held} of {whole} numbers"
