@@ -108,13 +108,15 @@ def sources(spec: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_sites(spec: str):
-    """Yields {SITE: address}: the environment's, and what the spec asks for, served for the length of the block."""
+    """Yields {SITE: address} of the environment, and what the spec asks for, served for the length of the block: the
+    sandbox's own {SITE: address} as "sandbox", so that a task file beside it keeps its sites.
+    """
     sites = {name: os.environ[name] for name in webarena.HOSTS if os.environ.get(name)}
     kinds = {part.partition(":")[0] for part in sources(spec)}
     with contextlib.ExitStack() as stack:
         if "sandbox" in kinds:
             try:
-                sites |= stack.enter_context(sandbox.start())
+                sites["sandbox"] = stack.enter_context(sandbox.start())
             except RuntimeError as error:
                 raise ValueError(f"{error}.") from None
         if "miniwob" in kinds:
@@ -148,20 +150,20 @@ def load_tasks(spec: str, sites: dict[str, str], reach: bool = True, judge: bool
     tasks = []
     for part in sources(spec):
         kind, _, rest = part.partition(":")
+        known = sites.get("sandbox", {}) if kind == "sandbox" else sites
         if kind == "sandbox":
             found = re.fullmatch(r"([a-z-]+)(?::(\d+))?", rest)
             if not found:
                 raise ValueError(f"--tasks {part}: write sandbox:SPLIT or sandbox:SPLIT:N, such as sandbox:test:50.")
-            tasks += sandbox.tasks(found[1], found[2] and int(found[2]))
-        elif kind == "miniwob":
-            tasks += miniwob.tasks(rest)
+            some = sandbox.tasks(found[1], found[2] and int(found[2]))
         else:
-            tasks += read_file(part, sites, judge, log)
+            some = miniwob.tasks(rest) if kind == "miniwob" else read_file(part, sites, judge, log)
+        some = site_urls(some, known)
+        if reach:
+            check_world(some, known)
+        tasks += some
     if not tasks:
         raise ValueError(f"--tasks {spec} leaves no task to play; choose another split or file.")
-    tasks = site_urls(tasks, sites)
-    if reach:
-        check_world(tasks, sites)
     return tasks
 
 
@@ -295,6 +297,15 @@ async def with_judge(task: dict, contents: dict, text: str | None, subject: str,
     return out
 
 
+# Resolves when the page has not changed for a second, after three at the latest.
+UNCHANGED = """new Promise(done => {
+  let timer = setTimeout(done, 1000);
+  const again = () => { clearTimeout(timer); timer = setTimeout(done, 1000); };
+  new MutationObserver(again).observe(document, {subtree: true, childList: true, characterData: true, attributes: true});
+  setTimeout(done, 3000);
+})"""
+
+
 async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[tuple]:
     """One program_html target; `last` is the address the episode ended on."""
     url = target["url"]
@@ -302,10 +313,15 @@ async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[
         url = await call_helper(url, page, last)
     if url != "last":
         await visit(page, url)
-    text = await select(page, target, last)
-    text = None if text is None else readable(text)
     where = f"{target['locator'].strip() or 'page'} of {last if url == 'last' else url}"
-    return await with_judge(task, target["required_contents"], text, where, judge)
+    for attempt in range(2):
+        text = await select(page, target, last)
+        made = await with_judge(task, target["required_contents"], None if text is None else readable(text), where, judge)
+        if url != "last" or all(passed for _, passed, _ in made) or not await page.evaluate("document.scripts.length"):
+            break
+        if not attempt:  # what the last action asked for may still be on its way to the page
+            await page.evaluate(UNCHANGED)
+    return made
 
 
 async def checks(task: dict, answer: str | None, page, judge=None) -> list[tuple]:
@@ -356,8 +372,12 @@ class Endpoint:
         if key := os.environ.get("OPENAI_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self.timeout) as response:
-            return json.load(response)
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:  # its body is read here, beside the event loop, and may break off, too
+            error.said = error.read().decode(errors="replace")
+            raise
 
     async def chat(self, messages: list[dict], **options) -> tuple[str, bool]:
         """(reply, whether it ended by itself). Raises EnvError if there is none: that says nothing about the policy.
@@ -373,7 +393,7 @@ class Endpoint:
                 choice = reply["choices"][0]
                 return str(choice["message"]["content"] or ""), choice.get("finish_reason") != "length"
             except urllib.error.HTTPError as error:
-                said, after = error.read().decode(errors="replace"), error.headers.get("Retry-After") or ""
+                said, after = error.said, error.headers.get("Retry-After") or ""
                 problem = f"{error.code} {' '.join(said.split())[:120]}"
                 if "max_completion_tokens" in said and "max_tokens" in body:  # OpenAI's reasoning models
                     body["max_completion_tokens"] = body.pop("max_tokens")
@@ -486,7 +506,8 @@ class World:
     def __init__(self, cfg: Benchmark, sites: dict[str, str], out: str | Path):
         if cfg.reset_url and cfg.reset_before == "task" and world_size() > 1:
             raise ValueError("--reset-before task would reset the sites under other ranks' episodes; use one rank.")
-        self.cfg, self.sites, self.states = cfg, sites, {}
+        self.cfg, self.sites = cfg, sites
+        self.states: dict[str, list[dict]] = {}  # logged in, and not in use; by account
         self.judge = None
         if cfg.judge_url:
             self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), Path(out) / "judge.jsonl")
@@ -501,28 +522,38 @@ class World:
                 webarena.reset(self.cfg.reset_url)
             all_max(0)
 
-    async def enter(self, browser: Browser, task: dict) -> dict | str | None:
-        """The storage state that an episode starts with. Where a session has expired, or none was, it logs in."""
+    @contextlib.asynccontextmanager
+    async def enter(self, browser: Browser, task: dict):
+        """Holds the storage state that an episode starts with, logged in; whoever comes after may have it.
+
+        A session of its own: the sites keep it on their side, and an episode that logs out would log out all who share.
+        """
         if self.cfg.reset_url and self.cfg.reset_before == "task" and "program_html" in task["eval"]["eval_types"]:
             await asyncio.to_thread(webarena.reset, self.cfg.reset_url)
         accounts = webarena.accounts_of(task.get("storage_state"))
         if not accounts:
-            return task.get("storage_state")
-        async with browser.launching:  # one login at a time: further episodes find it done
-            return await bounded(self.log_in(browser, accounts), 5 * self.cfg.timeout, "logging in")
+            yield task.get("storage_state")
+            return
+        free = self.states.setdefault(".".join(accounts), [])
+        held = free.pop() if free else None
+        async with browser.launching:  # one login at a time spares the sites
+            held = await bounded(self.log_in(browser, accounts, held), 5 * self.cfg.timeout, "logging in")
+        try:
+            yield held
+        finally:
+            free.append(held)
 
-    async def log_in(self, browser: Browser, accounts: list[str]) -> dict:
-        key = ".".join(accounts)
-        context = await browser.chromium.new_context(storage_state=self.states.get(key))
+    async def log_in(self, browser: Browser, accounts: list[str], held: dict | None) -> dict:
+        """The storage state after logging in wherever the session held so far, if there is one, has expired."""
+        context = await browser.chromium.new_context(storage_state=held)
         try:
             for name in accounts:
                 address = self.sites[name.upper()].rstrip("/")
                 if not await webarena.logged_in(context, name, address):
                     await webarena.log_in(context, name, address)
-            self.states[key] = await context.storage_state()
+            return await context.storage_state()
         finally:
             await context.close()
-        return self.states[key]
 
 
 async def evaluate(policy: Transformer | Endpoint, chat: Chat, tasks: list[dict], cfg, world: World,
@@ -597,7 +628,7 @@ def summarize(trajectories: list[Trajectory]) -> dict:
             "truncated": sum(not turn.ended for turn in turns),
             "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
             "per_site": {name: rate(group) for name, group in sorted(sites.items())},
-            "per_template": {name: {"template": group[0].task.get("intent_template", "")} | rate(group)
+            "per_template": {name: {"template": str(group[0].task.get("intent_template") or "")} | rate(group)
                              for name, group in templates.items()}}
 
 
@@ -835,7 +866,9 @@ def main(cfg: Config):
     if not config.exists() or "model_type" not in read_json(config):  # a training run keeps its own
         config.write_text(json.dumps({"run": run.config}, indent=2) + "\n")
     summary = summarize(everything) | {"run": run.config, "splits": splits}
-    (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    temporary = run.path / "summary.tmp"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(run.path / "summary.json")
     print(table(rows))
     for split, figures in splits.items():
         if "pass_at" in figures:

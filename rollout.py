@@ -325,8 +325,15 @@ async def select_option(session, call):
 
 
 async def history(session, offset):
-    before = session.page.url
-    moved = await (session.page.go_back() if offset < 0 else session.page.go_forward())
+    before, (there, back) = session.page.url, (session.page.go_back, session.page.go_forward)[::-offset]
+    try:
+        moved = await there()
+    except PlaywrightError as error:
+        if "ERR_CACHE_MISS" not in str(error):
+            raise
+        await session.settle()
+        await back()
+        raise ActionError("that page answered a form and cannot be shown again") from None
     if moved is None and session.page.url in (before, "about:blank"):
         if session.page.url != before:
             await session.page.go_forward()  # every tab began on an empty page, where there is nothing to do
@@ -471,10 +478,13 @@ DISABLED_FEATURES = ("HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "Media
 
 def origin(url: str) -> str:
     """http://host:port of an address; "" of what is no web address."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return ""
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}"
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return f"{parts.scheme}://{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}"
+    except ValueError:  # a port such as PORT, of an address in somebody's prose
+        pass
+    return ""
 
 
 def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
@@ -486,8 +496,8 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     return set(filter(None, map(origin, found)))
 
 
-# enter(browser, task): the storage state that an episode starts with. evaluate.World.enter, handed in.
-Enter = Callable[["Browser", dict], Awaitable[dict | str | None]]
+# enter(browser, task): holds the storage state that an episode starts with. evaluate.World.enter, handed in.
+Enter = Callable[["Browser", dict], contextlib.AbstractAsyncContextManager]
 
 
 class Browser:
@@ -534,7 +544,7 @@ class Browser:
                 self.chromium = await self.launch()
 
     async def open(self, task: dict, state: dict | str | None = None) -> "Session":
-        """Starts an episode at the task's first start page, in a context and (sandbox tasks) a world of its own."""
+        """Starts an episode in a context and (sandbox tasks) a world of its own; of several start pages, at the first."""
         # The world travels as a header, not as a cookie, so that logging out does not change it.
         headers = {"X-World": f"{task['world']}-{uuid.uuid4().hex}"} if "world" in task else {}
         await self.revive()
@@ -550,6 +560,9 @@ class Browser:
                 answer = await session.page.goto(start_url, wait_until="load")
                 if answer and answer.status >= 500:  # later on, the agent reads it: it may be what its own form led to
                     raise EnvError(f"the start page answered {answer.status}")
+            if private.pages[0] is not session.page:
+                session.page = private.pages[0]
+                await session.page.bring_to_front()
             private.on("page", lambda page: session.spawn(session.adopt(page)))
         except BaseException:
             await session.close()
@@ -571,6 +584,7 @@ class Session:
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.tasks: set = set()
+        context.on("requestfailed", lambda request: self._failed(request))  # of a new tab, too, before it is adopted
 
     def spawn(self, coroutine):  # keeps a reference: asyncio alone would let the task be collected
         task = asyncio.ensure_future(coroutine)
@@ -588,7 +602,6 @@ class Session:
         page.on("dialog", lambda dialog: self.spawn(self._answer(dialog)))
         page.on("crash", lambda _: setattr(self, "dead", "the page crashed"))
         page.on("close", lambda closed: self._closed(closed))
-        page.on("requestfailed", lambda request: self._failed(request))
         devtools = self.devtools = await self.context.new_cdp_session(page)
         # The page's own process announces a navigation before it answers our next message, so `settle` knows by the
         # time of that answer whether an action started one. No polling, no guessing.
@@ -681,6 +694,9 @@ class Session:
         else:
             raise EnvError("the page leaves the task's sites whenever it is opened")
         notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
+        tabs = [page for page in self.context.pages if not page.is_closed()]
+        if len(tabs) > 1 and self.page in tabs:
+            notes += f"note: this is tab {tabs.index(self.page)} of {len(tabs)}, counted from 0\n"
         return self.page.url, readable(notes + text)
 
     async def _read(self) -> str:
@@ -723,50 +739,58 @@ Score = Callable[..., Awaitable[float]]  # score(task, answer, page, why): evalu
 async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: int, act: Act,
                   score: Score) -> Trajectory:
     """Plays one task to its end and judges it once. Never raises for what the world or the agent does."""
-    trajectory, session, error = Trajectory(task, member), None, ""
-    settings, hosts = browser.settings, task.get("hosts", {})  # the names that the policy knows the sites by
-    try:
-        await browser.revive()
-        state = await browser.enter(browser, task) if browser.enter else None  # a reset of the sites takes its time
-        session = await bounded(browser.open(task, state), 3 * settings.timeout, "opening the start page")
-        if "intent_from" in task:  # MiniWoB++: the page makes its task up
-            trajectory.task = task = task | {"intent": readable(await session.page.evaluate(task["intent_from"]))}
-        while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
-            url, page = await session.observe()
-            page = f"error: {error}\n{page}" if error else page
-            for host, address in hosts.items():
-                page = page.replace(address, f"http://{host}")
-            ids, shown, cut = fit_page(chat, trajectory, page, settings.max_context - settings.max_new_tokens)
-            turn = Turn(url, shown, ids, [], [], "", page_cut=cut)
-            trajectory.turns.append(turn)
-            seen = context(chat, trajectory, len(trajectory.turns) - 1)
-            if len(seen) + settings.max_new_tokens > settings.max_context:
-                trajectory.turns.pop()  # it alone fills the context: the episode is over, like at the turn limit
-                break
-            turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
-            turn.response = chat.decode(turn.action_ids)
-            error, said = "", turn.response
-            for host, address in hosts.items():
-                said = said.replace(f"http://{host}", address)
-            try:
-                call = parse(said)
-                turn.action = str(call)
-                if call.name == "exit":
-                    trajectory.answer = call.argument
-                else:
-                    await session.execute(call)
-            except ActionError as problem:
-                turn.error = error = readable(problem)
-        await session.settle()
-        judging = score(task, trajectory.answer, session.page, trajectory.checks)  # it may open pages of its own
-        trajectory.reward = await bounded(judging, 5 * settings.timeout, "judging the episode")
-    except (EnvError, PlaywrightError, ConnectionError) as problem:
-        trajectory.status, trajectory.reward = "env_error", 0.0
-        trajectory.checks = [["environment", False, first_line(problem)]]
-    finally:
-        if session is not None:
-            await session.close()
+    trajectory, settings = Trajectory(task, member), browser.settings
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await browser.revive()
+            state = None
+            if browser.enter:  # a reset of the sites takes its time
+                state = await stack.enter_async_context(browser.enter(browser, task))
+            session = await bounded(browser.open(task, state), 3 * settings.timeout, "opening the start page")
+            stack.push_async_callback(session.close)
+            if "intent_from" in task:  # MiniWoB++: the page makes its task up
+                trajectory.task = task | {"intent": readable(await session.page.evaluate(task["intent_from"]))}
+            await take_turns(session, chat, trajectory, slot, act)
+            await session.observe()  # what the last action began comes to its end; no blocked address is judged
+            # The judge may open pages of its own; a model behind a URL may ask for patience.
+            judging = score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
+            trajectory.reward = await bounded(judging, 10 * settings.timeout, "judging the episode")
+        except (EnvError, PlaywrightError, ConnectionError) as problem:
+            trajectory.status, trajectory.reward = "env_error", 0.0
+            trajectory.checks = [["environment", False, first_line(problem)]]
     return trajectory
+
+
+async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, slot: int, act: Act):
+    """Observes and acts until the agent exits, its turns are used up, or its history fills the context."""
+    settings, error = session.settings, ""
+    hosts = trajectory.task.get("hosts", {})  # the names that the policy knows the sites by
+    while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
+        url, page = await session.observe()
+        page = f"error: {error}\n{page}" if error else page
+        for host, address in hosts.items():
+            page = page.replace(address, f"http://{host}")
+        ids, shown, cut = fit_page(chat, trajectory, page, settings.max_context - settings.max_new_tokens)
+        turn = Turn(url, shown, ids, [], [], "", page_cut=cut)
+        trajectory.turns.append(turn)
+        seen = context(chat, trajectory, len(trajectory.turns) - 1)
+        if len(seen) + settings.max_new_tokens > settings.max_context:
+            trajectory.turns.pop()  # it alone fills the context: the episode is over, like at the turn limit
+            return
+        turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
+        turn.response = chat.decode(turn.action_ids)
+        error, said = "", turn.response
+        for host, address in hosts.items():
+            said = said.replace(f"http://{host}", address)
+        try:
+            call = parse(said)
+            turn.action = str(call)
+            if call.name == "exit":
+                trajectory.answer = call.argument
+            else:
+                await session.execute(call)
+        except ActionError as problem:
+            turn.error = error = readable(problem)
 
 
 def progress(done: list[Trajectory], total: int, workers: int, seconds: float) -> str:

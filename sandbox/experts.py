@@ -502,14 +502,13 @@ def plan_trip(page, title, start, end, by):
 def buy_bestseller(page, month, shipping):
     yield from report(page, month)
     name = page.read(r"^([a-z ]+) \| [0-9]+$")[1]
-    yield page.switch(0)
+    yield page.switch(1)
     yield from to_found(page, name)
     yield page.click("add to cart", f"put {name} into the cart")
     yield from check_out(page, shipping)
 
 
 def post_to_issue(page, project, section):
-    yield page.switch(0)
     title = page.read(r"</h1>\n<a>([a-z ]+) ")[1]
     yield f"the newest post is {title} so go to tab 1", page.switch(1)[1]
     yield from create_issue(page, project, title)
@@ -518,7 +517,7 @@ def post_to_issue(page, project, section):
 def comment_phone(page, place):
     yield from to_found(page, place)
     number = page.read("phone ([0-9]+)")[1]
-    yield f"the phone number is {number} so go to tab 0", page.switch(0)[1]
+    yield f"the phone number is {number} so go to tab 1", page.switch(1)[1]
     yield page.type("comment", number)
     yield page.click("send")
     yield done()

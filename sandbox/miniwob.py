@@ -56,10 +56,17 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # dozens of browser contexts may connect in the same moment
+
+    def handle_error(self, request, address):
+        """A browser that left before its answer is no news."""
+
+
 @contextmanager
 def serve():
     """Serves the pages for the length of the block; yields their address."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder()))
+    server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=folder()))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

@@ -8,6 +8,7 @@ resetting were tried on stand-ins only: no container was at hand.
 
 import ast
 import copy
+import inspect
 import re
 import socket
 import time
@@ -56,7 +57,7 @@ def check_contents(contents, field: str):
                 value = [value]
             refs = [str(v) if isinstance(v, (int, float)) else v for v in value] if isinstance(value, list) else []
             contents[key] = refs
-            if not refs or not all(isinstance(ref, str) and ref for ref in refs):
+            if not refs or not all(isinstance(ref, str) and all(ref.split(" |OR| ")) for ref in refs):
                 yield f"{name} is {value!r:.60}; make it a list of non-empty strings", True
             elif key == "required_values" and not all(map(INEQUALITY.fullmatch, " |OR| ".join(refs).split(" |OR| "))):
                 yield f'{name} is {value!r:.60}; write an operator and a number, like "<= 700"', True
@@ -65,16 +66,19 @@ def check_contents(contents, field: str):
 def check_target(target: dict, field: str):
     """A program_html target, like check_contents."""
     url, locator = target.get("url"), target.get("locator")
-    if not isinstance(url, str) or not url:
-        yield f'{field}.url is missing; give an address, or "last" for where the episode ended', True
+    if not isinstance(url, str) or not re.match(r"last$|func:|https?://|__[A-Z_]+__", url):
+        yield f'{field}.url is {url!r:.60}; give a whole address, or "last" for where the episode ended', True
+    prepared = target.get("prep_actions") or []
+    if not isinstance(prepared, list) or not all(isinstance(action, str) for action in prepared):
+        yield f"{field}.prep_actions is {prepared!r:.60}; make it a list of JavaScript calls", True
     if not isinstance(locator, str) or not re.match(r"\s*$|document\.|\[\.\.\.document\.|func:", locator):
         yield f'{field}.locator is {locator!r:.60}; use "" for the whole page, or JavaScript', True
     for key, call in (("url", url), ("locator", locator)):
         if isinstance(call, str) and call.startswith("func:"):
-            if (parse_helper(call) or [""])[0] not in HELPERS:
-                yield f"{field} calls {call!r:.60}; write func:NAME('ARGUMENT', ...), NAME one of {', '.join(HELPERS)}", True
             # The shop's own interface is asked, so its address goes along.
-            target[key] = re.sub(r"^func:(shopping_\w+)\((?!'__SHOPPING__')", r"func:\1('__SHOPPING__', ", call)
+            call = target[key] = re.sub(r"^func:(shopping_\w+)\((?!'__SHOPPING__')", r"func:\1('__SHOPPING__', ", call)
+            if not callable_helper(call):
+                yield f"{field} calls {call!r:.60}; write func:NAME('ARGUMENT', ...), NAME one of {', '.join(HELPERS)}", True
     yield from check_contents(target.get("required_contents"), f"{field}.required_contents")
 
 
@@ -87,7 +91,7 @@ def check_eval(spec: dict):
     if "string_match" in types:
         yield from check_contents(spec.get("reference_answers"), "eval.reference_answers")
     if "url_match" in types:
-        if not isinstance(spec.get("reference_url"), str) or not spec["reference_url"]:
+        if not isinstance(spec.get("reference_url"), str) or not all(spec["reference_url"].split(" |OR| ")):
             yield "eval.reference_url is empty; give the URL that the episode must end on", True
         if spec.get("url_note") not in (None, "EXACT", "GOLD in PRED"):
             yield f'eval.url_note is {spec["url_note"]!r:.60}; use "EXACT" or "GOLD in PRED"', True
@@ -110,6 +114,8 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
         elif not isinstance(task[key], kinds) or task[key] in ("", []) or isinstance(task[key], bool):
             names = " or ".join(kind.__name__ for kind in kinds)
             faults.append(f"{key} is {task[key]!r:.60}; make it a non-empty {names}")
+        elif key == "sites" and not all(isinstance(site, str) for site in task["sites"]):
+            faults.append(f"sites is {task['sites']!r:.60}; make it a list of names")
     if isinstance(task.get("eval"), dict):
         for remark, broken in check_eval(task["eval"]):
             (faults if broken else remarks).append(remark)
@@ -321,6 +327,15 @@ async def shopping_get_sku_latest_review_rating(page, shop: str, sku: str) -> st
 HELPERS = {f.__name__: f for f in (
     reddit_get_post_url, gitlab_get_project_memeber_role, shopping_get_latest_order_url,
     shopping_get_sku_latest_review_author, shopping_get_sku_latest_review_rating)}
+
+
+def callable_helper(text: str) -> bool:
+    """Whether a helper of that name takes that many arguments."""
+    name, arguments = parse_helper(text) or ("", [])
+    try:
+        return name in HELPERS and bool(inspect.signature(HELPERS[name]).bind(None, *arguments))
+    except TypeError:
+        return False
 
 
 async def call_helper(text: str, page, last_url: str) -> str:

@@ -221,6 +221,8 @@ def test_the_judge_sees_the_episodes_own_world_and_waits_for_scripts(site):
     twice, built = judge(f"{base}/", (make_task(eval_types=["program_html"], program_html=visits), None),
                          (target(f"{base}/slow", TEXT, exact_match="built"), None))
     assert twice[0][1] and twice[1][1] and built[0][1]
+    late = site({"/": f"{PAGE}<script>setTimeout(() => document.getElementById('t').textContent = 'built', 700)</script>"})
+    assert judge(f"{late}/", (target("last", TEXT, exact_match="built"), None))[0][0][1]  # also where the episode ended
 
 
 def test_helpers_are_looked_up_by_name_and_never_run_as_python(site, tmp_path):
@@ -315,6 +317,12 @@ def openai(site, *script):
         entry = entry(request) if callable(entry) else entry
         if isinstance(entry, float):
             threading.Event().wait(entry)
+        if entry == "breaks off":
+            handler.send_response(503)
+            handler.send_header("Content-Length", "100")
+            handler.end_headers()
+            handler.close_connection = True
+            return handler.wfile.write(b"0123456789")
         reply = {"choices": [{"message": {"content": entry}, "finish_reason": "stop"}]}
         body = entry if isinstance(entry, bytes) else json.dumps(reply).encode()
         handler.send_response(entry if isinstance(entry, int) else 200)
@@ -336,7 +344,7 @@ def chat_with(url, **options):
 
 def test_an_endpoint_outlasts_limits_failures_silence_and_nonsense(site, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    url, seen = openai(site, 429, 503, 1.0, b"<html>", b'{"choices": []}', "fine")
+    url, seen = openai(site, 429, "breaks off", 1.0, b"<html>", b'{"choices": []}', "fine")
     assert chat_with(url, temperature=0) == ("fine", True) and len(seen) == 6
     assert all(r["key"] == "Bearer k" and r["model"] == "m" and r["temperature"] == 0 for r in seen)
 
@@ -508,6 +516,15 @@ def changed(**changes):
      (changed(eval={"eval_types": ["url_match"], "reference_url": "x", "url_note": "PRED in GOLD"}),
       ["eval.url_note", "GOLD in PRED"]),
      (changed(eval={"eval_types": ["program_html"], "program_html": []}), ["eval.program_html"]),
+     (changed(sites=[1]), ["sites is [1]", "names"]),
+     (changed(eval={"eval_types": ["url_match"], "reference_url": "http://h/a |OR| "}), ["eval.reference_url"]),
+     (changed(eval={"eval_types": ["string_match"], "reference_answers": {"must_include": ["x |OR| "]}}), ["must_include", "non-empty"]),
+     *[([target(url, TEXT, exact_match="x")], ["eval.program_html[0].url", "whole address"]) for url in ("/cart", "LAST", "cart")],
+     *[([target("last", call, exact_match="x")], ["eval.program_html[0] calls", "ARGUMENT"])
+       for call in ("func:shopping_get_sku_latest_review_author()", "func:reddit_get_post_url()")],
+     *[(changed(eval={"eval_types": ["program_html"], "program_html": [
+         {"url": "last", "locator": "", "required_contents": {"must_include": ["x"]}, "prep_actions": actions}]}),
+        ["prep_actions", "list"]) for actions in (5, "document.body.click()", [3])],
      (changed(
          eval={
              "eval_types": ["program_html"],
@@ -587,6 +604,19 @@ def test_a_world_that_is_not_there_is_said_before_anything_runs(tmp_path, site):
             load_tasks(str(path), {"REDDIT": start})
 
 
+def test_a_task_file_beside_the_sandbox_keeps_its_own_sites(site, tmp_path, monkeypatch):
+    mine = site({"/": "mine"})
+    monkeypatch.setenv("REDDIT", mine)
+    (tmp_path / "tasks.json").write_text(json.dumps([GOOD | {"start_url": "__REDDIT__/"}]))
+    spec = f"sandbox:test:1,{tmp_path / 'tasks.json'}"
+    with open_sites(spec) as sites:
+        theirs, own = load_tasks(spec, sites)
+    assert own["start_url"] == f"{mine}/" and not theirs["start_url"].startswith(mine)
+    monkeypatch.delenv("REDDIT")
+    with open_sites(spec) as sites, pytest.raises(ValueError, match="REDDIT is not set"):
+        load_tasks(spec, sites)
+
+
 def test_the_sandbox_is_a_task_source_like_any_other():
     with open_sites("sandbox:test:5,sandbox:train") as sites:
         tasks = load_tasks("sandbox:test:5,sandbox:test-unseen:3", sites)
@@ -645,7 +675,7 @@ def webarena_file(containers, path):
     buy = make_task(eval_types=["program_html"], program_html=[cart]) | {
         "start_url": f"__SHOPPING__/product/{product.slug}", "storage_state": "./.auth/shopping_state.json"}
     look = make_task(eval_types=["string_match", "url_match"], reference_answers={"must_include": ["done"]},
-                     reference_url="__SHOPPING__/account") | {
+                     reference_url="__REDDIT__/edit") | {
         "task_id": 8, "start_url": "__REDDIT__/edit |AND| __SHOPPING__/account",
         "storage_state": "./.auth/reddit.shopping_state.json"}
     path.write_text(json.dumps([buy, look]))
@@ -717,6 +747,22 @@ def test_a_reset_before_each_task_that_changes_the_sites(containers, tokenizer, 
     monkeypatch.setattr(evaluate, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="use one rank"):
         World(cfg, {}, tmp_path)
+
+
+def test_an_episode_that_logs_out_logs_out_no_other(containers, tokenizer, tmp_path):
+    """Sites keep a session on their side: two episodes with one and the same would share its end."""
+    path = webarena_file(containers, tmp_path / "tasks.json")
+
+    async def two():
+        with open_sites(path) as sites:
+            world, task = World(Config(), sites, tmp_path), load_tasks(path, sites)[0]
+            async with Browser(Settings(timeout=10)) as browser:
+                async with world.enter(browser, task) as one, world.enter(browser, task) as other:
+                    held = [{c["value"] for c in state["cookies"]} for state in (one, other)]
+                async with world.enter(browser, task) as later:
+                    return held, {c["value"] for c in later["cookies"]}
+    (one, other), later = asyncio.run(two())
+    assert one and not one & other and later in (one, other) and len(containers.logins) == 2
 
 
 def test_a_slow_login_keeps_no_other_episode_from_beginning(containers, tokenizer, tmp_path, monkeypatch):
@@ -951,6 +997,18 @@ def test_the_report_opens_without_a_network_and_hostile_text_in_it_is_inert(tmp_
     assert complaints == [] and len(asked) == 1
     assert seen["title"] == tmp_path.name and seen["images"] == 0 and seen["scripts"] == 2
     assert seen["charts"] == 8 and seen["cells"] == 14 and seen["page"] == HOSTILE and seen["said"] == "ab" + HOSTILE
+
+
+def test_odd_values_leave_the_report_readable(tmp_path):
+    """A template without a name, a summary without an interval, two values that differ by rounding alone."""
+    write_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "reward": value, "turns": None}) + "\n"
+                                                    for i, value in enumerate([.3, .3 + 5e-17, .3])))
+    plain = {"success_rate": .5, "n": 4}
+    (tmp_path / "summary.json").write_text(json.dumps({"splits": {"test": plain | {"per_template": {"1": plain | {"template": None}}}}}))
+    seen, complaints, _ = look_at(report(tmp_path), """() => [document.querySelectorAll('.chart').length,
+        document.querySelectorAll('#tables tbody tr').length, document.querySelectorAll('#list button').length]""")
+    assert seen == [1, 2, 5] and complaints == []
 
 
 def test_the_report_filters_and_opens_episodes(tmp_path):

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -350,7 +351,7 @@ def test_a_broken_world_is_no_failure_of_the_agent(site, chat):
 
     async def never_judges(task, answer, page, why):
         await page.evaluate("for (;;);")
-    tau = run_episode(chat, site({"/": PAGE}), ["exit()"], never_judges, Settings(timeout=2))
+    tau = run_episode(chat, site({"/": PAGE}), ["exit()"], never_judges, Settings(timeout=1))
     assert tau.status == "env_error" and tau.checks[0][2] == "judging the episode took more than 10 s"
 
     async def cannot_judge(task, answer, page, why):
@@ -547,6 +548,7 @@ def test_the_fence_is_drawn_around_every_address_of_a_task():
             "program_html": [{"url": "http://e:3/", "locator": "document.querySelector('a[href=\"http://f:4/q\"]')"}]}}
     wanted = {"http://a:1", "https://b:443", "http://c:80", "http://d:2", "http://e:3", "http://f:4"}
     assert sites_of([task]) == wanted
+    assert sites_of([task | {"intent": "what is http://h:PORT/, https://[name].io/ or http://h:99999/?"}]) == wanted
     assert sites_of([task], "http://g:5/,nonsense") == wanted | {"http://g:5"} and sites_of([task], "all") is None
 
 
@@ -602,6 +604,43 @@ def test_a_page_may_give_anything_and_the_episode_is_recorded(site, chat, name, 
     assert tau.status == "ok" and seen in tau.turns[0].observation, tau.checks or tau.turns[0].observation
     assert "there is no tab" in tau.turns[1].observation
     json.dumps(tau.record(chat), ensure_ascii=False).encode()
+
+
+def test_the_first_of_several_start_pages_is_in_front_and_the_agent_hears_of_the_others(site):
+    base = site({"/": "<p>first</p>", "/two": "<p>second</p>"})
+
+    async def test(session):
+        seen = (await session.observe())[1]
+        assert "first" in seen and "this is tab 0 of 2" in seen
+        seen = await act(session, 'do(action="Switch Tab", argument="1")')
+        assert "second" in seen and "this is tab 1 of 2" in seen
+    browse(test, f"{base}/ |AND| {base}/two")
+
+
+def test_going_back_to_what_answered_a_form_is_the_agents_error(site):
+    stored = {"Cache-Control": "no-store"}
+    base = site({"/": "<form action=/sent method=post><button>send</button></form>",
+                 "/sent": lambda request: answer(request, b"<a href='/on'>on</a>", **stored), "/on": "<p>further on</p>"})
+
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Click", element="0")')
+        assert "further on" in await act(session, 'do(action="Click", element="0")')
+        with pytest.raises(ActionError, match="answered a form"):
+            await session.execute(parse("go_backward()"))
+        assert "further on" in (await session.observe())[1]
+    browse(test, f"{base}/")
+
+
+def test_a_blocked_link_in_the_last_turn_is_judged_where_it_was_pressed(site, chat):
+    base, judged = site({"/": f"<a href='{site({'/': 'x'})}'>out</a>"}), []
+
+    async def look(task, answer, page, why):
+        judged.append(page.url)
+        return 0.0
+    act = scripted(chat, ['do(action="Click", element="0")'])
+    tau, = asyncio.run(play([task_at(f"{base}/")], act, chat, look, replace(SETTINGS, max_turns=1)))
+    assert tau.status == "ok" and judged == [f"{base}/"]
 
 
 def test_popups_are_tabs_and_a_deaf_page_is_an_environment_error(site):
