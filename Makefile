@@ -54,7 +54,7 @@ $(RUNS)/bc/done:
 	$(PY) bc.py --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/nothink-bc/done: $(RUNS)/nothink-base/done
 	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
-$(RUNS)/cot-bc/done: # long chains of thought are some 200 tokens
+$(RUNS)/cot-bc/done: # long chains of thought are 99 to 136 tokens, and a policy strays
 	$(PY) bc.py --cot --out $(@D) --seed $(SEED) --max-new-tokens 256 --max-context 4096 && touch $@
 $(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
 	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
