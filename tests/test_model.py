@@ -16,7 +16,7 @@ from conftest import ROOT, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 from two_ranks import optimizer_of, train_step
 
-from model import (SHAPES, KVCache, ModelConfig, attend, generate, load, load_tokenizer, load_training, plan,
+from model import (SHAPES, KVCache, ModelConfig, Transformer, attend, generate, load, load_tokenizer, load_training, new, plan,
                    recomputed, rope_frequencies, sample, save, save_training, shape_config, token_logprobs)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -109,6 +109,26 @@ def test_cached_chunked_rolled_back_and_ragged_equal_uncached(family, changes):
     ragged = torch.tensor([[3, 4, 5], [18, 19, 20], [37, 38, 39]])  # several tokens, the same
     step = model(tokens.gather(1, ragged), ragged, cache, rows)
     torch.testing.assert_close(step, whole[torch.arange(3)[:, None], ragged], atol=1e-5, rtol=1e-5)
+
+
+def test_what_starts_from_nothing_is_the_identity_between_embedding_and_head():
+    model = Transformer(ModelConfig.from_dict(tiny_config("llama"))).init_weights()
+    tokens = torch.randint(0, 400, (2, 9))
+    torch.testing.assert_close(model(tokens), model.logits(model.model.norm(model.model.embed_tokens(tokens))))
+    query, key = model.model.layers[1].self_attn.q_proj.weight, model.model.layers[1].self_attn.k_proj.weight
+    assert torch.equal(query[:len(key)], key)
+    torch.testing.assert_close(query @ query.T, torch.eye(len(query)))
+
+
+@torch.no_grad()
+def test_with_biases_it_starts_by_looking_up_what_once_followed_two_tokens():
+    """From plain random weights the answer is right once in 1,890 times, and gradient descent finds this very late."""
+    model, generator, right = new(ROOT / "sandbox/base"), torch.Generator().manual_seed(0), 0
+    for _ in range(60):
+        row = torch.randperm(model.config.vocab_size, generator=generator)[:40]
+        i = int(torch.randint(0, 36, (1,), generator=generator))
+        right += int(model(torch.cat([row, row[i:i + 2]])[None])[0, -1].argmax()) == int(row[i + 2])
+    assert right > 30
 
 
 def test_a_kernel_may_leave_its_result_transposed_in_memory(monkeypatch):
