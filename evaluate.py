@@ -320,7 +320,9 @@ async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[
         if url != "last" or all(passed for _, passed, _ in made) or not await page.evaluate("document.scripts.length"):
             break
         if not attempt:  # what the last action asked for may still be on its way to the page
-            await page.evaluate(UNCHANGED)
+            with contextlib.suppress(PlaywrightError):  # the page left while it was watched
+                await page.evaluate(UNCHANGED)
+            await page.wait_for_load_state()
     return made
 
 

@@ -198,7 +198,7 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """
     start, sequence = step * cfg.batch, []
     while len(sequence) < start + cfg.batch:
-        number, begun = len(sequence) // len(tasks), len(sequence) % cfg.batch  # of the step that is open
+        number, begun = len(sequence) // len(tasks), len(sequence) % cfg.batch  # begun: tasks of an open step
         order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
         held = set(sequence[len(sequence) - begun:])
         fresh = [i for i in order if i not in held][:cfg.batch - begun]

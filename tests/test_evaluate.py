@@ -223,6 +223,8 @@ def test_the_judge_sees_the_episodes_own_world_and_waits_for_scripts(site):
     assert twice[0][1] and twice[1][1] and built[0][1]
     late = site({"/": f"{PAGE}<script>setTimeout(() => document.getElementById('t').textContent = 'built', 700)</script>"})
     assert judge(f"{late}/", (target("last", TEXT, exact_match="built"), None))[0][0][1]  # also where the episode ended
+    restless = site({"/": f"{PAGE}<script>sessionStorage.n || setTimeout(() => {{ sessionStorage.n = 1; location.reload() }}, 400)</script>"})
+    assert judge(f"{restless}/", (target("last", TEXT, exact_match="built"), None))[0][0][1] is False  # a verdict, no error
 
 
 def test_helpers_are_looked_up_by_name_and_never_run_as_python(site, tmp_path):
