@@ -160,7 +160,7 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
 
 def rope(positions_BT, frequencies_E, dtype):
     """Tables for `rotate`, (B, 1, T, E) each: cosines, and sines with the minus of (a c - b s, b c + a s) in them."""
-    angle_BTE = positions_BT[:, None, :, None].float() * frequencies_E.to(positions_BT.device)
+    angle_BTE = positions_BT[:, None, :, None].float() * frequencies_E
     cos, sin = angle_BTE.cos(), angle_BTE.sin()
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
@@ -194,12 +194,15 @@ class Place:
     mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last positions
 
     @classmethod
-    def of(cls, cache, rows, positions_BT):
-        low, high = torch.stack(positions_BT.aminmax()).tolist()
-        assert high < cache.length, f"{high + 1} positions do not fit the cache's {cache.length}"
-        aligned = high - low == positions_BT.shape[1] - 1  # T rising positions in a span of T: the same in every row
-        mask_B1TC = torch.arange(high + 1, device=positions_BT.device) <= positions_BT[:, None, :, None]
-        return cls(cache, rows, positions_BT, high + 1, None if aligned else mask_B1TC)
+    def of(cls, cache, rows, positions_BT, end=None):
+        aligned = False
+        if end is None:  # look the positions up, for which a GPU must be waited for
+            low, high = torch.stack(positions_BT.aminmax()).tolist()
+            assert high < cache.length, f"{high + 1} positions do not fit the cache's {cache.length}"
+            # T rising positions in a span of T: the same in every row
+            end, aligned = high + 1, high - low == positions_BT.shape[1] - 1
+        mask_B1TC = torch.arange(end, device=positions_BT.device) <= positions_BT[:, None, :, None]
+        return cls(cache, rows, positions_BT, end, None if aligned else mask_B1TC)
 
     def update(self, layer: int, k_BKTE, v_BKTE):
         k, v = self.cache.k[layer, self.rows], self.cache.v[layer, self.rows]  # (B, K, C, E), views
@@ -357,7 +360,7 @@ class Transformer(nn.Module):
         return F.linear(x, weight)
 
     def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None, rows: slice = slice(None), head=None,
-                segments: list[tuple[int, int, int, int]] | None = None):
+                segments: list[tuple[int, int, int, int]] | None = None, end: int | None = None):
         """Token ids (B, T) -> logits (B, T, V).
 
         positions_BT: position of each token in its sequence, 0..T-1 by default. cache, rows: write keys and values into
@@ -365,7 +368,7 @@ class Transformer(nn.Module):
         (B, T, D) instead of the LM head on every position, which for a page of 8,000 tokens would cost 5 GB.
         segments: one packed row (B = 1) in place of many that share their beginnings, cut into (start, stop,
         context_start, context_stop): tokens start..stop see the whole context, which is how an earlier segment begins,
-        and themselves causally.
+        and themselves causally. end: how much of the cache to read, where the caller knows that no row holds more.
         """
         B, T = tokens_BT.shape
         if positions_BT is None:
@@ -373,7 +376,9 @@ class Transformer(nn.Module):
         if segments is not None:
             tiled = [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments]
             assert B == 1 and tiled, "segments must tile the one row in order"
-        place = None if cache is None else Place.of(cache, rows, positions_BT)
+        place = None if cache is None else Place.of(cache, rows, positions_BT, end)
+        if self.frequencies_E.device != tokens_BT.device:
+            self.frequencies_E = self.frequencies_E.to(tokens_BT.device)
         x_BTD = self.model.embed_tokens(tokens_BT)
         tables = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
         for block in self.model.layers:
@@ -508,6 +513,47 @@ def generate(model: Transformer, prompt_ids: list[int], max_new_tokens: int, tem
         if new[0] in stop:
             break
     return ids, logps
+
+
+class RecordedStep:
+    """Decoding on a GPU: one token for each slot of a cache, launched as one CUDA graph.
+
+    A step of few rows is a thousand kernels, each of which the GPU ends before Python has launched the next; recorded
+    once, they are launched together. A recording has fixed shapes and addresses: so all slots take part (idle ones write
+    one unused position), tokens and positions lie in buffers, and what is read of the cache grows by STRIDE positions,
+    each with a recording of its own. Valid as long as the weights stay where they are: inside `unsharded`.
+    """
+    STRIDE = 1024
+
+    def __init__(self, model: Transformer, cache: KVCache):
+        self.model, self.cache = model, cache
+        self.tokens_S1, self.positions_S1 = torch.zeros((2, cache.slots, 1), dtype=torch.long, device=cache.k.device)
+        self.recordings: dict[int, tuple] = {}  # how much of the cache is read -> (graph, the logits that it writes)
+
+    def __call__(self, tokens_S1, positions_S1, longest: int):
+        """The next token's logits (S, V), valid until the next call. longest: the largest position."""
+        assert longest < self.cache.length, f"{longest + 1} positions do not fit the cache's {self.cache.length}"
+        end = min((longest // self.STRIDE + 1) * self.STRIDE, self.cache.length)
+        self.tokens_S1.copy_(tokens_S1)
+        self.positions_S1.copy_(positions_S1)
+        if end not in self.recordings:
+            self.recordings[end] = self.record(end)
+        graph, logits_SV = self.recordings[end]
+        graph.replay()
+        return logits_SV
+
+    def step(self, end: int):
+        return self.model(self.tokens_S1, self.positions_S1, self.cache, head=lambda x: self.model.logits(x[:, -1]),
+                          end=end)
+
+    def record(self, end: int):
+        first = next(iter(self.recordings.values()), None)
+        self.step(end)  # the libraries set themselves up at their first call, which cannot be recorded
+        graph = torch.cuda.CUDAGraph()
+        # One memory pool for all: only one is replayed at a time. NCCL's watchdog may go on in its thread meanwhile.
+        with torch.cuda.graph(graph, pool=first and first[0].pool(), capture_error_mode="thread_local"):
+            logits_SV = self.step(end)
+        return graph, logits_SV
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -853,17 +899,26 @@ def fill(parameter, tensor):
 
 @contextmanager
 def unsharded(model: Transformer):
-    """Inside, every rank holds the whole model and may run any number of forwards; sharded ranks that disagree hang."""
+    """Yields the whole model, in the dtype that it computes in: plain modules on the gathered weights, valid inside.
+
+    They know of no other rank, so each may run any number of forwards; sharded ranks that disagree about it hang.
+    """
     parts = [m for m in model.modules() if hasattr(m, "unshard")]
     for part in parts:
-        part.set_reshard_after_forward(False)
         part.unshard()
     try:
-        yield
+        yield plain(model) if parts else model
     finally:
         for part in parts:
             part.reshard()
-            part.set_reshard_after_forward(part is not model)
+
+
+def plain(model: Transformer) -> Transformer:
+    """Another model on the same weights, without what `shard` hung on the modules; not to be trained."""
+    with torch.device("meta"):
+        twin = Transformer(model.config)
+    twin.load_state_dict({name: weight.detach() for name, weight in model.named_parameters()}, assign=True)
+    return twin.requires_grad_(False)
 
 
 def full_state(model: Transformer) -> dict:

@@ -40,7 +40,7 @@ from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import async_playwright
 
 from compress import Chat, Trajectory, Turn, answer_of, context, fit_page, replay
-from model import KVCache, Transformer, sample, unsharded
+from model import KVCache, RecordedStep, Transformer, sample, unsharded
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Settings:
     concurrency: int = 16          # episodes at once, each with its own browser context and cache slot
     timeout: float = 30.0          # seconds a page may take to load
     deterministic: bool = False    # turns in lock-step, episodes tied to slots: slower, every run equal bit for bit
+    cuda_graph: bool = True        # on a GPU: decode all slots by one recorded graph instead of kernel by kernel
     text_only: bool = False        # do not load images and fonts: lighter, but what only an image sizes may disappear
     allow: str = ""                # further origins that pages may reach, http://host:port with commas; all: no fence
     observation: str = "compact"   # or webrl: attributes and boxes as in WebRL's data, which saw --viewport-only
@@ -900,6 +901,8 @@ class Engine:
         self.model, self.chat, self.settings, self.device = model, chat, settings, weight.device
         self.temperature, self.top_p = temperature, top_p
         self.cache = KVCache(model.config, settings.concurrency, settings.max_context + 1, weight.dtype, weight.device)
+        recording = settings.cuda_graph and weight.device.type == "cuda"
+        self.recorded = RecordedStep(model, self.cache) if recording else None
         self.held: list[list[int]] = [[] for _ in range(settings.concurrency)]  # ids whose keys and values a slot holds
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -961,15 +964,19 @@ class Engine:
     def decode(self) -> list[Request]:
         """One token for every running request; returns those that are complete."""
         # A consecutive range of slots is a view of the cache; idle slots inside it write one unused position.
-        low = min(r.slot for r in self.running)
-        rows = slice(low, max(r.slot for r in self.running) + 1)
+        slots = [r.slot for r in self.running] if self.recorded is None else range(self.cache.slots)
+        low, rows = min(slots), slice(min(slots), max(slots) + 1)
         tokens, uniform = [[0]] * (rows.stop - low), [0.0] * (rows.stop - low)
         for r in self.running:
             tokens[r.slot - low] = [r.out[-1] if r.out else r.ids[-1]]
             uniform[r.slot - low] = r.rng.random()
-        positions = [[len(self.held[slot])] for slot in range(low, rows.stop)]
-        logits_BV = self.model(torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device),
-                               self.cache, rows, head=lambda x_BTD: self.model.logits(x_BTD[:, -1]))
+        positions = [[len(held)] for held in self.held[rows]]
+        tokens_B1, positions_B1 = (torch.tensor(column, device=self.device) for column in (tokens, positions))
+        if self.recorded is None:
+            logits_BV = self.model(tokens_B1, positions_B1, self.cache, rows,
+                                   head=lambda x_BTD: self.model.logits(x_BTD[:, -1]))
+        else:
+            logits_BV = self.recorded(tokens_B1, positions_B1, max(positions)[0])
         uniform_B = torch.tensor(uniform, dtype=torch.float64, device=self.device)
         ids_B, logp_B = sample(logits_BV, uniform_B, self.temperature, self.top_p)
         ids, logps = ids_B.tolist(), logp_B.tolist()
@@ -986,8 +993,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
     """Plays every task `group` times with the model as policy. Random numbers depend on (seed, task, member) only."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))  # the other cores are the browser's: threads that wait cost more
-    with unsharded(model):
-        engine = Engine(model, chat, settings, temperature, top_p)  # in here, where weights have their computing dtype
+    with unsharded(model) as whole:
+        engine = Engine(whole, chat, settings, temperature, top_p)
         rngs: dict[int, random.Random] = {}
 
         async def act(trajectory: Trajectory, slot: int):

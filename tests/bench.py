@@ -1,6 +1,7 @@
 """Measures, each section by its name; beside transformers where it is installed (it is no dependency).
 
     python tests/bench.py model --checkpoint runs/smollm2 --threads 2
+    python tests/bench.py model --shape Llama-3.1-8B --device cuda --tokens 8192      # bfloat16, random weights
     python tests/bench.py packing --threads 2
     python tests/bench.py rollout          # browsers: beside bare Playwright, and without waiting for each other
     python tests/bench.py leaks --episodes 2000
@@ -33,7 +34,8 @@ import torch
 from compress import Row, micro_batches, open_chat, pack, pad
 from conftest import descendants
 from evaluate import load_tasks, open_sites
-from model import KVCache, ModelConfig, Transformer, load, load_tokenizer, sample, token_logprobs
+from model import (KVCache, ModelConfig, RecordedStep, Transformer, computing_dtype, load, load_tokenizer, sample, shape_config,
+                   token_logprobs)
 from rollout import Browser, Call, Engine, Settings, actions_help, origin, play
 from rollout import rollout as play_with_model
 
@@ -54,8 +56,11 @@ CLOCK = time.process_time if "--cpu-time" in sys.argv else time.perf_counter
 
 
 def seconds(run) -> float:
+    wait = torch.cuda.synchronize if torch.get_default_device().type == "cuda" else lambda: None
+    wait()
     began = CLOCK()
     run()
+    wait()
     return CLOCK() - began
 
 
@@ -67,29 +72,40 @@ def print_row(what: str, unit: str, ours: float, theirs: float | None, ratio: fl
 # ---------------------------------------------------------------------------------------------------------- model.py --
 
 
-def decode_ours(model, rows: int, context: int, n: int) -> float:
-    cache, tokens_B1 = KVCache(model.config, rows, context + n), torch.full((rows, 1), 7)
-    cache.k.normal_(), cache.v.normal_()
+def new_cache(model, rows: int, length: int) -> KVCache:
+    weight = model.model.embed_tokens.weight
+    return KVCache(model.config, rows, length, weight.dtype, weight.device)
 
-    def run(tokens_B1):
+
+def decode_ours(model, rows: int, context: int, n: int, recorded: bool = False) -> float:
+    cache = new_cache(model, rows, context + n)
+    cache.k.normal_(), cache.v.normal_()
+    step, head = RecordedStep(model, cache), lambda x: model.logits(x[:, -1])
+
+    def run():
+        tokens_B1 = torch.full((rows, 1), 7)
         for position in range(context, context + n):
-            logits_BV = model(tokens_B1, torch.full((rows, 1), position), cache, head=lambda x: model.logits(x[:, -1]))
+            positions_B1 = torch.full((rows, 1), position)
+            logits_BV = (step(tokens_B1, positions_B1, position) if recorded else
+                         model(tokens_B1, positions_B1, cache, head=head))
             tokens_B1 = sample(logits_BV, None, temperature=0)[0][:, None]
 
-    return seconds(lambda: run(tokens_B1))
+    if recorded:
+        run()  # a rollout records once and replays for minutes
+    return seconds(run)
 
 
 def decode_theirs(model, rows: int, context: int, n: int) -> float:
     c, cache = model.config, import_module("transformers").DynamicCache(config=model.config)
     for layer in range(c.num_hidden_layers):
-        cache.update(*torch.randn(2, rows, c.num_key_value_heads, context, c.head_dim), layer)
+        cache.update(*torch.randn(2, rows, c.num_key_value_heads, context, c.head_dim, dtype=model.dtype), layer)
     ids = torch.full((rows, context + 1), 7)
     return seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
                                           do_sample=False, max_new_tokens=n, min_new_tokens=n))
 
 
 def prefill_ours(model, length: int) -> float:
-    cache, ids = KVCache(model.config, 1, length), torch.full((1, length), 7)
+    cache, ids = new_cache(model, 1, length), torch.full((1, length), 7)
     return seconds(lambda: model(ids, torch.arange(length)[None], cache, head=lambda x: model.logits(x[:, -1])))
 
 
@@ -104,42 +120,77 @@ def read_rate() -> float:
     return matrix.nbytes / statistics.median(seconds(lambda: matrix @ vector) for _ in range(7))
 
 
-def open_theirs(path):
-    return import_module("transformers").AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+def multiply_rate(dtype) -> float:
+    """Floating-point operations a second in the product of two large square matrices."""
+    matrix = torch.randn(4096, 4096, dtype=dtype)
+    return 2 * 4096 ** 3 / statistics.median(seconds(lambda: matrix @ matrix) for _ in range(7))
+
+
+def train_flops(c: ModelConfig, tokens: int, scored: int) -> float:
+    """Of a forward and a backward pass without recomputation: 6 a weight and token, and causal attention."""
+    with torch.device("meta"):
+        layers = sum(p.numel() for p in Transformer(c).model.layers.parameters())
+    attention = 6 * tokens ** 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim
+    return 6 * tokens * layers + 6 * scored * c.vocab_size * c.hidden_size + attention
+
+
+def open_ours(args):
+    if not args.shape:
+        return load(args.checkpoint, computing_dtype(torch.device(args.device)), args.device)
+    torch.set_default_dtype(computing_dtype(torch.device(args.device)))
+    try:
+        return Transformer(shape_config(args.shape))  # on the default device; what its random weights say is no matter
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def open_theirs(args):
+    library, dtype = import_module("transformers"), computing_dtype(torch.device(args.device))
+    if not args.shape:
+        return library.AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=dtype).to(args.device)
+    raw = dict(shape_config(args.shape).raw)
+    return library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(raw.pop("model_type"), **raw), dtype=dtype)
 
 
 def train_step(args):
     """One training step of a trajectory whose last 5% are actions: prints its seconds and the process's peak memory."""
-    ids = torch.randint(0, 1000, (1, args.tokens), generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(args.tokens)[None] * 7919 % 1000
     action_BT = torch.arange(args.tokens)[None] >= args.tokens * 0.95
     if args.variant == "theirs":
-        model = open_theirs(args.checkpoint)
+        model = open_theirs(args)
         step = lambda ids, action: model(ids, labels=ids.masked_fill(~action, -100)).loss.backward()
     else:
-        model = load(args.checkpoint)
+        model = open_ours(args)
         model.recompute = args.variant == "recomputed"
         step = lambda ids, action: (-token_logprobs(model, ids, action)[0].mean()).backward()
     step(ids[:, :64], torch.arange(64)[None] >= 60)  # warm
     model.zero_grad()
     took = seconds(lambda: step(ids, action_BT))
-    print(json.dumps({"seconds": took, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    held = (torch.cuda.max_memory_allocated() if args.device == "cuda" else
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(json.dumps({"seconds": took, "bytes": held}))
 
 
 def model(args):
     """Decoding, prefill and a training step of model.py beside transformers."""
     with torch.no_grad():
-        ours = load(args.checkpoint)
-        theirs = transformers and open_theirs(args.checkpoint)
-        print(f"{args.checkpoint}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        ours = open_ours(args)
+        theirs = transformers and open_theirs(args)
+        dtype, cuda = ours.model.embed_tokens.weight.dtype, args.device == "cuda"
+        hardware = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"
+        print(f"{args.shape or args.checkpoint}, {str(dtype)[6:]}, {hardware}, torch {torch.__version__}, "
               f"transformers {version('transformers') if transformers else 'not installed: its columns stay empty'}")
         print(f"{'':44} {'ours':>10} {'theirs':>12} {'ratio':>9}")
         floor = sum(p.nbytes for p in ours.parameters()) / read_rate()
         for rows in (1, 8, 32):
             n = 16 if rows == 1 else 8
-            both = {"ours": lambda: decode_ours(ours, rows, 512, n)} | (
+            both = {"ours": lambda: decode_ours(ours, rows, 512, n, recorded=cuda)} | (
+                {"direct": lambda: decode_ours(ours, rows, 512, n)} if cuda else {}) | (
                 {"theirs": lambda: decode_theirs(theirs, rows, 512, n)} if theirs else {})
             times = take_turns(both, args.repeats)
             a, b = times["ours"], times.get("theirs")
+            if cuda:
+                print_row(f"decode, {rows} rows, without a CUDA graph", "tokens/s", rows * n / times["direct"], None, None)
             remark = f"{floor * n / a:.0%} of the rate at which the weights can be read" if rows == 1 else ""
             print_row(f"decode, {rows} rows with 512 tokens", "tokens/s", rows * n / a, b and rows * n / b, b and b / a,
                       remark)
@@ -148,21 +199,26 @@ def model(args):
         a, b = times["ours"], times.get("theirs")
         print_row("prefill, 512 tokens", "tokens/s", 512 / a, b and 512 / b, b and b / a)
     del ours, theirs
+    if cuda:
+        torch.cuda.empty_cache()
     found = {"ours": [], "recomputed": []} | ({"theirs": []} if transformers else {})
     for _ in range(args.train_repeats):
         for variant, results in found.items():
             command = [sys.executable, __file__, "train_step", "--variant", variant, "--checkpoint", args.checkpoint,
-                       "--tokens", str(args.tokens), "--threads", str(args.threads)] + ["--cpu-time"] * args.cpu_time
+                       "--shape", args.shape, "--device", args.device, "--tokens", str(args.tokens),
+                       "--threads", str(args.threads)] + ["--cpu-time"] * args.cpu_time
             child = subprocess.run(command, stdout=subprocess.PIPE, check=True,
                                    env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"})
             results.append(json.loads(child.stdout.splitlines()[-1]))
     middle = lambda variant, key: statistics.median(r[key] for r in found[variant]) if variant in found else None
+    config = shape_config(args.shape or args.checkpoint)
+    fastest = train_flops(config, args.tokens, args.tokens // 20) / multiply_rate(dtype)
     for variant, what in (("ours", ""), ("recomputed", ", recomputed")):
         a, b = middle(variant, "seconds"), middle("theirs", "seconds")
-        print_row(f"training step, {args.tokens} tokens, 5% actions{what}", "s", a, b, b and b / a)
+        print_row(f"training step, {args.tokens} tokens, 5% actions{what}", "s", a, b, b and b / a,
+                  f"{fastest / a:.0%} of the rate at which large matrices are multiplied")
         a, b = middle(variant, "bytes"), middle("theirs", "bytes")
         print_row(f"  its peak memory{what}", "GB", a / 1e9, b and b / 1e9, b and a / b, "of theirs")
-    print("on a GPU: not measured")
 
 
 # -------------------------------------------------------------------------------------------------------- compress.py --
@@ -351,6 +407,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--checkpoint", default="runs/smollm2")
+    parser.add_argument("--shape", default="", help="random weights of this shape (see model.py --plan), not a checkpoint")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of model; on cuda in bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds; with --threads 1 on a busy machine")
     parser.add_argument("--repeats", type=int, default=5)
@@ -363,4 +421,5 @@ if __name__ == "__main__":
     parser.add_argument("--variant", default="ours", choices=("ours", "recomputed", "theirs"), help="of train_step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    torch.set_default_device(args.device)
     SECTIONS[args.section](args)

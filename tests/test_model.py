@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, tiny_config, tiny_model
+from conftest import ROOT, ComputedStep, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 from two_ranks import optimizer_of, train_step
 
@@ -109,6 +109,22 @@ def test_cached_chunked_rolled_back_and_ragged_equal_uncached(family, changes):
     ragged = torch.tensor([[3, 4, 5], [18, 19, 20], [37, 38, 39]])  # several tokens, the same
     step = model(tokens.gather(1, ragged), ragged, cache, rows)
     torch.testing.assert_close(step, whole[torch.arange(3)[:, None], ragged], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_recorded_step_equals_the_uncached_forward_at_every_length():
+    """But for the recording, which takes a GPU: fixed slots, buffers, and as much of the cache as the longest row needs."""
+    model, cache = tiny_model(), KVCache(tiny_model().config, 4, 41)
+    tokens = torch.randint(0, 400, (4, 41), generator=torch.Generator().manual_seed(2))
+    lengths, step = torch.tensor([[0], [9], [14], [21]]), ComputedStep(model, cache)
+    model(tokens[:, :21], torch.arange(21).expand(4, 21), cache)  # the shorter ones have rolled back
+    for added in range(20):
+        at = lengths + added
+        logits = step(tokens.gather(1, at), at, int(at.max()))
+        torch.testing.assert_close(logits, model(tokens)[torch.arange(4), at[:, 0]], atol=1e-5, rtol=1e-5)
+    assert list(step.recordings) == [32, 41]
+    with pytest.raises(AssertionError, match="42 positions do not fit"):
+        step(tokens[:, :1], lengths, 41)
 
 
 def test_what_starts_from_nothing_is_the_identity_between_embedding_and_head():

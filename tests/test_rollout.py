@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import chromium, tiny_model
+from conftest import ComputedStep, chromium, tiny_model
 
 import mgrpo
 from compress import Chat, Trajectory, Turn, context, pad, rows
@@ -389,7 +389,8 @@ def test_a_progress_line_says_how_far_how_fast_and_what_broke():
 
 # ------------------------------------------------------------------------------------------------------------- engine
 
-def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat):
+@pytest.mark.parametrize("recorded_step", [None, ComputedStep])
+def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat, recorded_step):
     """Many episodes in one cache, several turns each, joining and leaving: same ids and log-probs as one row at a time."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     settings = Settings(max_new_tokens=10, max_context=200, concurrency=5)
@@ -405,6 +406,7 @@ def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat):
 
     async def run():
         engine = Engine(model, chat, settings)
+        engine.recorded = recorded_step and recorded_step(model, engine.cache)
         server = asyncio.ensure_future(engine.serve())
         try:
             return await asyncio.gather(*(talk(engine, slot) for slot in range(5)))
@@ -747,7 +749,7 @@ def test_every_forward_of_a_rollout_runs_unsharded(site, chat, monkeypatch):
     @contextlib.contextmanager
     def spy(of):
         inside.append(of)
-        yield
+        yield of
         inside.remove(of)
 
     monkeypatch.setattr("rollout.unsharded", spy)

@@ -27,9 +27,9 @@ def groups(chat, step):
 
 def run_forwards(model):
     """As in a rollout: each rank runs as many forwards as it likes."""
-    with unsharded(model), torch.no_grad():
+    with unsharded(model) as whole, torch.no_grad():
         for _ in range(1 + 2 * rank()):
-            model(torch.zeros(1, 5, dtype=torch.long))
+            whole(torch.zeros(1, 5, dtype=torch.long))
 
 
 def train_policy(checkpoint, out):
@@ -98,15 +98,16 @@ def sample_in_bfloat16(checkpoint, out):
     chat, settings = Chat(load_tokenizer(checkpoint), "You browse the web."), Settings(max_new_tokens=12, concurrency=3)
     contexts = [[3 + slot + 4 * rank()] * (20 + slot) for slot in range(3)]
 
-    async def respond():
-        engine = Engine(model, chat, settings)
+    async def respond(whole):
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in whole.modules())
+        engine = Engine(whole, chat, settings)
         server = asyncio.ensure_future(engine.serve())
         answers = await asyncio.gather(*(engine.respond(ids, slot, random.Random(slot)) for slot, ids in enumerate(contexts)))
         server.cancel()
         return engine.cache.k.dtype, answers
 
-    with unsharded(model):
-        dtype, answers = asyncio.run(respond())
+    with unsharded(model) as whole:
+        dtype, answers = asyncio.run(respond(whole))
     gaps = {"sampling": [], "evaluation": []}  # of both to training
     for ids, (response, logps, _) in zip(contexts, answers):
         row = torch.tensor([ids + response])
