@@ -139,8 +139,8 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
-    def normalize(self, x):  # in float32 whatever x is: squares of bfloat16 lose the small channels
-        return (F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps) * self.weight.float()).to(x.dtype)
+    def normalize(self, x):  # which torch does in float32 whatever x is: squares of bfloat16 lose the small channels
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def forward(self, x):
         return recomputed(self.normalize, x)
@@ -167,7 +167,7 @@ def rope(positions_BT, frequencies_E, dtype):
 
 def rotate(x_BHTE, cos_B1TE, sin_B1TE):
     """Rotary embedding in Hugging Face's layout: pair i is (x[i], x[i + E/2]), not (x[2i], x[2i+1])."""
-    return x_BHTE * cos_B1TE + x_BHTE.roll(x_BHTE.shape[-1] // 2, dims=-1) * sin_B1TE
+    return torch.addcmul(x_BHTE * cos_B1TE, x_BHTE.roll(x_BHTE.shape[-1] // 2, dims=-1), sin_B1TE)
 
 
 class KVCache:
@@ -187,11 +187,10 @@ class KVCache:
 @dataclass
 class Place:
     """Where a forward pass with a cache reads and writes. Made once a pass, shared by all layers."""
-    cache: KVCache
-    rows: slice            # the cache slots of the batch's rows: consecutive, so that reading them is a view, no copy
+    k_LBKCE: torch.Tensor  # what is attended to: views of the cache, no copies, because rows are consecutive slots
+    v_LBKCE: torch.Tensor
     positions_BT: torch.Tensor
-    end: int               # attend to positions below this
-    mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last positions
+    mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last T positions
 
     @classmethod
     def of(cls, cache, rows, positions_BT, end=None):
@@ -202,17 +201,17 @@ class Place:
             # T rising positions in a span of T: the same in every row
             end, aligned = high + 1, high - low == positions_BT.shape[1] - 1
         mask_B1TC = torch.arange(end, device=positions_BT.device) <= positions_BT[:, None, :, None]
-        return cls(cache, rows, positions_BT, end, None if aligned else mask_B1TC)
+        return cls(cache.k[:, rows, :, :end], cache.v[:, rows, :, :end], positions_BT, None if aligned else mask_B1TC)
 
     def update(self, layer: int, k_BKTE, v_BKTE):
-        k, v = self.cache.k[layer, self.rows], self.cache.v[layer, self.rows]  # (B, K, C, E), views
-        if self.mask_B1TC is None:
-            at = (slice(None), slice(None), slice(self.end - k_BKTE.shape[2], self.end))
-            k[at], v[at] = k_BKTE, v_BKTE
-        else:
-            at = (torch.arange(len(k), device=k.device)[:, None], slice(None), self.positions_BT)
-            k[at], v[at] = k_BKTE.transpose(1, 2), v_BKTE.transpose(1, 2)
-        return k[:, :, :self.end], v[:, :, :self.end]
+        """Writes new keys and values; returns all that are attended to, (B, K, C, E) each."""
+        both = self.k_LBKCE[layer], self.v_LBKCE[layer]
+        for kept_BKCE, new_BKTE in zip(both, (k_BKTE, v_BKTE)):
+            if self.mask_B1TC is None:
+                kept_BKCE[:, :, -new_BKTE.shape[2]:] = new_BKTE
+            else:
+                kept_BKCE.scatter_(2, self.positions_BT[:, None, :, None].expand_as(new_BKTE), new_BKTE)
+        return both
 
 
 class BehindContext(torch.autograd.Function):
