@@ -34,7 +34,7 @@ base: setup ## pre-train sandbox/base again from random weights, about 20 minute
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-NAMES := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled
+NAMES := base bc r1 long zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled
 
 experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
 
@@ -61,6 +61,8 @@ $(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
 
 $(RUNS)/r1/done: $(RUNS)/bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(RUNS)/long/done: $(RUNS)/r1/done # as many steps again
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed 1$(SEED) && touch $@
 $(RUNS)/zero/done: $(RUNS)/base/done # R1-Zero: from the base, no demonstrations
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/nothink/done: $(RUNS)/nothink-bc/done
