@@ -190,18 +190,20 @@ class Place:
     k_LBKCE: torch.Tensor  # what is attended to: views of the cache, no copies, because rows are consecutive slots
     v_LBKCE: torch.Tensor
     positions_BT: torch.Tensor
-    mask_B1TC: torch.Tensor | None  # what each query sees; None where all rows write the same last T positions
+    mask_B1TC: torch.Tensor | None  # 0 where a query sees a key, else -inf; None where all rows write the last T positions
 
     @classmethod
     def of(cls, cache, rows, positions_BT, end=None):
-        aligned = False
+        aligned, mask_B1TC = False, None
         if end is None:  # look the positions up, for which a GPU must be waited for
             low, high = torch.stack(positions_BT.aminmax()).tolist()
             assert high < cache.length, f"{high + 1} positions do not fit the cache's {cache.length}"
             # T rising positions in a span of T: the same in every row
             end, aligned = high + 1, high - low == positions_BT.shape[1] - 1
-        mask_B1TC = torch.arange(end, device=positions_BT.device) <= positions_BT[:, None, :, None]
-        return cls(cache.k[:, rows, :, :end], cache.v[:, rows, :, :end], positions_BT, None if aligned else mask_B1TC)
+        if not aligned:  # as numbers: of a bool mask every layer would make some anew
+            unseen_B1TC = torch.arange(end, device=positions_BT.device) > positions_BT[:, None, :, None]
+            mask_B1TC = torch.zeros_like(unseen_B1TC, dtype=cache.k.dtype).masked_fill_(unseen_B1TC, -torch.inf)
+        return cls(cache.k[:, rows, :, :end], cache.v[:, rows, :, :end], positions_BT, mask_B1TC)
 
     def update(self, layer: int, k_BKTE, v_BKTE):
         """Writes new keys and values; returns all that are attended to, (B, K, C, E) each."""
