@@ -34,10 +34,13 @@ base: setup ## pre-train sandbox/base again from random weights, about 20 minute
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-NAMES := base bc r1 long zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled
+NAMES := base bc r1 long zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled bc-trap r1-trap filtered-trap
 
 experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
 
+$(FIGURES)/%-trap.json: $(RUNS)/%/done # log out and set my bio: who logs out first cannot set it any more
+	$(PY) evaluate.py --model $(RUNS)/$* --out $(RUNS)/$*/trap --tasks sandbox:test/28:100
+	mkdir -p $(@D) && cp $(RUNS)/$*/trap/summary.json $@
 $(FIGURES)/%.json: $(RUNS)/%/done # evaluated in a folder of its own: the run's trajectories stay those of its training
 	$(PY) evaluate.py --model $(RUNS)/$* --out $(RUNS)/$*/test --tasks sandbox:test,sandbox:test-unseen
 	mkdir -p $(@D) && cp $(RUNS)/$*/test/summary.json $@

@@ -142,7 +142,7 @@ def read_file(path: str, sites: dict[str, str], judge: bool, log) -> list[dict]:
 
 
 def load_tasks(spec: str, sites: dict[str, str], reach: bool = True, judge: bool = False) -> list[dict]:
-    """Tasks ready to play: sandbox:SPLIT[:N], miniwob[:NAME,...][:SEEDS], a task file, or several with commas between.
+    """Tasks ready to play: sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:SEEDS], task files, commas between several.
 
     reach: also make sure that their sites answer. judge: there is a language model for those that need one.
     """
@@ -152,10 +152,12 @@ def load_tasks(spec: str, sites: dict[str, str], reach: bool = True, judge: bool
         kind, _, rest = part.partition(":")
         known = sites.get("sandbox", {}) if kind == "sandbox" else sites
         if kind == "sandbox":
-            found = re.fullmatch(r"([a-z-]+)(?::(\d+))?", rest)
+            found = re.fullmatch(r"([a-z-]+)(?:/(\d+))?(?::(\d+))?", rest)
             if not found:
-                raise ValueError(f"--tasks {part}: write sandbox:SPLIT or sandbox:SPLIT:N, such as sandbox:test:50.")
-            some = sandbox.tasks(found[1], found[2] and int(found[2]))
+                raise ValueError(f"--tasks {part}: write sandbox:SPLIT[/TEMPLATE][:N], such as sandbox:test:50 or "
+                                 "sandbox:test/28.")
+            template, n = (number and int(number) for number in found.group(2, 3))
+            some = sandbox.tasks(found[1], n, template)
         else:
             some = miniwob.tasks(rest) if kind == "miniwob" else read_file(part, sites, judge, log)
         some = site_urls(some, known)
@@ -800,7 +802,7 @@ class Config(Benchmark):
     model: str = ""               # checkpoint directory or hub id; "": runs/mgrpo
     policy_url: str = ""          # instead: a model behind an OpenAI-compatible URL (key in OPENAI_API_KEY)
     policy_model: str = ""        # its name there
-    tasks: str = "sandbox:test"   # sandbox:SPLIT[:N], miniwob[:NAME,...][:SEEDS], task files; commas between several
+    tasks: str = "sandbox:test"   # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:SEEDS], task files; with commas
     out: str = "runs/eval"        # where summary.json, trajectories.jsonl and report.html go; a training run's is fine
     validate: str = ""            # only say what this task file holds and what is broken in it
     report: bool = False          # only write the report of --out again

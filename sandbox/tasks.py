@@ -622,11 +622,18 @@ for kind, size, templates in (("train", 600, FULL_SEEN), ("test", 300, FULL_SEEN
         SPLITS[f"full-{kind}-{tier}"] = size, {n: template for n, template in templates.items() if n in numbers}
 
 
-def tasks(split: str, n: int | None = None) -> list[dict]:
-    """The first n tasks of a split. Templates take turns, so that every prefix is balanced."""
+def tasks(split: str, n: int | None = None, template: int | None = None) -> list[dict]:
+    """The first n tasks of a split, or of one template in it. Templates take turns, so that every prefix is balanced."""
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: the sandbox has {', '.join(SPLITS)}")
-    return [task(split, i) for i in range(SPLITS[split][0] if n is None else n)]
+    size, templates = SPLITS[split][0], list(SPLITS[split][1])
+    if template is None:
+        first, step = 0, 1
+    elif template in templates:
+        first, step = templates.index(template), len(templates)
+    else:
+        raise ValueError(f"no template {template} in {split}: it has {', '.join(map(str, templates))}")
+    return [task(split, i) for i in range(first, size if n is None else first + n * step, step)]
 
 
 def world_seed(split: str, i: int) -> int:

@@ -621,10 +621,11 @@ def test_a_task_file_beside_the_sandbox_keeps_its_own_sites(site, tmp_path, monk
 
 def test_the_sandbox_is_a_task_source_like_any_other():
     with open_sites("sandbox:test:5,sandbox:train") as sites:
+        assert {task["intent_template_id"] for task in load_tasks("sandbox:test/28:3", sites)} == {28}
         tasks = load_tasks("sandbox:test:5,sandbox:test-unseen:3", sites)
     assert len(tasks) == 8 and all(task["start_url"].startswith("http://127.0.0.1") for task in tasks)
     assert not any(check_row(task)[2] for task in tasks)
-    for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere"):
+    for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere", "sandbox:test/", "sandbox:test/29"):
         with pytest.raises(ValueError):
             load_tasks(spec, sites, reach=False)
 

@@ -382,6 +382,15 @@ def test_tasks_are_deterministic_and_splits_share_nothing():
     assert len(SEEN) >= 12 and len(UNSEEN) >= 4 and not SEEN.keys() & UNSEEN.keys()
 
 
+def test_the_tasks_of_one_template_are_those_of_its_split_and_go_on_beyond_it():
+    test = sandbox.tasks("test")
+    assert sandbox.tasks("test", template=28) == [row for row in test if row["intent_template_id"] == 28] and len(test) == 200
+    more = sandbox.tasks("test", 30, 28)
+    assert {row["intent_template_id"] for row in more} == {28} and len({row["world"] for row in more}) == 30
+    with pytest.raises(ValueError, match="no template 28 in test-unseen: it has 101, 102"):
+        sandbox.tasks("test-unseen", template=28)
+
+
 def test_every_kind_of_evaluator_occurs():
     checks = [row["eval"] for row in sandbox.tasks("train", len(SEEN))]
     kinds = {tuple(check["eval_types"]) for check in checks}
