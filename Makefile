@@ -34,7 +34,7 @@ base: setup ## pre-train sandbox/base again from random weights, about 20 minute
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-NAMES := base bc r1 long zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled bc-trap r1-trap filtered-trap
+NAMES := base bc r1 long zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled bc-trap r1-trap long-trap
 
 experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
 
