@@ -57,8 +57,8 @@ $(RUNS)/bc/done:
 	$(PY) bc.py --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/nothink-bc/done: $(RUNS)/nothink-base/done
 	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
-$(RUNS)/cot-bc/done: # long chains of thought are 99 to 136 tokens, and a policy strays
-	$(PY) bc.py --cot --out $(@D) --seed $(SEED) --max-new-tokens 256 --max-context 4096 && touch $@
+$(RUNS)/cot-bc/done: # long chains of thought are 99 to 136 tokens; after four epochs the policy does not end them
+	$(PY) bc.py --cot --epochs 8 --out $(@D) --seed $(SEED) --max-new-tokens 160 --max-context 4096 && touch $@
 $(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
 	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
 
@@ -71,7 +71,7 @@ $(RUNS)/zero/done: $(RUNS)/base/done # R1-Zero: from the base, no demonstrations
 $(RUNS)/nothink/done: $(RUNS)/nothink-bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/cot/done: $(RUNS)/cot-bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-new-tokens 256 --max-context 4096 && touch $@
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-new-tokens 160 --max-context 4096 && touch $@
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
 $(RUNS)/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
