@@ -356,7 +356,7 @@ class Transformer(nn.Module):
     def logits(self, x):
         """(..., D) -> (..., V) by the LM head, which small models share with the embedding."""
         weight = self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
-        if x.ndim == 2 and 1 < len(x) <= 32:  # a few decoded tokens: this way a CPU need not repack the matrix
+        if x.ndim == 2 and 4 < len(x) <= 32:  # some decoded tokens: this way a CPU need not repack the matrix
             return (weight @ x.T).T.contiguous()
         return F.linear(x, weight)
 
