@@ -16,7 +16,6 @@ import json
 import os
 import random
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -62,6 +61,11 @@ def seconds(run) -> float:
     run()
     wait()
     return CLOCK() - began
+
+
+def memory(what: str, process: int | str = "self") -> int:
+    """Bytes that a process holds (VmRSS), or held at most (VmHWM; getrusage's figure begins with that of its parent)."""
+    return 1024 * int(re.search(rf"{what}:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1])
 
 
 def print_row(what: str, unit: str, ours: float, theirs: float | None, ratio: float | None, remark: str = ""):
@@ -166,8 +170,7 @@ def train_step(args):
     step(ids[:, :64], torch.arange(64)[None] >= 60)  # warm
     model.zero_grad()
     took = seconds(lambda: step(ids, action_BT))
-    held = (torch.cuda.max_memory_allocated() if args.device == "cuda" else
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    held = torch.cuda.max_memory_allocated() if args.device == "cuda" else memory("VmHWM")
     print(json.dumps({"seconds": took, "bytes": held}))
 
 
@@ -381,7 +384,7 @@ def leaks(args):
     """Plays short episodes; prints what our process and Chromium's hold every 200."""
     base, began = "sandbox/base", time.monotonic()
     chat, ended = open_chat(load_tokenizer(base), base, actions_help()), 0
-    resident = lambda process: int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1]) / 1024
+    resident = lambda process: memory("VmRSS", process) / 2 ** 20
 
     async def score(task, answer, page, why):
         nonlocal ended
