@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 LARGEST = {"vocab_size": 10**7, "hidden_size": 10**6, "intermediate_size": 10**7, "num_hidden_layers": 1000,
            "num_attention_heads": 10**4, "num_key_value_heads": 10**4, "head_dim": 10**4}  # beyond: a damaged file
-REFUSED = {"quantization_config": "use the unquantised checkpoint", "attention_bias": "only Qwen2's are supported",
+REFUSED = {"quantization_config": "use the unquantised checkpoint", "attention_bias": "only Qwen2 has biases there",
            "use_sliding_window": "only full attention is supported", "mlp_bias": "biases there are not supported"}
 
 
@@ -79,10 +79,11 @@ class ModelConfig:
                 raise ValueError(f"{source}: {field} is {raw[field]!r:.60}; {remedy}.")
         if raw.get("hidden_act", "silu") != "silu":
             raise ValueError(f"{source}: hidden_act is {raw['hidden_act']!r:.60}; only silu is supported.")
-        if "sliding_attention" in str(raw.get("layer_types")):
-            raise ValueError(f"{source}: layer_types names sliding_attention; only full attention is supported.")
-        # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both.
-        spelled = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+        if others := set(raw.get("layer_types") or ()) - {"full_attention"}:
+            raise ValueError(f"{source}: layer_types names {min(others)}; only full attention is supported.")
+        # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both. transformers
+        # goes by rope_scaling where a file has the two: what a user adds to what it wrote then counts.
+        spelled = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
         settings = raw.get(spelled) or {}
         if not isinstance(settings, dict):
             raise ValueError(f"{source}: {spelled} is {settings!r:.60}; make it an object or null.")
@@ -147,15 +148,19 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Rotation speed of each of the E/2 coordinate pairs, radians a token. Llama 3.1 slows the slow ones further."""
+    """Rotation speed of each of the E/2 coordinate pairs, radians a token. Llama 3.1 slows the slow ones further.
+
+    NOTE in transformers' order of operations: a speed that is off by its last bit turns a head by another angle at position
+    16,000, and logits drift by 5e-3.
+    """
     exponent_E = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
-    freq_E = config.rope_theta ** -exponent_E
+    freq_E = 1 / config.rope_theta ** exponent_E
     if (s := config.rope_scaling) is None:
         return freq_E
-    turns = s["original_max_position_embeddings"] * freq_E / (2 * math.pi)  # full turns within the pre-training context
+    turns = s["original_max_position_embeddings"] / (2 * math.pi / freq_E)  # full turns within the pre-training context
     low, high = s["low_freq_factor"], s["high_freq_factor"]
     keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: fast pairs stay; 0: slow pairs are slowed by `factor`
-    return freq_E * keep + freq_E / s["factor"] * (1 - keep)
+    return (1 - keep) * freq_E / s["factor"] + keep * freq_E
 
 
 def rope(positions_BT, frequencies_E, dtype):
@@ -377,6 +382,9 @@ class Transformer(nn.Module):
         if segments is not None:
             tiled = [s[0] for s in segments] + [T] == [0] + [s[1] for s in segments]
             assert B == 1 and tiled, "segments must tile the one row in order"
+            alone = {start: stop for start, stop, first, last in segments if first == last}
+            assert all(first == last or first < start and last <= alone.get(first, first) for start, _, first, last in
+                       segments), "a context is the beginning of an earlier segment that has none"
         place = None if cache is None else Place.of(cache, rows, positions_BT, end)
         if self.frequencies_E.device != tokens_BT.device:
             self.frequencies_E = self.frequencies_E.to(tokens_BT.device)
@@ -464,6 +472,7 @@ def sample(logits_BV, uniform_B, temperature: float = 1.0, top_p: float = 1.0):
         if top_p < 1:  # the smallest set of likeliest tokens that holds top_p, renormalised
             sorted_BV, order_BV = logp_BV.sort(-1, descending=True)
             outside = sorted_BV.exp().cumsum(-1) - sorted_BV.exp() >= top_p
+            outside[:, 0] = False  # top_p 0 leaves the likeliest
             logp_BV = logp_BV.masked_fill(outside.gather(-1, order_BV.argsort(-1)), -torch.inf).log_softmax(-1)
         cdf_BV = logp_BV.exp().double().cumsum(-1)
         threshold_B1 = uniform_B.to(cdf_BV)[:, None] * cdf_BV[:, -1:]
@@ -486,7 +495,7 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature: float 
     before_BT = action_BT.roll(-1, dims=1)  # token t is predicted by the hidden state at t-1
 
     def score(x_MD, target_M):
-        logp_MV = (model.logits(x_MD).float() / temperature).log_softmax(-1)
+        logp_MV = (model.logits(x_MD).float() / (temperature or 1.0)).log_softmax(-1)
         return logp_MV.gather(-1, target_M[:, None])[:, 0], -(logp_MV.exp() * logp_MV).sum(-1).detach()
 
     def head(x_BTD):
@@ -605,7 +614,7 @@ def resolve(path_or_hub_id: str) -> Path:
     path = Path(path_or_hub_id)
     if path.is_dir():
         return path
-    missing = (f"no checkpoint at {path_or_hub_id!r}: it is neither a directory with config.json nor a model that the "
+    missing = (f"no checkpoint at {str(path_or_hub_id)!r}: it is neither a directory with config.json nor a model that the "
                "hub could give")
     # What begins with a directory of ours was meant as one: asking the hub would only make the user wait.
     if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in ("runs", "sandbox") or path.parent.is_dir():
@@ -629,11 +638,14 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, 
         model = Transformer(config).to(dtype)
     files, state = weight_files(path), model.state_dict()
     with opened(files, device) as parts:
-        found = {}
+        found, twice = {}, None
         for name, part in zip(files, parts):
             for key in part.keys():
-                if key == "lm_head.weight" and config.tie_word_embeddings or key.endswith("rotary_emb.inv_freq"):
-                    continue  # some writers store the shared matrix twice; old ones the rotation speeds, too
+                if key.endswith("rotary_emb.inv_freq"):  # old writers store the rotation speeds, too
+                    continue
+                if key == "lm_head.weight" and config.tie_word_embeddings:  # some store the shared matrix twice
+                    twice = part.get_tensor(key)
+                    continue
                 header = part.get_slice(key)
                 shape, wanted = tuple(header.get_shape()), tuple(state[key].shape) if key in state else None
                 if shape != wanted:
@@ -644,6 +656,9 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, 
                 found[key] = part
         if missing := sorted(set(state) - set(found)):
             raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}.")
+        shared = "model.embed_tokens.weight"
+        if twice is not None and not (len(twice) == config.vocab_size and (twice == found[shared].get_tensor(shared)).all()):
+            raise ValueError(f"{path}: lm_head.weight differs from {shared}; set tie_word_embeddings to false in config.json.")
         model = (shard(model, replicas) if sharded else model).to_empty(device=device)
         state = model.state_dict()
         for key, part in found.items():
@@ -656,6 +671,8 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, 
 
 def weight_files(path: Path) -> list[Path]:
     """The files that hold a checkpoint's weights, all of them in its directory."""
+    if (path / "model.safetensors").exists():  # transformers, too, looks here first; it leaves an old index beside it
+        return [path / "model.safetensors"]
     index = path / INDEX
     names = read_json(index).get("weight_map") if index.exists() else {"": "model.safetensors"}
     if not isinstance(names, dict) or not names:
@@ -673,8 +690,8 @@ def opened(files: list[Path], device="cpu"):
         parts = []
         for file in files:
             if not file.exists():
-                raise ValueError(f"{file} does not exist; what it belongs to is incomplete, copy it again, or end the "
-                                 "training that began it: the same command goes on.")
+                raise ValueError(f"{file} does not exist; what it belongs to is incomplete, copy it again (as safetensors), "
+                                 "or end the training that began it: the same command goes on.")
             try:
                 parts.append(stack.enter_context(safe_open(file, framework="pt", device=str(device))))
             except (SafetensorError, OSError) as error:
@@ -700,7 +717,7 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
     """
     state = {key: value.detach().cpu().contiguous() for key, value in full_state(model).items()}
     if rank() == 0:
-        path, source = Path(path), resolve(like) if like is not None else None
+        path, source = Path(path).absolute(), resolve(like) if like is not None else None
         fresh = path.with_name(path.name + ".tmp")
         with writing(path):
             shutil.rmtree(fresh, ignore_errors=True)
@@ -1019,7 +1036,7 @@ RESERVE = 1.1              # the CUDA context, communication buffers, and what t
 
 
 def shape_config(name: str) -> ModelConfig:
-    """The config of a model in SHAPES, or of a directory's or hub id's config.json."""
+    """The config of a model in SHAPES, or of a directory's config.json."""
     if name not in SHAPES:
         path = Path(name) if (Path(name) / "config.json").exists() else None
         if path is None:
@@ -1067,6 +1084,8 @@ def print_plan(args):
     config = shape_config(args.plan)
     if args.gpus < 1 or args.replicas < 1 or args.gpus % args.replicas:
         raise ValueError(f"--gpus {args.gpus} do not divide into --replicas {args.replicas}; give a multiple of it.")
+    if args.context < 1 or args.episodes < 1:
+        raise ValueError(f"--context {args.context}, --episodes {args.episodes}; give positive numbers.")
     needs = lambda gpus: plan(config, gpus, args.context, args.episodes, not args.no_recompute, args.replicas)
     parts = needs(args.gpus)
     print(f"{args.plan} on {args.gpus} GPU{'s' * (args.gpus > 1)}, {args.context:,} tokens of context, "
@@ -1102,11 +1121,19 @@ def main():
         return print_plan(args)
     if args.prompt is None:
         parser.error("give a checkpoint and a prompt, or --plan NAME")
+    if args.max_new_tokens < 1 or not 0 <= args.temperature < math.inf:
+        raise ValueError(f"--max-new-tokens {args.max_new_tokens}, --temperature {args.temperature}; give at least 1 and 0.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_tokenizer(args.model)
-    model = load(args.model, computing_dtype(device), device)
+    path = resolve(args.model)
+    tokenizer = load_tokenizer(path)
     prompt_ids = tokenizer.encode(args.prompt).ids
-    stop = model.config.raw.get("eos_token_id", [])
+    if not prompt_ids:
+        raise ValueError("the prompt is empty, and this tokenizer begins it with nothing; give a word.")
+    model = load(path, computing_dtype(device), device)
+    # Which tokens end a text: chat models often name all of them in generation_config.json alone.
+    generation = path / "generation_config.json"
+    settings = model.config.raw | (read_json(generation) if generation.exists() else {})
+    stop = settings.get("eos_token_id")
     ids, logps = generate(model, prompt_ids, args.max_new_tokens, args.temperature,
                           stop if isinstance(stop, list) else [stop], args.seed)
     text = tokenizer.decode(ids, skip_special_tokens=False)

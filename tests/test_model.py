@@ -80,7 +80,8 @@ GOLDEN = json.loads((ROOT / "tests/golden/golden.json").read_text())
 def test_logits_equal_those_of_transformers(case):
     """tests/golden/make.py has compared whole logits, and has written the first 24 of every 33rd position down."""
     tokens = torch.randint(0, 400, (2, 100), generator=torch.Generator().manual_seed(12))
-    logits = tiny_model(case["family"], seed=11, **case["changes"])(tokens)[:, ::33, :24]
+    positions = torch.stack((torch.arange(100), torch.arange(20_000, 20_100)))
+    logits = tiny_model(case["family"], seed=11, **case["changes"])(tokens, positions)[:, ::33, :24]
     torch.testing.assert_close(logits, torch.tensor(case["logits"]), atol=2e-4, rtol=0)
 
 
@@ -156,15 +157,16 @@ def test_a_kernel_may_leave_its_result_transposed_in_memory(monkeypatch):
     assert torch.equal(attend(q, k, v, mask), expected)
 
 
+@pytest.mark.parametrize("temperature", [0.7, 0.0])
 @families
-def test_sampled_logprobs_equal_scored_logprobs(family, changes):
+def test_sampled_logprobs_equal_scored_logprobs(family, changes, temperature):
     model = tiny_model(family, **changes)
     prompt = [1, 7, 30, 30, 200]
-    ids, logps = generate(model, prompt, 30, temperature=0.7, seed=3)
+    ids, logps = generate(model, prompt, 30, temperature, seed=3)
     tokens = torch.tensor([prompt + ids])
     action = torch.zeros_like(tokens, dtype=torch.bool)
     action[:, len(prompt):] = True
-    scored, entropy = token_logprobs(model, tokens, action, temperature=0.7, chunk=4)
+    scored, entropy = token_logprobs(model, tokens, action, temperature, chunk=4)
     # The generator reports log-probs under the distribution it drew from, temperature included.
     torch.testing.assert_close(scored.detach(), torch.tensor(logps), atol=1e-5, rtol=1e-5)
     assert (entropy > 0).all()
@@ -249,9 +251,13 @@ def test_attention_behind_a_context_equals_the_written_out_softmax(T, C):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_segments_that_leave_holes_are_refused():
-    with pytest.raises(AssertionError, match="tile"):
-        tiny_model()(torch.zeros(1, 9, dtype=torch.long), segments=[(0, 4, 0, 0), (5, 9, 0, 4)])
+@pytest.mark.parametrize("segments, word", [
+    ([(0, 4, 0, 0), (5, 9, 0, 4)], "tile"), ([(0, 4, 0, 0), (4, 9, 1, 3)], "beginning of an earlier"),
+    ([(0, 4, 0, 0), (4, 9, 0, 5)], "beginning of an earlier"), ([(0, 4, 0, 0), (4, 9, 4, 6)], "beginning of an earlier"),
+    ([(0, 4, 0, 0), (4, 6, 0, 4), (6, 9, 4, 6)], "beginning of an earlier")])
+def test_segments_with_holes_or_with_a_context_that_none_begins_with_are_refused(segments, word):
+    with pytest.raises(AssertionError, match=word):
+        tiny_model()(torch.zeros(1, 9, dtype=torch.long), segments=segments)
 
 
 def test_sample_draws_from_the_softmax_and_reports_its_logprob():
@@ -275,7 +281,9 @@ def test_a_row_is_sampled_the_same_whoever_shares_its_batch():
 def test_extreme_uniform_numbers_stay_inside_the_vocabulary():
     logits = torch.full((2, 5), -1e4)
     logits[:, 2] = 0
-    assert sample(logits, torch.tensor([0.0, 1 - 1e-9], dtype=torch.float64))[0].tolist() == [2, 2]
+    extremes = torch.tensor([0.0, 1 - 1e-9], dtype=torch.float64)
+    for top_p in (1.0, 0.0):
+        assert [x.tolist() for x in sample(logits, extremes, top_p=top_p)] == [[2, 2], [0.0, 0.0]]
 
 
 def test_a_random_number_just_below_1_is_not_rounded_to_the_last_token(monkeypatch):
@@ -485,6 +493,8 @@ def test_two_ranks_equal_one(tmp_path, replicas):
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling asks for 'yarn'"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling asks for 'dynamic'"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters asks for 'yarn'"),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}}, "rope_scaling asks for 'yarn'"),
+    ({"layer_types": ["chunked_attention"]}, "layer_types"),
     ({"model_type": "llama", "attention_bias": True}, "attention_bias"), ({"mlp_bias": True}, "mlp_bias")])
 def test_unsupported_configs_are_refused_by_name(changes, word):
     with pytest.raises(ValueError, match=word):
@@ -498,6 +508,8 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         del new["rope_theta"]
         assert torch.equal(rope_frequencies(old), rope_frequencies(ModelConfig.from_dict(new)))
     assert rope_frequencies(old)[-1] == pytest.approx(5e5 ** -0.75 / 8)  # the slowest pair is slowed by the factor
+    both = ModelConfig.from_dict(new | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LLAMA3})
+    assert both.rope_scaling == LLAMA3  # as transformers reads a file that has the two
 
 
 PUBLISHED = {"Llama-3.1-8B": 8_030_261_248, "Llama-3.2-1B": 1_235_814_400, "Llama-3.2-3B": 3_212_749_824,
@@ -556,6 +568,26 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path):
         load(tmp_path / "a")
 
 
+def test_a_matrix_stored_twice_is_read_once_if_it_is_the_same(tmp_path):
+    model = tiny_model()
+    save(model, tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file(state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path).model.embed_tokens.weight, model.model.embed_tokens.weight)
+    save_file(state | {"lm_head.weight": state["model.embed_tokens.weight"] + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="lm_head.weight differs .* set tie_word_embeddings to false"):
+        load(tmp_path)
+
+
+def test_an_old_index_beside_one_new_file_is_passed_over(tmp_path):
+    """transformers leaves it there when it saves anew, and opens the one file."""
+    save(tiny_model(seed=1), tmp_path, max_bytes=30_000)
+    for part in tmp_path.glob("*.safetensors"):
+        part.unlink()
+    save_file(tiny_model(seed=2).state_dict(), tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path).model.norm.weight, tiny_model(seed=2).model.norm.weight)
+
+
 @pytest.mark.parametrize("status, code, told", [("None", 0, ""), ("143", 143, ""), ("'it failed'", 1, "it failed\n")])
 def test_a_rank_ends_its_process_with_all_that_it_said(status, code, told):
     script = f"import model; model.init_dist(); print('said', end=''); model.leave({status})"
@@ -575,11 +607,16 @@ def test_one_gpu_without_torchrun_is_a_group_of_one():
     assert done.stdout.split("\n") == ["cuda:0", "cuda:0 0 1 True", ""], done.stderr
 
 
-def test_the_command_line_completes_a_prompt(checkpoint):
+def test_the_command_line_completes_a_prompt(checkpoint, tmp_path):
     command = [sys.executable, ROOT / "model.py", checkpoint, "red lamp", "--max-new-tokens", "5"]
     run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True)
     out = json.loads(run("--json").stdout)
     assert len(out["ids"]) == len(out["logps"]) == 5 and out["prompt_ids"] and isinstance(out["text"], str)
     assert run().stdout.startswith("red lamp")
+    shutil.copytree(checkpoint, tmp_path / "again")
+    (tmp_path / "again/generation_config.json").write_text(json.dumps({"eos_token_id": [out["ids"][1]]}))
+    command[2] = tmp_path / "again"
+    assert json.loads(run("--json").stdout)["ids"] == out["ids"][:out["ids"].index(out["ids"][1]) + 1]  # ends there
+    assert "--max-new-tokens -9" in run("--max-new-tokens", "-9").stderr and "--temperature -1" in run("--temperature", "-1").stderr
     bad = subprocess.run([sys.executable, ROOT / "model.py", "/nowhere", "x"], capture_output=True, text=True)
     assert bad.returncode != 0 and "/nowhere" in bad.stderr and "Traceback" not in bad.stderr
