@@ -280,6 +280,8 @@ async def select(page, target: dict, last_url: str) -> str | None:
 
 async def visit(page, url: str):
     """Opens what a target speaks of. Raises if the site does not answer: that says nothing about the policy."""
+    if "#" in url:  # else a page that differs by nothing more stays, with all that was typed into it
+        await page.goto("about:blank")
     response = await page.goto(url, wait_until="load")
     if response and response.status >= 500:
         raise EnvError(f"{url} answered {response.status} while the episode was judged")

@@ -109,11 +109,15 @@ def at_least(role):
 
 
 # ---- projects
+def followers(code, p) -> int:
+    return p.followers + sum(slug == p.slug for slug, _ in code.following)
+
+
 def home(code, request):
     order = request.query.get("sort", "name")
-    ranked = sorted(code.projects.values(), key=lambda p: (-p.followers if order == "followers" else 0, p.name))
+    ranked = sorted(code.projects.values(), key=lambda p: (-followers(code, p) if order == "followers" else 0, p.name))
     shown, links = paginate(ranked, request, PER_PAGE, ROOT)
-    rows = [(link(p.name, f"/code/p/{p.slug}"), p.about, p.followers, role_of(code, p.slug, request.user))
+    rows = [(link(p.name, f"/code/p/{p.slug}"), p.about, followers(code, p), role_of(code, p.slug, request.user))
             for p in shown]
     choice = form(select("sort", ("name", "followers"), order), submit="apply", method="get")
     return Page("code", "<h1>projects</h1>" + choice
@@ -132,11 +136,10 @@ def search(code, request):
 @at_least("visitor")
 def project(code, request, p):
     here, mine = f"/code/p/{p.slug}", (p.slug, request.user) in code.following
-    followers = p.followers + sum(slug == p.slug for slug, _ in code.following)
     follow = press("unfollow" if mine else "follow", f"{here}/follow") if request.user else ""
     links = items([link("issues", f"{here}/issues"), link("merge requests", f"{here}/merges"),
                    link("members", f"{here}/members")])
-    return Page(p.name, f"<h1>{p.name}</h1><p>{p.about}</p>" + fact("followers", followers)
+    return Page(p.name, f"<h1>{p.name}</h1><p>{p.about}</p>" + fact("followers", followers(code, p))
                 + fact("your role", role_of(code, p.slug, request.user)) + follow + links)
 
 

@@ -445,6 +445,7 @@ def route_answer(pattern, page, **slots):
 
 def show_route(page, **slots):
     yield from route(page, **slots)
+    yield from unless_refused(page, "there is no route")
     yield done()
 
 

@@ -145,7 +145,7 @@ def directions(atlas, request):
     if problem or by not in SPEED:
         return Page("directions", f'<h1>directions</h1>{error(problem or "choose how to go")}{form_}')
     a, b = named[start], named[end]
-    if a.ferry != b.ferry:
+    if a.ferry or b.ferry:
         return Page("directions", f"<h1>directions</h1>{form_}<p>there is no route : only a ferry goes there</p>")
     km = distance(a, b)
     return Page("directions", f"<h1>directions</h1>{form_}<h2>from {a.name} to {b.name}</h2>"

@@ -57,17 +57,17 @@ class World:
         self.lock = threading.Lock()
         self.user, data = seeded(seed)
         self.sites = copy_data(data)
-        self.sessions = {}  # token: user
+        self.sessions = {}  # (site, token): user
         self.greeted = set()  # sites that have been visited; the first visitor of each finds himself logged in
 
     def respond(self, name: str, method: str, path: str, request: Request, token: str | None):
         """(status, headers, html) of one request to the site `name`."""
         site, tables, headers = SITES[name], self.sites[name], {}
-        if token not in self.sessions and name not in self.greeted:
-            token = self.log_in(self.user)
+        if (name, token) not in self.sessions and name not in self.greeted:
+            token = self.log_in(name, self.user)
             headers["Set-Cookie"] = cookie(name, token)
         self.greeted.add(name)
-        request = request._replace(user=self.sessions.get(token))
+        request = request._replace(user=self.sessions.get((name, token)))
         reply = NOT_FOUND
         for wanted, pattern, handler in site.ROUTES:
             match = re.fullmatch(pattern, path)
@@ -76,15 +76,15 @@ class World:
                 break
         if isinstance(reply, Redirect):
             if reply.user is not KEEP:
-                self.sessions.pop(token, None)
-                token, age = (self.log_in(reply.user), "") if reply.user else ("", "; Max-Age=0")
+                self.sessions.pop((name, token), None)
+                token, age = (self.log_in(name, reply.user), "") if reply.user else ("", "; Max-Age=0")
                 headers["Set-Cookie"] = cookie(name, token, age)
             return 303, headers | {"Location": site.ROOT + reply.path}, ""
         return reply.status, headers, document(reply.title, site.nav(request.user), reply.body)
 
-    def log_in(self, user: str) -> str:
+    def log_in(self, name: str, user: str) -> str:
         token = secrets.token_hex(8)
-        self.sessions[token] = user
+        self.sessions[name, token] = user
         return token
 
 

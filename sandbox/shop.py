@@ -124,13 +124,14 @@ def product(shop, request, slug, problem=""):
 def add_to_cart(shop, request, slug):
     if slug not in shop.products:
         return NOT_FOUND
-    size = request.form.get("size")
+    size, lines = request.form.get("size"), list(shop.carts[request.user])
     if size not in SIZES:
         return product(shop, request, slug, "choose a size")
-    lines = list(shop.carts[request.user])
+    if sum(line.quantity for line in lines if line.slug == slug) >= shop.products[slug].stock:
+        return product(shop, request, slug, "the cart holds all that is in stock")
     for i, line in enumerate(lines):
         if (line.slug, line.size) == (slug, size):
-            lines[i] = line._replace(quantity=min(line.quantity + 1, shop.products[slug].stock))
+            lines[i] = line._replace(quantity=line.quantity + 1)
             break
     else:
         lines.append(Line(slug, size, 1))
@@ -217,6 +218,8 @@ def place_order(shop, request):
     lines, shipping = shop.carts[request.user], shop.shipping.get(request.user)
     if not lines or shipping is None:
         return Redirect("/checkout")
+    if any(line.quantity > shop.products[line.slug].stock for line in lines):  # the administration may have changed it
+        return cart(shop, request, "the cart holds more than is in stock")
     number = max(shop.orders, default=9) + 1
     total = value_of(shop, lines) + SHIPPING[shipping]
     shop.orders[number] = Order(number, request.user, "today", "pending", shipping, lines, total)

@@ -180,6 +180,15 @@ def test_what_the_episode_left_open_is_judged_before_other_pages(site):
     assert [passed for _, passed, _ in made] == [True, True]
 
 
+def test_a_page_that_differs_by_its_fragment_alone_is_opened_anew(site):
+    base, late = site({"/": PAGE}), "document.querySelector('#late').textContent"
+    both = [target("last", late, ["document.querySelector('button').click()"], exact_match="unfolded"),
+            target(f"{base}/#t", late, exact_match="unfolded")]
+    (made,) = judge(f"{base}/", (make_task(eval_types=["program_html"],
+                                           program_html=[t["eval"]["program_html"][0] for t in both]), None))
+    assert [passed for _, passed, _ in made] == [True, False]
+
+
 def test_a_missing_element_fails_every_check(site):
     locators = ("document.querySelector('#no').innerText", "document.querySelector('#no')",
                 "document.querySelector('['", "document.(")

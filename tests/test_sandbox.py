@@ -25,7 +25,7 @@ from evaluate import score, site_urls
 from rollout import Settings, play
 from sandbox import server as web
 from sandbox import words
-from sandbox.experts import SCRIPTS
+from sandbox.experts import SCRIPTS, Page, done, to_row
 from sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
 from sandbox.tasks import task as draw
 
@@ -130,6 +130,24 @@ def test_what_the_administration_changes_the_shop_of_the_same_world_shows(server
     here.post(f"/admin/products/{slug}/edit", price="77", stock="88")
     assert "price $77" in here.get(f"/shop/product/{slug}") and "stock 88" in here.get(f"/shop/product/{slug}")
     assert "price $77" not in sibling.get(f"/shop/product/{slug}")
+
+
+def test_nothing_is_sold_that_the_administration_has_taken_out_of_stock(server):
+    visitor, slug = Visitor(server, "16-stock"), next(iter(web.World(16).sites["shop"].products))
+    visitor.post(f"/admin/products/{slug}/edit", price="7", stock="1")
+    assert f'id="{slug}"' in visitor.post(f"/shop/product/{slug}", size="large")
+    assert "the cart holds all that is in stock" in visitor.post(f"/shop/product/{slug}", size="small")
+    visitor.post("/shop/checkout", shipping="express")
+    visitor.post(f"/admin/products/{slug}/edit", price="7", stock="0")
+    assert "the cart holds more than is in stock" in visitor.post("/shop/checkout/review")
+
+
+def test_a_login_counts_on_its_own_site_only(server):
+    visitor = Visitor(server, "17-login")
+    visitor.get("/code")
+    visitor.get("/admin")
+    visitor.cookies["admin_session"] = visitor.cookies["code_session"]
+    assert "<h1>log in</h1>" in visitor.get("/admin/reports")
 
 
 # ---- roles
@@ -357,6 +375,24 @@ def test_no_old_order_passes_for_buying(split, template):
             assert not all(part in text for part in must), (task["intent"], order)
 
 
+def drawn(split, template, n):
+    """The first n tasks of a template, and the data of their worlds."""
+    return [(task, web.World(task["world"])) for task in sandbox.tasks(split, n, template)]
+
+
+def test_the_page_and_the_reward_mean_the_same():
+    for task, world in drawn("full-train", 71, 300):  # the bestseller is not in the cart already
+        name = task["eval"]["program_html"][0]["required_contents"]["must_include"][0]
+        assert name not in [line.slug.replace("-", " ") for line in world.sites["shop"].carts[world.user]]
+    for task, world in drawn("full-train", 33, 100):  # only of 2023's orders the dates say which one is the newest
+        assert task["instantiation_dict"]["customer"] != world.user
+    for split, template in (("full-train", 62), ("full-train", 63), ("full-test-unseen", 162)):
+        for task, world in drawn(split, template, 60):
+            places = {place.name: place for place in world.sites["map"].places.values()}
+            ferry = any(places[task["instantiation_dict"][end]].ferry for end in ("start", "end"))
+            assert impossible(task) == ferry, task["intent"]
+
+
 def test_the_full_splits_hold_all_templates_and_share_no_world_with_any_other():
     splits = {split: sandbox.tasks(split, 20) for split in SPLITS}
     worlds = [row["world"] for rows in splits.values() for row in rows]
@@ -460,6 +496,34 @@ def test_experts_solve_what_the_three_further_sites_add(tokenizer):
         assert len(t.turns) <= (4 if number in EASY else 12 if number in HARD else 6)
     assert max(len(t.turns) for t in played) >= 11
     assert not any(rewards(solve(tokenizer, tasks, say("done"))).values())
+
+
+def test_renaming_an_old_issue_does_not_pass_for_creating_one(tokenizer):
+    def rename(task):
+        page, slots = Page(), task["instantiation_dict"]
+        issues = web.World(task["world"]).sites["code"].issues.values()
+        old = next(row.title for row in issues if row.project == slots["project"].replace(" ", "-"))
+
+        def script():
+            yield from to_row(page, old, slots["project"], "issues")
+            yield page.click("edit issue")
+            if page.find("title"):
+                yield page.type("title", slots["title"])
+                yield page.choose("priority", slots["priority"])
+                yield page.click("save")
+            yield done()
+
+        steps = script()
+
+        def act(observation):
+            page.text = observation
+            return next(steps)
+        return act
+
+    tasks = sandbox.tasks("full-train", 8, 44)
+    played = solve(tokenizer, tasks, rename)
+    assert any(t.task["instantiation_dict"]["title"] in t.turns[-1].observation for t in played)  # the role allowed it
+    assert not any(rewards(played).values()) and all(rewards(solve(tokenizer, tasks, sandbox.expert)).values())
 
 
 def test_long_thoughts_lead_to_the_same_actions(tokenizer):
