@@ -8,7 +8,8 @@ One turn:   observe(page) -> text with element ids -> the policy's response -> p
     - What the agent does wrong is data: it reads one sentence about it in its next observation (`ActionError`).
       What the world does wrong ends the episode as "env_error" (`EnvError`), which is not a reward of 0.
     - Nothing sleeps but the action Wait, which is the agent's. After any other we wait for the navigations that it
-      started, as the browser itself reports them.
+      started, as the browser itself reports them, and for the requests, short timers and animation frames that a script
+      of the page has begun, three seconds at most.
     - `Engine` decodes all episodes that wait for a response in one batch, admits whoever is ready and keeps the keys
       and values of a history between turns, so that a turn prefills only what is new since the last.
 
@@ -83,17 +84,32 @@ class EnvError(Exception):
 # by side, so that finding an element by its name is copying what once followed that name. webrl: nested tags as in the
 # data of WebRL and WebArena-Lite, <tag id="ID" data-text="..." data-bbox="x,y,w,h"> text </tag>; which elements get ids
 # follows our walk.
+BOX_OF = """
+  const boxOf = el => {  // of a link around blocks, or around what floats, the first box is empty: then its content's
+    const range = new Range(), seen = r => r.width >= 1 && r.height >= 1;
+    range.selectNodeContents(el);
+    return [...el.getClientRects()].find(seen) || [...range.getClientRects()].find(seen);
+  };"""
 OBSERVE = r"""
 ([webrl, viewportOnly, maxChars]) => {
+  BOX_OF
   const elements = [], lines = [];
-  let line = '', size = 0;
+  let line = '', size = 0, tight = false;  // tight: the line ends in text, with no white space behind it
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0]+/g, ' ').trim();
-  const flush = () => { if (line.trim()) { lines.push(line.trim()); size += line.length; } line = ''; };
-  const put = s => { if (s) line += (line && !line.endsWith(' ') ? ' ' : '') + s; };
+  const flush = () => { if (line.trim()) { lines.push(line.trim()); size += line.length; } line = ''; tight = false; };
+  const put = (s, joined) => { if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s; tight = false; };
   const ROLES = new RegExp('^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|'
     + 'menuitem(checkbox|radio)?)$');
-  const clickHandlers = window[Symbol.for('click handlers')], range = document.createRange();
+  const clickHandlers = window[Symbol.for('click handlers')], range = new Range();
+  // The fields of a form hide its own properties of their names, and so do images those of the document.
+  const real = (type, name) => {
+    const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);
+    return get ? node => get.call(node) : (node, ...rest) => value.call(node, ...rest);
+  };
+  const [nodeType, parentOf, childNodes, contains] = ['nodeType', 'parentElement', 'childNodes', 'contains'].map(
+    name => real(Node, name));
+  const shadowRoot = real(Element, 'shadowRoot'), bodyOf = real(Document, 'body');
 
   // No box: not displayed, or inside something closed. A dropdown's options have none either, and belong to it.
   const shown = (el, style) => style.display === 'contents' || /^opt/.test(el.localName)
@@ -102,28 +118,43 @@ OBSERVE = r"""
     if (!viewportOnly) return true;
     range.selectNode(node);
     const r = (node.nodeType === 3 ? range : node.closest('select') || node).getBoundingClientRect();
-    return r.bottom > 0 && r.right > 0 && r.top < innerHeight && r.left < innerWidth;
+    let left = 0, top = 0;
+    for (let w = node.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
+      const at = w.frameElement.getBoundingClientRect();
+      left += at.left; top += at.top;
+    }
+    return top + r.bottom > 0 && left + r.right > 0 && top + r.top < innerHeight && left + r.left < innerWidth;
   };
   const role = el => el.getAttribute('role') || '';
-  const native = el => el.matches('a[href],button,select,textarea,summary,input:not([type=hidden])');
+  const NATIVE = 'a[href],button,select,textarea,summary,input:not([type=hidden])';
+  const native = el => el.matches(NATIVE);
   const marked = el => native(el) || ROLES.test(role(el)) || clickHandlers?.has(el);
   const disabled = el => el.matches(':disabled');  // el.disabled: of a form, an input of that name
+  const stands = el => el.localName === 'label' && el.control?.matches('input[type=checkbox],input[type=radio]')
+    && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));  // for a control that is styled away
   const clickable = (el, style) => !disabled(el) && el.getAttribute('aria-disabled') !== 'true' && (marked(el)
-    || el.hasAttribute('onclick') || el.isContentEditable && !el.parentElement?.isContentEditable
+    || stands(el) || typeof el.onclick === 'function' || el.isContentEditable && !el.parentElement?.isContentEditable
     || el.tabIndex >= 0 && el.hasAttribute('tabindex')
     || style.cursor === 'pointer' && el.parentElement && getComputedStyle(el.parentElement).cursor !== 'pointer');
-  const innermost = el => native(el) || ![...el.querySelectorAll('*')].some(marked);
+  const innermost = el => native(el) || ![...el.querySelectorAll('*')].some(
+    inner => marked(inner) && !disabled(inner) && shown(inner, getComputedStyle(inner)));
   const covered = el => {  // something else lies on top; can be told only for what is inside the window
-    const r = el.getClientRects()[0];
-    if (!r || r.width < 1 || r.height < 1) return !el.matches('input[type=checkbox],input[type=radio]');
+    const r = boxOf(el);
+    if (!r) return !el.matches('input[type=checkbox],input[type=radio]');
     const x = r.left + r.width / 2, y = r.top + r.height / 2;
     if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) return false;
     const hit = el.getRootNode().elementFromPoint?.(x, y);
-    return hit && !el.contains(hit) && !hit.contains(el) && hit.closest('label')?.control !== el;
+    if (!hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el) return false;
+    for (let panel = parentOf(el); panel; panel = parentOf(panel)) {  // what a panel hides, LOCATE scrolls into it
+      const {left, right, top, bottom} = panel.getBoundingClientRect();
+      const within = x >= left && x < right && y >= top && y < bottom;
+      if (!within && /auto|scroll/.test(getComputedStyle(panel).overflow)) return false;
+    }
+    return true;
   };
   const childrenOf = el => el.localName === 'iframe' ? [el.contentDocument?.body]  // null where another site's
-    : el.shadowRoot ? el.shadowRoot.childNodes
-    : el.localName === 'slot' && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
+    : shadowRoot(el) ? shadowRoot(el).childNodes
+    : el.localName === 'slot' && el.assignedNodes().length ? el.assignedNodes() : childNodes(el);
 
   const labelText = el => {
     const copy = el.cloneNode(true);
@@ -136,8 +167,9 @@ OBSERVE = r"""
     return attribute('aria-label') || tidy(others.map(other => other?.textContent).join(' '))
       || (control && el.labels?.length ? labelText(el.labels[0]) : '')
       || (el.matches('input[type=submit],input[type=button],input[type=reset]') ? tidy(el.value) || el.type : '')
-      || (control ? '' : tidy(el.innerText)) || tidy(el.placeholder) || tidy(el.title)
-      || tidy(el.alt || el.querySelector('img[alt]')?.alt) || tidy(el.name) || tidy(el.id) || attribute('class');
+      || (control ? '' : tidy(el.innerText ?? el.textContent)) || tidy(el.placeholder) || tidy(el.title)
+      || tidy(el.alt || el.querySelector('img[alt]')?.alt || el.querySelector('svg title')?.textContent)
+      || tidy(el.name) || tidy(el.id) || attribute('class');
   };
   const kindOf = el => {
     const type = el.localName === 'input' ? el.type : '';
@@ -150,31 +182,36 @@ OBSERVE = r"""
     if (/^(checkbox|radio)$/.test(kind)) return checked ? 'on' : 'off';
     const options = el.options && [...el.options].slice(0, 60).map(text).join(' | ');
     if (kind === 'select') return `${text(el.selectedOptions[0])} (${options})`;
+    if (el.isContentEditable) return el.hasAttribute('aria-label') ? tidy(el.innerText).slice(0, 500) : '';
     if (kind !== 'input' && kind !== 'textarea') return '';
     return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
   };
+  const said = (el, id = '') => escape(nameOf(el).slice(0, 300)) + id + (valueOf(el) && ' = ' + escape(valueOf(el)));
   const usableLine = el => {
-    const value = valueOf(el), kind = kindOf(el);
-    put(`<${kind}>${escape(nameOf(el).slice(0, 300))} ${elements.length}${value && ' = ' + escape(value)}</${kind}>`);
+    const told = stands(el) ? el.control : el, kind = kindOf(told);
+    put(`<${kind}>${said(told, ` ${elements.length}`)}</${kind}>`);
     elements.push(el);
   };
   const compact = (el, style, near, usable) => {
     const children = () => { for (const child of childrenOf(el)) visit(child); };
     const block = !/^(inline|contents|table-cell|ruby)/.test(style.display) && el.localName !== 'select' && !usable;
+    const apart = !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
     if (block) flush();
+    if (apart) tight = false;
     if (style.display === 'table-cell' && line.trim()) put('|');
     if (el.localName === 'label' && el.control && shown(el.control, getComputedStyle(el.control))) {
-      if (el.contains(el.control)) visit(el.control);  // its text is the control's name already
+      for (const inner of el.querySelectorAll(NATIVE)) visit(inner);  // its text is the control's name already
     } else if (usable) {
       if (!covered(el)) usableLine(el);
     } else if (/^h[1-6]$/.test(el.localName)) {
       flush(); children(); if (line) line = `<${el.localName}>${line.trim()}</${el.localName}>`; flush();
     } else if (el.localName === 'img') { if (near) put(escape(tidy(el.alt)));
-    } else if (disabled(el)) { if (near) put(escape(nameOf(el)) + ' (disabled)');
+    } else if (el.matches('button,input,select,textarea') && disabled(el)) { if (near) put(said(el) + ' (disabled)');
     } else children();
     if (block) flush();
+    if (apart) tight = false;
   };
-  const SAID = ['title', 'value', 'type', 'placeholder', 'selected', 'data-value', 'data-text', 'data-testid',
+  const ATTRIBUTES = ['title', 'value', 'type', 'placeholder', 'selected', 'data-value', 'data-text', 'data-testid',
     'data-label', 'data-bbox', 'data-status'];
   const nested = (el, style, near, usable) => {
     const id = usable && !covered(el) ? ` id="${elements.push(el) - 1}"` : '', box = el.getClientRects()[0];
@@ -186,23 +223,36 @@ OBSERVE = r"""
       'data-text': el.matches('select') ? el.selectedOptions[0]?.text : texts.filter(Boolean).join(','),
       'data-bbox': box && `${x},${y},${right - x},${bottom - y}`,
       'data-status': el.type === 'checkbox' ? (el.checked ? 'checked' : 'not-checked') : el.selected && 'selected'};
-    const said = new Map();  // value -> attribute: what repeats an earlier one is left out
-    for (const name of SAID) {
+    const told = new Map();  // value -> attribute: what repeats an earlier one is left out
+    for (const name of ATTRIBUTES) {
       const value = safe(now[name] ?? el.getAttribute(name));
-      if (value && !said.has(value)) said.set(value, name);
+      if (value && !told.has(value)) told.set(value, name);
     }
-    const inside = [...childrenOf(el)].filter(child => child?.nodeType === 1).map(visit).filter(Boolean);
+    const inside = [...childrenOf(el)].filter(child => child && nodeType(child) === 1).map(visit).filter(Boolean);
     const telling = inside.length + (el.localName === 'html');  // there, the head counts as one
-    if (!id && !(near && (said.size > (box ? 1 : 0) || telling > 1))) return inside.join(' ');
-    const opening = `<${el.localName}${id}${[...said].map(([value, name]) => ` ${name}="${value}"`).join('')}>`;
+    if (!id && !(near && (told.size > (box ? 1 : 0) || telling > 1))) return inside.join(' ');
+    const opening = `<${el.localName}${id}${[...told].map(([value, name]) => ` ${name}="${value}"`).join('')}>`;
     size += opening.length;
     return [opening, texts[0], ...inside, `</${el.localName}>`].filter(Boolean).join(' ');
   };
 
   const visit = node => {
+    try {
+      return look(node);
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error;
+      return [...childrenOf(node)].map(visit).join(' ');  // a form that a field's name has spoilt: what it holds
+    }
+  };
+  const look = node => {
     if (!node || size > maxChars) return '';
-    if (node.nodeType === 3) return inWindow(node) && put(escape(tidy(node.data)));
-    if (node.nodeType !== 1 || /^(script|style|noscript|template|head|object|embed)$/.test(node.localName)) return '';
+    if (nodeType(node) === 3) {
+      if (!inWindow(node)) return '';
+      put(escape(tidy(node.data)), tight && !/^\s/.test(node.data));
+      tight = /\S$/.test(node.data);
+      return '';
+    }
+    if (nodeType(node) !== 1 || /^(script|style|noscript|template|head|object|embed)$/.test(node.localName)) return '';
     if (node.localName === 'br') return flush();
     const style = getComputedStyle(node);
     if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return '';
@@ -212,7 +262,7 @@ OBSERVE = r"""
   if (webrl) lines.push(visit(document.documentElement));
   else {
     if (document.title) lines.push(`<title>${escape(tidy(document.title).slice(0, 200))}</title>`);
-    visit(document.body);
+    visit(bodyOf(document));
     flush();
   }
   let text = lines.join('\n');
@@ -220,11 +270,54 @@ OBSERVE = r"""
   window[Symbol.for('elements')] = elements;  // for LOCATE and the like: what the ids mean until the next observation
   return text;
 }
-"""
+""".replace("BOX_OF", BOX_OF)
+READ = f"async arguments => {{ await window[Symbol.for('work')]?.done(); return ({OBSERVE})(arguments); }}"
 
-# Elements that listen for clicks by addEventListener carry no mark that an observation could read; this notes them.
+# Runs in every document before its own scripts. Elements that listen for clicks by addEventListener carry no mark that an
+# observation could read; this notes them. And it notes work that a script has begun and that may change what the page
+# shows: requests, short timers, animation frames, each for as long as it is worth waiting for. What such work begins in
+# its turn counts three times over, so that an animation that never ends is not waited for.
 INIT = r"""
 (() => {
+  const begun = new Map(), timers = new Map(), frames = new Map();
+  const later = window.setTimeout.bind(window), now = performance.now.bind(performance);
+  let depth = 0;
+  const begin = ms => { const work = {}; if (depth < 3) begun.set(work, now() + ms); return work; };
+  const counted = (schedule, running) => (callback, ...rest) => {
+    if (typeof callback !== 'function' || rest[0] > 500) return schedule(callback, ...rest);
+    const work = begin(1000), within = depth + 1;
+    const id = schedule((...given) => {
+      const before = depth;
+      running.delete(id);
+      depth = within;
+      try { callback(...given); } finally { depth = before; begun.delete(work); }
+    }, ...rest);
+    running.set(id, work);
+    return id;
+  };
+  const uncounted = (cancel, running) => id => { begun.delete(running.get(id)); running.delete(id); cancel(id); };
+  window.setTimeout = counted(later, timers);
+  window.clearTimeout = uncounted(window.clearTimeout.bind(window), timers);
+  window.requestAnimationFrame = counted(window.requestAnimationFrame.bind(window), frames);
+  window.cancelAnimationFrame = uncounted(window.cancelAnimationFrame.bind(window), frames);
+  const {fetch} = window, {send} = XMLHttpRequest.prototype;
+  window.fetch = (...request) => {
+    const work = begin(3000), end = () => later(() => begun.delete(work), 50), answer = fetch(...request);
+    answer.then(end, end);  // the body is read after that
+    return answer;
+  };
+  XMLHttpRequest.prototype.send = function (...body) {
+    const work = begin(3000);
+    this.addEventListener('loadend', () => later(() => begun.delete(work)));
+    return send.apply(this, body);
+  };
+  const busy = () => [...begun.values()].some(end => now() < end);
+  const done = async () => {
+    for (const end = now() + 3000; busy() && now() < end;) await new Promise(done => later(done, 10));
+  };
+  const task = () => new Promise(done => later(done));
+  Object.defineProperty(window, Symbol.for('work'), {value: {done, task}});
+
   const heard = new WeakSet(), add = EventTarget.prototype.addEventListener;
   Object.defineProperty(window, Symbol.for('click handlers'), {value: heard});
   EventTarget.prototype.addEventListener = function (type, ...rest) {
@@ -235,25 +328,30 @@ INIT = r"""
 })();
 """
 
+SETTLED = "(async work => { await work.task(); await work.done(); })(window[Symbol.for('work')])"
 ELEMENT = "id => window[Symbol.for('elements')]?.[id]"
 
 # Where to aim the mouse: the centre of the element's first box, scrolled into view, iframe offsets added.
 LOCATE = r"""
 id => {
+  BOX_OF
   const el = window[Symbol.for('elements')]?.[id];
   if (!el) return {error: `there is no element ${id} on this page`};
   if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
-  el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
-  const r = el.getClientRects()[0];
-  if (!r) return {error: `element ${id} is hidden now`};
+  const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);  // where nobody can scroll to
+  const aim = parked(el.getBoundingClientRect()) && el.labels?.[0] || el;  // of a control that is styled away: its label
+  aim.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+  const r = boxOf(aim) || aim.getClientRects()[0];
+  if (!r || parked(r)) return {error: `element ${id} is hidden now`};
   let x = r.left + r.width / 2, y = r.top + r.height / 2;
   for (let w = el.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
-    const f = w.frameElement, at = f.getBoundingClientRect();
-    x += at.left + f.clientLeft; y += at.top + f.clientTop;
+    const f = w.frameElement, at = f.getBoundingClientRect(), style = getComputedStyle(f);
+    x = at.left + (f.clientLeft + parseFloat(style.paddingLeft) + x) * at.width / f.offsetWidth;
+    y = at.top + (f.clientTop + parseFloat(style.paddingTop) + y) * at.height / f.offsetHeight;
   }
   return {x, y};
 }
-"""
+""".replace("BOX_OF", BOX_OF)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -288,6 +386,13 @@ async def click(session, call, button="left"):
     await session.page.mouse.click(x, y, button=button)
 
 
+# What listens to keys alone, as lists of suggestions do, hears of the last one.
+KEY = """(el, key) => {
+  el.focus();
+  for (const type of ['keydown', 'keyup']) el.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true}));
+}"""
+
+
 async def type_text(session, call):
     box = (await session.page.evaluate_handle(ELEMENT, int(call.element))).as_element()
     if box is None:
@@ -302,7 +407,7 @@ async def type_text(session, call):
     if not takes_text:
         raise ActionError(f"element {call.element} does not take text: it is locked or hidden")
     await box.fill(call.argument)
-    await box.focus()
+    await box.evaluate(KEY, call.argument[-1:] or "Backspace")
 
 
 async def search(session, call):
@@ -311,12 +416,14 @@ async def search(session, call):
 
 
 async def select_option(session, call):
-    chosen = await session.page.evaluate("""([id, wanted]) => {
+    chosen = await session.ask("""([id, wanted]) => {
         const el = window[Symbol.for('elements')]?.[id], options = [...(el?.options || [])];
-        const w = wanted.trim().toLowerCase(), text = option => option.text.trim().toLowerCase();
-        const found = options.find(p => text(p) === w) || options.find(p => text(p).includes(w));
+        const tidy = s => s.replace(/[\\s\\u00a0]+/g, ' ').trim().toLowerCase(), w = tidy(wanted);
+        const open = options.filter(p => !p.disabled);
+        const found = open.find(p => tidy(p.text) === w) || w && open.find(p => tidy(p.text).includes(w));
         if (!options.length) return 'it is no dropdown';
-        if (!found) return 'its options are: ' + options.map(p => p.text.trim()).join(', ');
+        const some = open.slice(0, 60).map(p => p.text.trim()).join(', ') + (open[60] ? ', ...' : '');
+        if (!found) return 'its options are: ' + some;
         found.selected = true;
         for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
         return '';
@@ -349,8 +456,16 @@ async def switch_tab(session, call):
     await session.page.bring_to_front()
 
 
-def scroll(direction):
-    return lambda s, c: s.page.evaluate("d => scrollBy({top: d * innerHeight * 2 / 3, behavior: 'instant'})", direction)
+SCROLL = """direction => {
+  const root = document.scrollingElement, longer = el => el.scrollHeight > el.clientHeight;
+  let el = root && longer(root) ? null : document.elementFromPoint(innerWidth / 2, innerHeight / 2);
+  while (el && !(longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY))) el = el.parentElement;
+  (el || window).scrollBy({top: direction * (el?.clientHeight || innerHeight) * 2 / 3, behavior: 'instant'});
+}"""
+
+
+def scroll(direction):  # the page, or the panel in its middle where the page is as high as the window
+    return lambda s, c: s.ask(SCROLL, direction)
 
 
 async def hover(session, call):
@@ -394,11 +509,15 @@ def is_number(text: str) -> bool:
 
 def read_call(text: str) -> tuple[str, dict[str, str], list[str]] | None:
     """'do("Click", element="12")' -> ("do", {"element": "12"}, ["Click"]); None if it is anything but one such call."""
+    def as_text(node):  # -3.50 stays as it was written
+        value = ast.literal_eval(node)
+        return value if isinstance(value, str) else ast.get_source_segment(text, node)
+
     try:
         node = ast.parse(text[:8000], mode="eval").body
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            arguments = {keyword.arg: str(ast.literal_eval(keyword.value)) for keyword in node.keywords}
-            return node.func.id, arguments, [str(ast.literal_eval(value)) for value in node.args]
+            arguments = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
+            return node.func.id, arguments, [as_text(value) for value in node.args]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None
@@ -409,20 +528,21 @@ def parse(response: str) -> Call:
     answer = answer_of(response)
     if answer is None:
         raise ActionError("the response was cut before </answer>")
-    lines = answer.splitlines()
+    lines = re.split(r"\r\n?|\n", answer)
     first = re.compile(r"\s*(do|exit|go_backward|go_forward)\s*\(")
     start = next((i for i, line in enumerate(lines) if first.match(line)), None)
     if start is None:
         raise ActionError('no action found; write one call such as do(action="Click", element="12")')
     lines = lines[start:]
-    written = lambda: read_call("\\n".join(lines).strip())  # a typed text may span lines, "#" and empty ones too
+    # Both the call and a text in it may span lines, the latter with "#" and empty ones, too.
+    written = lambda: read_call("\n".join(lines).strip()) or read_call("\\n".join(lines).strip())
     while not (read := written()) and len(lines) > 1 and re.match(r"\s*(#|```|$)", lines[-1]):
         lines.pop()
     if not read:
         raise ActionError(f"cannot read the action {lines[0].strip()[:80]!r}; write exactly one call a round")
     function, arguments, positional = read
     if function == "exit":
-        return Call("exit", arguments.get("message", positional[0] if positional else ""))
+        return Call("exit", arguments.get("message", next(iter([*positional, *arguments.values()]), "")))
     name = SHORTHANDS.get(function) or arguments.get("action") or (positional[0] if positional else "")
     action = ACTIONS.get(name)
     if action is None or name == "exit":
@@ -482,7 +602,9 @@ def origin(url: str) -> str:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
-            return f"{parts.scheme}://{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}"
+            host = parts.hostname.encode("idna").decode()  # as Chromium spells it
+            host = f"[{host}]" if ":" in host else host
+            return f"{parts.scheme}://{host}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}"
     except ValueError:  # a port such as PORT, of an address in somebody's prose
         pass
     return ""
@@ -493,7 +615,7 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     if allow == "all":
         return None
     # An address ends where JSON, a locator or a list (" |AND| ") goes on.
-    found = re.findall(r"""https?://[^\s"'\\|,)]+""", json.dumps(tasks)) + allow.split(",")
+    found = re.findall(r"""(?i)https?://[^\s"'\\|,)]+""", json.dumps(tasks, ensure_ascii=False)) + allow.split(",")
     return set(filter(None, map(origin, found)))
 
 
@@ -530,6 +652,7 @@ class Browser:
             reachable = [urlsplit(site).netloc for site in sorted(self.sites)]
             rules = [f"MAP {host} {host}" for host in reachable] + ["MAP * ~NOTFOUND"]  # the first that fits counts
             flags.append("--host-resolver-rules=" + ", ".join(rules))
+            flags.append("--force-webrtc-ip-handling-policy=disable_non_proxied_udp")  # which resolves nothing
         return await self.playwright.chromium.launch(executable_path=find_chromium(self.playwright), args=flags)
 
     async def __aexit__(self, *_):
@@ -556,15 +679,18 @@ class Browser:
         session = Session(private, self.settings, self.sites)
         try:
             await private.add_init_script(INIT)
-            for start_url in task["start_url"].split(" |AND| "):
+            start_urls = task["start_url"].split(" |AND| ")
+            for start_url in start_urls:
                 await session.adopt(await private.new_page())
-                answer = await session.page.goto(start_url, wait_until="load")
+                if start_url is start_urls[-1]:  # tabs that open from now on are the pages' own
+                    private.on("page", lambda page: session.spawn(session.adopt(page)))
+                answer = await session.page.goto(start_url, wait_until="commit")
+                await session.settle()  # one image that never comes does not keep the agent from the page
                 if answer and answer.status >= 500:  # later on, the agent reads it: it may be what its own form led to
                     raise EnvError(f"the start page answered {answer.status}")
             if private.pages[0] is not session.page:
                 session.page = private.pages[0]
                 await session.page.bring_to_front()
-            private.on("page", lambda page: session.spawn(session.adopt(page)))
         except BaseException:
             await session.close()
             raise
@@ -576,7 +702,7 @@ class Session:
 
     def __init__(self, context, settings: Settings, sites: set[str] | None):
         self.context, self.settings, self.sites = context, settings, sites
-        self.page = self.devtools = None
+        self.page, self.devtools = None, {}     # the current tab; each tab's own line to the browser
         self.dead = ""                          # why the page is lost, once it is
         self.notes: list[str] = []              # dialogs and the like, told with the next observation
         self.refused = ""                       # an address outside the fence that the page tried to go to
@@ -603,7 +729,8 @@ class Session:
         page.on("dialog", lambda dialog: self.spawn(self._answer(dialog)))
         page.on("crash", lambda _: setattr(self, "dead", "the page crashed"))
         page.on("close", lambda closed: self._closed(closed))
-        devtools = self.devtools = await self.context.new_cdp_session(page)
+        page.on("download", lambda _: self.notes.append("a file was offered for download and not kept"))
+        devtools = self.devtools[page] = await self.context.new_cdp_session(page)
         # The page's own process announces a navigation before it answers our next message, so `settle` knows by the
         # time of that answer whether an action started one. No polling, no guessing.
         here = lambda event: event["disposition"] == "currentTab"
@@ -656,23 +783,27 @@ class Session:
             await self.page.go_back()
 
     async def _answer(self, dialog):
-        self.notes.append(f"the page showed a {dialog.type}: {dialog.message[:200]}")
-        await dialog.accept()
+        message = " ".join(dialog.message[:200].split()).replace("<", "&lt;").replace(">", "&gt;")
+        self.notes.append(f"the page showed a {dialog.type}: {message}")
+        await dialog.accept(dialog.default_value)
 
     async def settle(self):
         """Returns when the navigations under way are over; one that takes too long is stopped, and the agent told."""
         async def wait():
             with contextlib.suppress(PlaywrightError):  # the page may be navigating away under the question
                 # Browsers submit a form in a task of its own, after the click: by a task later the page has told of it.
-                await self.page.evaluate("new Promise(done => setTimeout(done))")
+                await self.page.evaluate(SETTLED)
             await self.quiet.wait()
         try:
             await bounded(wait(), self.settings.timeout, "loading")
         except EnvError:
             self.notes.append(f"the page did not finish loading within {self.settings.timeout:.0f} s and was stopped")
             with contextlib.suppress(PlaywrightError, EnvError):  # a page may be deaf to this, too
-                await bounded(self.devtools.send("Page.stopLoading"), 1, "stopping")
+                await bounded(self.devtools[self.page].send("Page.stopLoading"), 1, "stopping")
+                if self.page.url in ("", "about:blank") and len(self.context.pages) > 1:  # a tab that nothing came to
+                    await bounded(self.page.close(), 1, "closing")
             self.loading.clear()
+            self.opening.clear()  # of a tab that was announced and never came
             self.quiet.set()
 
     async def observe(self) -> tuple[str, str]:
@@ -694,7 +825,8 @@ class Session:
                     raise EnvError(first_line(error)) from None
         else:
             raise EnvError("the page leaves the task's sites whenever it is opened")
-        notes, self.notes = "".join(f"note: {note}\n" for note in self.notes), []
+        notes = "".join(f"note: {note}{f' ({n} times)' * (n > 1)}\n" for note, n in Counter(self.notes).most_common(8))
+        self.notes = []
         tabs = [page for page in self.context.pages if not page.is_closed()]
         if len(tabs) > 1 and self.page in tabs:
             notes += f"note: this is tab {tabs.index(self.page)} of {len(tabs)}, counted from 0\n"
@@ -703,12 +835,19 @@ class Session:
     async def _read(self) -> str:
         webrl = self.settings.observation == "webrl"
         arguments = [webrl, self.settings.viewport_only, self.settings.max_page_chars]
-        return str(await self.page.evaluate(OBSERVE, arguments))  # a page may bend what the script returns
+        return str(await self.ask(READ, arguments))
+
+    async def ask(self, script: str, argument=None):
+        """What a script of ours returns. A page may bend that, and what it is made of: nothing is certain but its end."""
+        try:
+            return await self.page.evaluate(script, argument)
+        except (ValueError, TypeError, KeyError) as error:  # out of Playwright's reader
+            raise EnvError(f"the page garbles what is read of it ({first_line(error)})") from None
 
     async def locate(self, element: str) -> tuple[float, float]:
-        spot = await self.page.evaluate(LOCATE, int(element))
-        if "error" in spot:
-            raise ActionError(spot["error"])
+        spot = await self.ask(LOCATE, int(element))
+        if not isinstance(spot, dict) or not all(isinstance(spot.get(axis), (int, float)) for axis in "xy"):
+            raise ActionError(str(isinstance(spot, dict) and spot.get("error") or f"element {element} cannot be found"))
         return spot["x"], spot["y"]
 
     async def execute(self, call: Call):
@@ -750,7 +889,8 @@ async def episode(browser: Browser, chat: Chat, task: dict, member: int, slot: i
             session = await bounded(browser.open(task, state), 3 * settings.timeout, "opening the start page")
             stack.push_async_callback(session.close)
             if "intent_from" in task:  # MiniWoB++: the page makes its task up
-                trajectory.task = task | {"intent": readable(await session.page.evaluate(task["intent_from"]))}
+                asked = bounded(session.ask(task["intent_from"]), settings.timeout, "reading the task")
+                trajectory.task = task | {"intent": readable(await asked)}
             await take_turns(session, chat, trajectory, slot, act)
             await session.observe()  # what the last action began comes to its end; no blocked address is judged
             # The judge may open pages of its own; a model behind a URL may ask for patience.

@@ -66,6 +66,9 @@ CALLS = [
     ("go_backward()", Call("Go Backward")), ("go_forward()", Call("Go Forward")), ('do(action="Go Backward")', Call("Go Backward")),
     ('do(action="Scroll Down")', Call("Scroll Down")), ('do(action="Wait")', Call("Wait")),
     ('exit(message="$24")', Call("exit", "$24")), ("exit()", Call("exit", "")), ('exit("N/A")', Call("exit", "N/A")),
+    ("exit(message=-3.50)", Call("exit", "-3.50")), ('exit(answer="12")', Call("exit", "12")),
+    ('do(\n  action="Click",  # the lamp\n  element="3"\n)', Call("Click", None, "3")),
+    ('do(action="Type", argument="a\u2028b", element="3")', Call("Type", "a\u2028b", "3")),
     ('I will search.\ndo(action="Search", argument="do(x)", element="1")', Call("Search", "do(x)", "1")),
 ]
 
@@ -278,6 +281,133 @@ def test_iframes_and_shadow_trees_are_read_and_clicked(site):
         root.innerHTML = '<button>shadow</button>';
         root.querySelector('button').onclick = () => document.title = 'hit';</script>""",
                        "/frame": '<p>x<p><a href="/two" target=_top>inside</a>', "/two": "second"}))
+
+
+CARD = "<a href=/x><div><h3>Lamp</h3>$ 9</div></a>"
+READ = {  # what the web is made of -> what the agent reads
+    "links around blocks": (f"{CARD}<a href=/x><img alt=pic style='float:left;width:9px;height:9px'></a>",
+                            "<a>Lamp $ 9 0</a> <a>pic 1</a>"),
+    "closed within": ("<div onclick=1>Shipping<div hidden><button>x</button></div></div><li role=menuitem>File<ul style='display:none'>"
+                      "<li role=menuitem>Open</ul>", "<div>Shipping 0</div> <li>File 1</li>"),
+    "controls styled away": ("<style>input{display:none}</style><label><input type=radio checked>Small</label><input type=checkbox id=k>"
+                             "<label for=k>Keep</label>", "<radio>Small 0 = on</radio> <checkbox>Keep 1 = off</checkbox>"),
+    "a list in a panel": ("<div style='height:50px;overflow:auto'><p><a href=/x>one</a><p><a href=/x>two</a><p><a href=/x>three</a></div>"
+                          "<div style='height:300px'>below</div>", "<a>one 0</a>\n<a>two 1</a>\n<a>three 2</a>\nbelow"),
+    "parts of a word": ("<p>$<span>24</span>.<sup>99</sup></p><p>order <b>#12</b>-<b>34</b> hel<wbr>lo</p><b style='margin:2px'>New</b>Lamp",
+                        "$24.99\norder #12-34 hello\nNew Lamp"),
+    "links in a label": ("<label><input type=checkbox>I accept the <a href=/x>terms</a></label>",
+                         "<checkbox>I accept the terms 0 = off</checkbox> <a>terms 1</a>"),
+    "locked fields": ("<label>Total <input disabled value='$42'></label><fieldset disabled><a href=/x>why</a><input name=n value=3></fieldset>",
+                      "Total = $42 (disabled)\n<a>why 0</a> n = 3 (disabled)"),
+    "handlers and names": ("<p id=p>prop</p><script>p.onclick = () => 1</script><div contenteditable aria-label=Body>so far</div>"
+                           "<button><svg width=9 height=9><title>Close</title></svg></button>",
+                           "<p>prop 0</p> <div>Body 1 = so far</div> <button>Close 2</button>"),
+    "fields that hide a form": ("<form>" + "".join(f"<input name={name}>" for name in (
+        "contains", "matches", "nodeType", "shadowRoot", "parentElement", "childNodes")) + "</form><img name=body><a href=/x>on</a>",
+        " ".join(f"<input>{name} {i}</input>" for i, name in enumerate((
+            "contains", "matches", "nodeType", "shadowRoot", "parentElement", "childNodes"))) + " <a>on 6</a>"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_the_web_is_made_of_is_read(site, name):
+    async def test(session):
+        assert (await session.observe())[1] == READ[name][1]
+    browse(test, site({"/": READ[name][0]}))
+
+
+TYPED = "<input oninput='' onkeyup='document.title = value'>"
+DONE = {  # page, action on element 0 -> a part of what the agent reads then
+    "a control styled away": ("<style>input{display:none}</style><label><input type=checkbox>Keep</label>", "Click", "Keep 0 = on"),
+    "a control out of the page": ("<style>input{position:absolute;left:-999px}</style><input type=radio id=r><label for=r>5 stars</label>",
+                                  "Click", "5 stars 0 = on"),
+    "a frame, padded and scaled": ("<iframe style='padding:90px;transform:scale(.5)' srcdoc=\"<button onclick='top.document.title=1'>b</button>\">"
+                                   "</iframe>", "Click", "<title>1"),
+    "a link around blocks": (CARD, "Click", "arrived"),
+    "what listens to keys": (TYPED, 'Type", argument="ab', "<title>ab"),
+    "an option with a hard space": ("<select><option>a<option>Main&nbsp; Site</select>", 'Select Dropdown Option", argument="Main Site',
+                                    "= Main Site"),
+    "a request": ("<button onclick='fetch(\"/late\").then(r => r.text()).then(t => document.title = t)'>b</button>", "Click", "<title>late"),
+    "an older request": ("<button onclick='const r = new XMLHttpRequest(); r.onload = () => document.title = r.response; r.open(\"GET\", \"/late\");"
+                         " r.send()'>b</button>", "Click", "<title>late"),
+    "a timer, then a frame": ("<button onclick='setTimeout(() => requestAnimationFrame(() => document.title = 1), 300)'>b</button>", "Click", "<title>1"),
+    "a page built by its script": ("<a href=/built>b</a>", "Click", "built"),
+    "alerts without end": ("<button onclick='setInterval(() => alert(\"<b>\"), 1)'>b</button>", "Click", "the page showed a alert: &lt;b&gt;"),
+    "a question with an answer": ("<button onclick='document.title = prompt(\"who?\", \"me\")'>b</button>", "Click", "<title>me"),
+}
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_what_the_web_is_made_of_is_used(site, name):
+    page, action, seen = DONE[name]
+
+    def late(request):
+        time.sleep(0.3)
+        answer(request, b"late")
+    base = site({"/": page, "/x": "arrived", "/late": late,
+                 "/built": "loading<script>onload = () => fetch('/late').then(() => document.body.textContent = 'built')</script>"})
+
+    async def test(session):
+        await session.observe()
+        text = await act(session, f'do(action="{action}", element="0")')
+        assert seen in text and len(text) < 400
+    browse(test, base)
+
+
+def test_where_the_page_does_not_scroll_its_panel_does(site):
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate("[scrollY, document.querySelector('div').scrollTop]") == [0, 480]
+    browse(test, site({"/": "<!doctype html><body style='margin:0'><div style='height:720px;overflow:auto'><p style='height:3000px'>long</div>"}))
+
+
+def test_an_option_that_is_not_there_is_told_briefly(site):
+    async def test(session):
+        await session.observe()
+        for wanted in ("", "option 7000"):
+            with pytest.raises(ActionError, match="its options are: option 0, option 1, .*, ...$") as told:
+                await session.execute(parse(f'do(action="Select Dropdown Option", argument="{wanted}", element="0")'))
+            assert len(str(told.value)) < 900
+    browse(test, site({"/": "<select>" + "".join(f"<option>option {i}" for i in range(3000)) + "</select>"}))
+
+
+def test_an_animation_that_never_ends_is_not_waited_for(site):
+    page = "<button>b</button><script>const turn = () => requestAnimationFrame(turn), tick = () => setTimeout(tick, 50); turn(); tick()</script>"
+
+    async def test(session):
+        await session.observe()
+        await asyncio.sleep(0.5)
+        assert not await session.page.evaluate("Promise.race([window[Symbol.for('work')].done().then(() => 0), "
+                                               "new Promise(late => setInterval(() => late(1), 300))])")
+    browse(test, site({"/": page}))
+
+
+def test_a_tab_that_never_comes_is_given_up_and_the_right_one_stopped(site):
+    held = threading.Event()
+    base = site({"/": "<a href=/never target=_blank>new</a> <a href=/ok target=_blank>tab</a> <a href=/never>slow</a>", "/ok": "fine",
+                 "/never": lambda request: held.wait(20)})
+
+    async def test(session):
+        await session.observe()
+        seen = await act(session, 'do(action="Click", element="0")')
+        assert "did not finish loading" in seen and "<a>new 0</a>" in seen
+        assert (await act(session, 'do(action="Click", element="1")')) == "note: this is tab 1 of 2, counted from 0\nfine"
+        await act(session, 'do(action="Switch Tab", argument="0")')
+        seen = await act(session, 'do(action="Click", element="2")')  # which belongs to the tab that was opened first
+        assert "did not finish loading" in seen and "<a>new 0</a>" in seen
+        held.set()
+    browse(test, base, Settings(timeout=1))
+
+
+def test_a_start_page_whose_image_never_comes_is_played(site):
+    held = threading.Event()
+
+    async def test(session):
+        seen = (await session.observe())[1]
+        assert "did not finish loading" in seen and "<a>on 0</a>" in seen
+        held.set()
+    browse(test, site({"/": "<a href=/>on</a><img src=/never>", "/never": lambda request: held.wait(20)}), Settings(timeout=1))
 
 
 def test_fifty_thousand_elements_are_read_within_the_cap(site):
@@ -521,6 +651,28 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site):
     assert reached == []
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+def test_calls_between_browsers_do_not_pass_the_fence(site, fenced):
+    """WebRTC speaks UDP to bare addresses, which no resolver is asked for."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
+        outside.bind(("127.0.0.1", 0))
+        outside.settimeout(3)
+        base = site({"/": f"""<script>const call = new RTCPeerConnection({{iceServers: [{{urls: 'stun:127.0.0.1:{outside.getsockname()[1]}'}}]}});
+                             call.createDataChannel('x'); call.createOffer().then(offer => call.setLocalDescription(offer))</script>"""})
+
+        async def run():
+            async with Browser(SETTINGS, sites_of([task_at(base)]) if fenced else None) as browser:
+                session = await browser.open(task_at(base))
+                await session.observe()
+                try:
+                    return bool(await asyncio.to_thread(outside.recv, 99))
+                except TimeoutError:
+                    return False
+                finally:
+                    await session.close()
+        assert asyncio.run(run()) is not fenced
+
+
 def test_a_page_that_leaves_the_sites_at_once_does_not_end_the_run(site, chat):
     outside = site({"/": "<p>pwned</p>"})
     inside = site({"/": "<a href='/trap'>on</a>", "/trap": f"<script>location = '{outside}'</script>",
@@ -551,6 +703,7 @@ def test_the_fence_is_drawn_around_every_address_of_a_task():
     wanted = {"http://a:1", "https://b:443", "http://c:80", "http://d:2", "http://e:3", "http://f:4"}
     assert sites_of([task]) == wanted
     assert sites_of([task | {"intent": "what is http://h:PORT/, https://[name].io/ or http://h:99999/?"}]) == wanted
+    assert sites_of([{"start_url": "HTTP://[::1]:8/x http://b\u00fccher.de/"}]) == {"http://[::1]:8", "http://xn--bcher-kva.de:80"}
     assert sites_of([task], "http://g:5/,nonsense") == wanted | {"http://g:5"} and sites_of([task], "all") is None
 
 
@@ -597,6 +750,13 @@ ODD = {  # pages that give what no text should be -> what the agent reads of the
     "names that are elements": ("<form name=f><input name=title value=a><input name=disabled><input name=name><img name=title></form>",
                                 "<input>disabled 1</input>"),
 }
+
+
+@pytest.mark.parametrize("script", ["Object.keys = () => []", "Array.isArray = () => true", "Array.prototype.join = () => new Date(8.64e15)",
+                                    "setTimeout = Promise = undefined", "window[Symbol.for('work')] = 1"])
+def test_a_page_that_bends_our_scripts_ends_no_run(site, chat, script):
+    tau = run_episode(chat, site({"/": f"<button>x</button><script>{script}</script>"}) + "/", ['do(action="Click", element="0")', "exit()"])
+    assert tau.status in ("ok", "env_error") and (tau.turns or "garbles" in tau.checks[0][2])
 
 
 @pytest.mark.parametrize("name", ODD)
