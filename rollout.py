@@ -290,7 +290,7 @@ INIT = r"""
       const before = depth;
       running.delete(id);
       depth = within;
-      try { callback(...given); } finally { depth = before; begun.delete(work); }
+      try { callback.apply(window, given); } finally { depth = before; begun.delete(work); }
     }, ...rest);
     running.set(id, work);
     return id;
@@ -312,8 +312,13 @@ INIT = r"""
     return send.apply(this, body);
   };
   const busy = () => [...begun.values()].some(end => now() < end);
+  let tired = 0;  // until then nothing is waited for: what has not come in three seconds is not asked for twice
   const done = async () => {
-    for (const end = now() + 3000; busy() && now() < end;) await new Promise(done => later(done, 10));
+    const end = now() + 3000;
+    while (busy() && now() > tired) {
+      if (now() > end) tired = now() + 1000;
+      else await new Promise(done => later(done, 10));
+    }
   };
   const task = () => new Promise(done => later(done));
   Object.defineProperty(window, Symbol.for('work'), {value: {done, task}});
@@ -686,6 +691,8 @@ class Browser:
                     private.on("page", lambda page: session.spawn(session.adopt(page)))
                 answer = await session.page.goto(start_url, wait_until="commit")
                 await session.settle()  # one image that never comes does not keep the agent from the page
+                if session.dead or session.page.is_closed():
+                    raise EnvError(session.dead or "the start page is gone")
                 if answer and answer.status >= 500:  # later on, the agent reads it: it may be what its own form led to
                     raise EnvError(f"the start page answered {answer.status}")
             if private.pages[0] is not session.page:

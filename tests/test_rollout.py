@@ -284,28 +284,30 @@ def test_iframes_and_shadow_trees_are_read_and_clicked(site):
 
 
 CARD = "<a href=/x><div><h3>Lamp</h3>$ 9</div></a>"
+HIDING = ("contains", "matches", "nodeType", "shadowRoot", "parentElement", "childNodes")
 READ = {  # what the web is made of -> what the agent reads
     "links around blocks": (f"{CARD}<a href=/x><img alt=pic style='float:left;width:9px;height:9px'></a>",
                             "<a>Lamp $ 9 0</a> <a>pic 1</a>"),
     "closed within": ("<div onclick=1>Shipping<div hidden><button>x</button></div></div><li role=menuitem>File<ul style='display:none'>"
                       "<li role=menuitem>Open</ul>", "<div>Shipping 0</div> <li>File 1</li>"),
-    "controls styled away": ("<style>input{display:none}</style><label><input type=radio checked>Small</label><input type=checkbox id=k>"
-                             "<label for=k>Keep</label>", "<radio>Small 0 = on</radio> <checkbox>Keep 1 = off</checkbox>"),
-    "a list in a panel": ("<div style='height:50px;overflow:auto'><p><a href=/x>one</a><p><a href=/x>two</a><p><a href=/x>three</a></div>"
-                          "<div style='height:300px'>below</div>", "<a>one 0</a>\n<a>two 1</a>\n<a>three 2</a>\nbelow"),
-    "parts of a word": ("<p>$<span>24</span>.<sup>99</sup></p><p>order <b>#12</b>-<b>34</b> hel<wbr>lo</p><b style='margin:2px'>New</b>Lamp",
-                        "$24.99\norder #12-34 hello\nNew Lamp"),
+    "controls styled away": ("<style>input{display:none}</style><label><input type=radio checked>Small</label>"
+                             "<input type=checkbox id=k><label for=k>Keep</label>",
+                             "<radio>Small 0 = on</radio> <checkbox>Keep 1 = off</checkbox>"),
+    "a list in a panel": ("<div style='height:50px;overflow:auto'><p><a href=/x>one</a><p><a href=/x>two</a>"
+                          "<p><a href=/x>three</a></div><div style='height:300px'>below</div>",
+                          "<a>one 0</a>\n<a>two 1</a>\n<a>three 2</a>\nbelow"),
+    "parts of a word": ("<p>$<span>24</span>.<sup>99</sup></p><p>order <b>#12</b>-<b>34</b> hel<wbr>lo</p>"
+                        "<b style='margin:2px'>New</b>Lamp", "$24.99\norder #12-34 hello\nNew Lamp"),
     "links in a label": ("<label><input type=checkbox>I accept the <a href=/x>terms</a></label>",
                          "<checkbox>I accept the terms 0 = off</checkbox> <a>terms 1</a>"),
-    "locked fields": ("<label>Total <input disabled value='$42'></label><fieldset disabled><a href=/x>why</a><input name=n value=3></fieldset>",
+    "locked fields": ("<label>Total <input disabled value='$42'></label>"
+                      "<fieldset disabled><a href=/x>why</a><input name=n value=3></fieldset>",
                       "Total = $42 (disabled)\n<a>why 0</a> n = 3 (disabled)"),
     "handlers and names": ("<p id=p>prop</p><script>p.onclick = () => 1</script><div contenteditable aria-label=Body>so far</div>"
                            "<button><svg width=9 height=9><title>Close</title></svg></button>",
                            "<p>prop 0</p> <div>Body 1 = so far</div> <button>Close 2</button>"),
-    "fields that hide a form": ("<form>" + "".join(f"<input name={name}>" for name in (
-        "contains", "matches", "nodeType", "shadowRoot", "parentElement", "childNodes")) + "</form><img name=body><a href=/x>on</a>",
-        " ".join(f"<input>{name} {i}</input>" for i, name in enumerate((
-            "contains", "matches", "nodeType", "shadowRoot", "parentElement", "childNodes"))) + " <a>on 6</a>"),
+    "fields that hide a form": ("<form>" + "".join(f"<input name={name}>" for name in HIDING) + "</form><img name=body><a href=/x>on</a>",
+                                " ".join(f"<input>{name} {i}</input>" for i, name in enumerate(HIDING)) + " <a>on 6</a>"),
 }
 
 
@@ -319,18 +321,20 @@ def test_what_the_web_is_made_of_is_read(site, name):
 TYPED = "<input oninput='' onkeyup='document.title = value'>"
 DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "a control styled away": ("<style>input{display:none}</style><label><input type=checkbox>Keep</label>", "Click", "Keep 0 = on"),
-    "a control out of the page": ("<style>input{position:absolute;left:-999px}</style><input type=radio id=r><label for=r>5 stars</label>",
-                                  "Click", "5 stars 0 = on"),
-    "a frame, padded and scaled": ("<iframe style='padding:90px;transform:scale(.5)' srcdoc=\"<button onclick='top.document.title=1'>b</button>\">"
-                                   "</iframe>", "Click", "<title>1"),
+    "a control out of the page": ("<style>input{position:absolute;left:-999px}</style><input type=radio id=r>"
+                                  "<label for=r>5 stars</label>", "Click", "5 stars 0 = on"),
+    "a frame, padded and scaled": ("<iframe style='padding:90px;transform:scale(.5)' "
+                                   "srcdoc=\"<button onclick='top.document.title=1'>b</button>\"></iframe>", "Click", "<title>1"),
     "a link around blocks": (CARD, "Click", "arrived"),
     "what listens to keys": (TYPED, 'Type", argument="ab', "<title>ab"),
-    "an option with a hard space": ("<select><option>a<option>Main&nbsp; Site</select>", 'Select Dropdown Option", argument="Main Site',
-                                    "= Main Site"),
-    "a request": ("<button onclick='fetch(\"/late\").then(r => r.text()).then(t => document.title = t)'>b</button>", "Click", "<title>late"),
-    "an older request": ("<button onclick='const r = new XMLHttpRequest(); r.onload = () => document.title = r.response; r.open(\"GET\", \"/late\");"
-                         " r.send()'>b</button>", "Click", "<title>late"),
-    "a timer, then a frame": ("<button onclick='setTimeout(() => requestAnimationFrame(() => document.title = 1), 300)'>b</button>", "Click", "<title>1"),
+    "an option with a hard space": ("<select><option>a<option>Main&nbsp; Site</select>",
+                                    'Select Dropdown Option", argument="Main Site', "= Main Site"),
+    "a request": ("<button onclick='fetch(\"/late\").then(r => r.text()).then(t => document.title = t)'>b</button>",
+                  "Click", "<title>late"),
+    "an older request": ("<button onclick='const r = new XMLHttpRequest(); r.onload = () => document.title = r.response;"
+                         " r.open(\"GET\", \"/late\"); r.send()'>b</button>", "Click", "<title>late"),
+    "a timer, then a frame": ("<button onclick='setTimeout(() => requestAnimationFrame(() => document.title = 1), 300)'>b</button>",
+                              "Click", "<title>1"),
     "a page built by its script": ("<a href=/built>b</a>", "Click", "built"),
     "alerts without end": ("<button onclick='setInterval(() => alert(\"<b>\"), 1)'>b</button>", "Click", "the page showed a alert: &lt;b&gt;"),
     "a question with an answer": ("<button onclick='document.title = prompt(\"who?\", \"me\")'>b</button>", "Click", "<title>me"),
@@ -359,7 +363,8 @@ def test_where_the_page_does_not_scroll_its_panel_does(site):
         await session.observe()
         await act(session, 'do(action="Scroll Down")')
         assert await session.page.evaluate("[scrollY, document.querySelector('div').scrollTop]") == [0, 480]
-    browse(test, site({"/": "<!doctype html><body style='margin:0'><div style='height:720px;overflow:auto'><p style='height:3000px'>long</div>"}))
+    page = "<!doctype html><body style='margin:0'><div style='height:720px;overflow:auto'><p style='height:3000px'>long</div>"
+    browse(test, site({"/": page}))
 
 
 def test_an_option_that_is_not_there_is_told_briefly(site):
@@ -373,7 +378,8 @@ def test_an_option_that_is_not_there_is_told_briefly(site):
 
 
 def test_an_animation_that_never_ends_is_not_waited_for(site):
-    page = "<button>b</button><script>const turn = () => requestAnimationFrame(turn), tick = () => setTimeout(tick, 50); turn(); tick()</script>"
+    page = ("<button>b</button><script>const turn = () => requestAnimationFrame(turn), tick = () => setTimeout(tick, 50); "
+            "turn(); tick()</script>")
 
     async def test(session):
         await session.observe()
@@ -385,8 +391,8 @@ def test_an_animation_that_never_ends_is_not_waited_for(site):
 
 def test_a_tab_that_never_comes_is_given_up_and_the_right_one_stopped(site):
     held = threading.Event()
-    base = site({"/": "<a href=/never target=_blank>new</a> <a href=/ok target=_blank>tab</a> <a href=/never>slow</a>", "/ok": "fine",
-                 "/never": lambda request: held.wait(20)})
+    links = "<a href=/never target=_blank>new</a> <a href=/ok target=_blank>tab</a> <a href=/never>slow</a>"
+    base = site({"/": links, "/ok": "fine", "/never": lambda request: held.wait(20)})
 
     async def test(session):
         await session.observe()
@@ -657,8 +663,9 @@ def test_calls_between_browsers_do_not_pass_the_fence(site, fenced):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
         outside.bind(("127.0.0.1", 0))
         outside.settimeout(3)
-        base = site({"/": f"""<script>const call = new RTCPeerConnection({{iceServers: [{{urls: 'stun:127.0.0.1:{outside.getsockname()[1]}'}}]}});
-                             call.createDataChannel('x'); call.createOffer().then(offer => call.setLocalDescription(offer))</script>"""})
+        base = site({"/": f"""<script>
+            const call = new RTCPeerConnection({{iceServers: [{{urls: 'stun:127.0.0.1:{outside.getsockname()[1]}'}}]}});
+            call.createDataChannel('x'); call.createOffer().then(offer => call.setLocalDescription(offer))</script>"""})
 
         async def run():
             async with Browser(SETTINGS, sites_of([task_at(base)]) if fenced else None) as browser:
@@ -752,10 +759,12 @@ ODD = {  # pages that give what no text should be -> what the agent reads of the
 }
 
 
-@pytest.mark.parametrize("script", ["Object.keys = () => []", "Array.isArray = () => true", "Array.prototype.join = () => new Date(8.64e15)",
-                                    "setTimeout = Promise = undefined", "window[Symbol.for('work')] = 1"])
+@pytest.mark.parametrize("script", [
+    "Object.keys = () => []", "Array.isArray = () => true", "Array.prototype.join = () => new Date(8.64e15)",
+    "setTimeout = Promise = undefined", "window[Symbol.for('work')] = 1"])
 def test_a_page_that_bends_our_scripts_ends_no_run(site, chat, script):
-    tau = run_episode(chat, site({"/": f"<button>x</button><script>{script}</script>"}) + "/", ['do(action="Click", element="0")', "exit()"])
+    base = site({"/": f"<button>x</button><script>{script}</script>"})
+    tau = run_episode(chat, f"{base}/", ['do(action="Click", element="0")', "exit()"])
     assert tau.status in ("ok", "env_error") and (tau.turns or "garbles" in tau.checks[0][2])
 
 
