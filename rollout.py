@@ -79,17 +79,19 @@ class EnvError(Exception):
 # --------------------------------------------------------------------------------------------------------------------
 # Observation: a page as simplified HTML
 
+# Of a link around blocks, or around what floats, the first box is empty: where it is then tells its content.
+BOX_OF = """
+  const boxOf = el => {
+    const range = new Range(), seen = r => r.width >= 1 && r.height >= 1;
+    range.selectNodeContents(el);
+    return [...el.getClientRects()].find(seen) || [...range.getClientRects()].find(seen);
+  };"""
+
 # Returns the text; the page keeps the elements that the ids in it stand for. One walk decides what is shown and what
 # can be used; two ways to write it down. Compact: a usable element is <tag>name id[ = value]</tag>, name then id, side
 # by side, so that finding an element by its name is copying what once followed that name. webrl: nested tags as in the
 # data of WebRL and WebArena-Lite, <tag id="ID" data-text="..." data-bbox="x,y,w,h"> text </tag>; which elements get ids
 # follows our walk.
-BOX_OF = """
-  const boxOf = el => {  // of a link around blocks, or around what floats, the first box is empty: then its content's
-    const range = new Range(), seen = r => r.width >= 1 && r.height >= 1;
-    range.selectNodeContents(el);
-    return [...el.getClientRects()].find(seen) || [...range.getClientRects()].find(seen);
-  };"""
 OBSERVE = r"""
 ([webrl, viewportOnly, maxChars]) => {
   BOX_OF
@@ -130,8 +132,9 @@ OBSERVE = r"""
   const native = el => el.matches(NATIVE);
   const marked = el => native(el) || ROLES.test(role(el)) || clickHandlers?.has(el);
   const disabled = el => el.matches(':disabled');  // el.disabled: of a form, an input of that name
+  // Of a control that is styled away the label is what one sees and presses.
   const stands = el => el.localName === 'label' && el.control?.matches('input[type=checkbox],input[type=radio]')
-    && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));  // for a control that is styled away
+    && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));
   const clickable = (el, style) => !disabled(el) && el.getAttribute('aria-disabled') !== 'true' && (marked(el)
     || stands(el) || typeof el.onclick === 'function' || el.isContentEditable && !el.parentElement?.isContentEditable
     || el.tabIndex >= 0 && el.hasAttribute('tabindex')
