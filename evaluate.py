@@ -263,6 +263,8 @@ async def evaluate_js(page, expression: str) -> str | None:
         if "SyntaxError" in str(error):
             return None
         raise
+    except (ValueError, TypeError, KeyError):  # out of Playwright's reader: the page's own functions gave it no value
+        return None
     return None if value is None else str(value)
 
 

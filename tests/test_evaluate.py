@@ -198,6 +198,12 @@ def test_a_missing_element_fails_every_check(site):
     assert all(not passed and "there is no" in why for (_, passed, why), in made)
 
 
+def test_what_no_reader_understands_is_a_missing_element(site):
+    page = "<p id=t>x</p><script>document.querySelector = () => ({innerText: new Date(8.64e15)})</script>"
+    ((_, passed, why),), = judge(site({"/": page}) + "/", (target("last", TEXT, must_include=["x"]), "done"))
+    assert not passed and "there is no" in why
+
+
 def test_a_site_that_does_not_answer_is_no_verdict(site):
     def broken(handler):
         handler.send_response(503)
