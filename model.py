@@ -79,8 +79,9 @@ class ModelConfig:
                 raise ValueError(f"{source}: {field} is {raw[field]!r:.60}; {remedy}.")
         if raw.get("hidden_act", "silu") != "silu":
             raise ValueError(f"{source}: hidden_act is {raw['hidden_act']!r:.60}; only silu is supported.")
-        if others := set(raw.get("layer_types") or ()) - {"full_attention"}:
-            raise ValueError(f"{source}: layer_types names {min(others)}; only full attention is supported.")
+        layers = raw.get("layer_types") or []
+        if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
+            raise ValueError(f"{source}: layer_types is {layers!r:.60}; only full_attention is supported.")
         # Two spellings are in use: rope_theta + rope_scaling, and the newer rope_parameters that holds both. transformers
         # goes by rope_scaling where a file has the two: what a user adds to what it wrote then counts.
         spelled = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
@@ -656,9 +657,11 @@ def load(path_or_hub_id: str, dtype=torch.float32, device="cpu", sharded=False, 
                 found[key] = part
         if missing := sorted(set(state) - set(found)):
             raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}.")
-        shared = "model.embed_tokens.weight"
-        if twice is not None and not (len(twice) == config.vocab_size and (twice == found[shared].get_tensor(shared)).all()):
-            raise ValueError(f"{path}: lm_head.weight differs from {shared}; set tie_word_embeddings to false in config.json.")
+        if twice is not None:
+            embedding = found["model.embed_tokens.weight"].get_tensor("model.embed_tokens.weight")
+            if twice.shape != embedding.shape or not (twice == embedding).all():
+                raise ValueError(f"{path}: lm_head.weight differs from model.embed_tokens.weight; set tie_word_embeddings "
+                                 "to false in config.json.")
         model = (shard(model, replicas) if sharded else model).to_empty(device=device)
         state = model.state_dict()
         for key, part in found.items():

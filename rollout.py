@@ -809,7 +809,8 @@ class Session:
         except EnvError:
             self.notes.append(f"the page did not finish loading within {self.settings.timeout:.0f} s and was stopped")
             with contextlib.suppress(PlaywrightError, EnvError):  # a page may be deaf to this, too
-                await bounded(self.devtools[self.page].send("Page.stopLoading"), 1, "stopping")
+                if self.page in self.devtools:  # a tab that is only opening has no line yet
+                    await bounded(self.devtools[self.page].send("Page.stopLoading"), 1, "stopping")
                 if self.page.url in ("", "about:blank") and len(self.context.pages) > 1:  # a tab that nothing came to
                     await bounded(self.page.close(), 1, "closing")
             self.loading.clear()

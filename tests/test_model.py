@@ -494,7 +494,7 @@ def test_two_ranks_equal_one(tmp_path, replicas):
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling asks for 'dynamic'"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters asks for 'yarn'"),
     ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}}, "rope_scaling asks for 'yarn'"),
-    ({"layer_types": ["chunked_attention"]}, "layer_types"),
+    ({"layer_types": ["chunked_attention"]}, "layer_types"), ({"layer_types": 3}, "layer_types"), ({"layer_types": [[]]}, "layer_types"),
     ({"model_type": "llama", "attention_bias": True}, "attention_bias"), ({"mlp_bias": True}, "mlp_bias")])
 def test_unsupported_configs_are_refused_by_name(changes, word):
     with pytest.raises(ValueError, match=word):
@@ -576,6 +576,9 @@ def test_a_matrix_stored_twice_is_read_once_if_it_is_the_same(tmp_path):
     assert torch.equal(load(tmp_path).model.embed_tokens.weight, model.model.embed_tokens.weight)
     save_file(state | {"lm_head.weight": state["model.embed_tokens.weight"] + 1}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="lm_head.weight differs .* set tie_word_embeddings to false"):
+        load(tmp_path)
+    save_file(state | {"lm_head.weight": torch.zeros(400, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="lm_head.weight differs"):
         load(tmp_path)
 
 
