@@ -24,11 +24,11 @@ test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
 
-base: setup ## pre-train sandbox/base again from random weights, about 20 minutes on one core, into runs/base
+base: setup ## pre-train worlds/base again from random weights, about 20 minutes on one core, into runs/base
 	mkdir -p runs
-	$(PY) -m sandbox.exercises --rows 14000 --size 7 --seed 1 > runs/exercises-small.jsonl
+	$(PY) -m worlds.sandbox.exercises --rows 14000 --size 7 --seed 1 > runs/exercises-small.jsonl
 	$(PY) bc.py --fresh --data runs/exercises-small.jsonl --lr 2e-3 --epochs 1 --batch 48 --max-tokens 4096 --out runs/base-small
-	$(PY) -m sandbox.exercises --rows 24000 > runs/exercises-large.jsonl
+	$(PY) -m worlds.sandbox.exercises --rows 24000 > runs/exercises-large.jsonl
 	$(PY) bc.py --model runs/base-small --data runs/exercises-large.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --max-tokens 4096 --out runs/base
 
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
@@ -47,11 +47,11 @@ $(FIGURES)/%.json: $(RUNS)/%/done # evaluated in a folder of its own: the run's 
 	if [ -f $(RUNS)/$*/metrics.jsonl ]; then cp $(RUNS)/$*/metrics.jsonl $(FIGURES)/$*-metrics.jsonl; fi
 
 $(RUNS)/base/done:
-	mkdir -p $(@D) && cp sandbox/base/* $(@D) && touch $@
+	mkdir -p $(@D) && cp worlds/base/* $(@D) && touch $@
 $(RUNS)/nothink-base/done: # a response is an action and nothing else
-	mkdir -p $(@D) && cp sandbox/base/* $(@D) && sed 's/"think": true/"think": false/' sandbox/base/agent.json > $(@D)/agent.json && touch $@
+	mkdir -p $(@D) && cp worlds/base/* $(@D) && sed 's/"think": true/"think": false/' worlds/base/agent.json > $(@D)/agent.json && touch $@
 $(RUNS)/whole-base/done: # compression off: every page stays in the history
-	mkdir -p $(@D) && cp sandbox/base/* $(@D) && sed 's/}/, "compress": false}/' sandbox/base/agent.json > $(@D)/agent.json && touch $@
+	mkdir -p $(@D) && cp worlds/base/* $(@D) && sed 's/}/, "compress": false}/' worlds/base/agent.json > $(@D)/agent.json && touch $@
 
 $(RUNS)/bc/done:
 	$(PY) bc.py --out $(@D) --seed $(SEED) && touch $@

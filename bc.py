@@ -29,19 +29,19 @@ from pathlib import Path
 
 import torch
 
-import sandbox
+from worlds import sandbox
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, replay, respond, rows
 from evaluate import score, site_urls, start_run
 from model import (all_max, all_sum, clip_gradients, init_dist, leave, load, load_tokenizer, load_training, new,
                    parse_json, rank, save, save_training, shard, token_logprobs, world_size)
 from rollout import ActionError, Settings, actions_help, parse, play
-from sandbox.webarena import join_steps, read_step
+from worlds.webarena import join_steps, read_step
 
 
 @dataclass
 class Config(Settings):
     # Model and data
-    model: str = "sandbox/base"   # checkpoint directory or hub id to start from
+    model: str = "worlds/base"   # checkpoint directory or hub id to start from
     fresh: bool = False           # from random weights: of the checkpoint, only config.json and the tokenizer are read
     data: str = "experts"         # "experts": record the sandbox's experts; a trajectory file (.jsonl), or WebRL's rows
     demos: int = 150              # demonstrations to record
@@ -127,7 +127,7 @@ def read_rows(path: str) -> list[tuple[str, dict]]:
 
 
 def read_demonstrations(path: str, log=print) -> list[dict]:
-    """Successful trajectories of a trajectories.jsonl, or those that WebRL's rows make up (see sandbox/webarena.py).
+    """Successful trajectories of a trajectories.jsonl, or those that WebRL's rows make up (see worlds/webarena.py).
 
     Raises ValueError naming file, line and field. What is left out is counted and told.
     """

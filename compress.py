@@ -393,7 +393,7 @@ def open_chat(tokenizer: Tokenizer, checkpoint: str | Path, actions_help: str) -
 def main():
     parser = argparse.ArgumentParser(description="What compression and packing save on the longest episode of a file.")
     parser.add_argument("trajectories", nargs="?", default="assets/episode.jsonl", help="a run's trajectories.jsonl")
-    parser.add_argument("--model", default="sandbox/base", help="checkpoint directory, for its tokenizer and prompt")
+    parser.add_argument("--model", default="worlds/base", help="checkpoint directory, for its tokenizer and prompt")
     parser.add_argument("--max-tokens", type=int, default=1024, help="per micro-batch")
     args = parser.parse_args()
     chat = open_chat(load_tokenizer(args.model), args.model, actions_help="")

@@ -45,17 +45,17 @@ import torch
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
-import sandbox
+from worlds import sandbox
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from model import (Transformer, all_max, computing_dtype, init_dist, leave, load, load_tokenizer, parse_json, rank,
                    read_json, world_size, writing)
 from rollout import Browser, EnvError, Settings, actions_help, bounded, play, readable, rollout
-from sandbox import miniwob, webarena
-from sandbox.webarena import (INEQUALITY, answers_and_pages, call_helper, check_row, check_world, needs_judge,
+from worlds import miniwob, webarena
+from worlds.webarena import (INEQUALITY, answers_and_pages, call_helper, check_row, check_world, needs_judge,
                               site_urls)
 
 # --------------------------------------------------------------------------------------------------------------------
-# Tasks: plain dicts in WebArena's JSON schema (sandbox/webarena.py), from files, the sandbox or MiniWoB++
+# Tasks: plain dicts in WebArena's JSON schema (worlds/webarena.py), from files, the sandbox or MiniWoB++
 
 
 def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:
@@ -828,7 +828,7 @@ def open_policy(cfg: Config, device) -> tuple[Transformer | Endpoint, Chat]:
         raise ValueError("--policy-url needs --policy-model, the name that the server knows the model by.")
     # Sizes are counted with the tokenizer of --model. The small base's is a stand-in: it counts about twice as many.
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help()) if cfg.model else \
-        Chat(load_tokenizer(Path(__file__).parent / "sandbox" / "base"), system_prompt(actions_help(), think=True))
+        Chat(load_tokenizer(Path(__file__).parent / "worlds" / "base"), system_prompt(actions_help(), think=True))
     return Endpoint(cfg.policy_url, cfg.policy_model), chat
 
 

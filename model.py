@@ -618,7 +618,7 @@ def resolve(path_or_hub_id: str) -> Path:
     missing = (f"no checkpoint at {str(path_or_hub_id)!r}: it is neither a directory with config.json nor a model that the "
                "hub could give")
     # What begins with a directory of ours was meant as one: asking the hub would only make the user wait.
-    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in ("runs", "sandbox") or path.parent.is_dir():
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in ("runs", "worlds") or path.parent.is_dir():
         raise ValueError(f"{missing}; check the spelling, or train it first.")
     try:
         from huggingface_hub import snapshot_download

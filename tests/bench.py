@@ -333,7 +333,7 @@ def clicks(chat, turns: int):
 
 def rollout(args):
     """Environment steps beside bare Playwright; kept keys and values; episodes that wait for each other or do not."""
-    base = "sandbox/base"
+    base = "worlds/base"
     chat = open_chat(load_tokenizer(base), base, actions_help())
     with open_sites("sandbox") as urls:
         tasks = load_tasks("sandbox:test:64", urls)
@@ -382,7 +382,7 @@ def rollout(args):
 
 def leaks(args):
     """Plays short episodes; prints what our process and Chromium's hold every 200."""
-    base, began = "sandbox/base", time.monotonic()
+    base, began = "worlds/base", time.monotonic()
     chat, ended = open_chat(load_tokenizer(base), base, actions_help()), 0
     resident = lambda process: memory("VmRSS", process) / 2 ** 20
 

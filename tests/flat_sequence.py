@@ -90,7 +90,7 @@ def figure(result: dict, said: str) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sandbox/base")
+    parser.add_argument("--model", default="worlds/base")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--out", help="write OUT.json and OUT.svg")
     args = parser.parse_args()

@@ -8,12 +8,12 @@ import torch
 from conftest import tiny_model
 
 import bc
-import sandbox
+from worlds import sandbox
 from bc import Config, learning_rate, read_demonstrations, record, train
 from compress import Chat, pad, replay, rows
 from model import load, token_logprobs
 from rollout import play
-from sandbox.webarena import Page
+from worlds.webarena import Page
 
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
     {"url": "http://x/", "observation": "<a>red lamp 5</a>",

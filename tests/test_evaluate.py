@@ -21,9 +21,9 @@ from conftest import ROOT
 from evaluate import (Config, Endpoint, Judge, World, checks, load_tasks, needs_judge, open_sites, pass_at, rate, read_tasks,
                       report, score, site_urls, start_run, string_match, summarize, table, url_match, wilson)
 from rollout import Browser, EnvError, Settings, play, sites_of
-from sandbox import miniwob, webarena
-from sandbox.server import Server
-from sandbox.webarena import check_row
+from worlds import miniwob, webarena
+from worlds.sandbox.server import Server
+from worlds.webarena import check_row
 
 
 def make_task(**spec):
@@ -1113,9 +1113,9 @@ def test_a_checkpoint_is_evaluated_end_to_end(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, max_context, max_turns", [
-    (["--model", "sandbox/base"], 1536, "10"), (["--model", "sandbox/base", "--max-context", "900"], 900, "10"),
+    (["--model", "worlds/base"], 1536, "10"), (["--model", "worlds/base", "--max-context", "900"], 900, "10"),
     (["--model", "someone/elses-model"], 16384, "15"), (["--policy-url", "http://127.0.0.1:9/v1"], 16384, "15"),
-    (["--policy-url", "http://127.0.0.1:9/v1", "--model", "sandbox/base"], 1536, "10")])
+    (["--policy-url", "http://127.0.0.1:9/v1", "--model", "worlds/base"], 1536, "10")])
 def test_a_checkpoint_of_ours_remembers_its_sizes_and_others_get_those_of_real_sites(arguments, max_context, max_turns, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
     monkeypatch.chdir(ROOT)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-import sandbox
+from worlds import sandbox
 from rollout import parse
-from sandbox import exercises as ex
+from worlds.sandbox import exercises as ex
 
 BASE = Path(ex.__file__).parent / "base"
 

@@ -16,7 +16,7 @@ from compress import open_chat, replay, rows
 from evaluate import load_tasks, report, start_run
 from model import load, load_tokenizer, load_training, save, save_training
 from rollout import sites_of
-from sandbox import webarena
+from worlds import webarena
 from test_bc import RECORD
 from test_evaluate import GOOD, make_task, target
 

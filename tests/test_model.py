@@ -140,7 +140,7 @@ def test_what_starts_from_nothing_is_the_identity_between_embedding_and_head():
 @torch.no_grad()
 def test_with_biases_it_starts_by_looking_up_what_once_followed_two_tokens():
     """From plain random weights the answer is right once in 1,890 times, and gradient descent finds this very late."""
-    model, generator, right = new(ROOT / "sandbox/base"), torch.Generator().manual_seed(0), 0
+    model, generator, right = new(ROOT / "worlds/base"), torch.Generator().manual_seed(0), 0
     for _ in range(60):
         row = torch.randperm(model.config.vocab_size, generator=generator)[:40]
         i = int(torch.randint(0, 36, (1,), generator=generator))

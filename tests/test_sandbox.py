@@ -18,16 +18,16 @@ from urllib.parse import urlencode
 
 import pytest
 
-import sandbox
+from worlds import sandbox
 from compress import Chat, respond
 from conftest import ROOT
 from evaluate import score, site_urls
 from rollout import Settings, play
-from sandbox import server as web
-from sandbox import words
-from sandbox.experts import SCRIPTS, Page, done, to_row
-from sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
-from sandbox.tasks import task as draw
+from worlds.sandbox import server as web
+from worlds.sandbox import words
+from worlds.sandbox.experts import SCRIPTS, Page, done, to_row
+from worlds.sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
+from worlds.sandbox.tasks import task as draw
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +333,7 @@ def test_a_checkout_moves_the_cart_into_an_order(server):
 
 # ---- the process
 def test_the_sites_end_with_whoever_started_them():
-    process = subprocess.Popen([sys.executable, "-m", "sandbox", "--pipe"], cwd=ROOT, text=True,
+    process = subprocess.Popen([sys.executable, "-m", "worlds.sandbox", "--pipe"], cwd=ROOT, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     sites = json.loads(process.stdout.readline())
     assert sites.keys() == {"SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP"}
@@ -342,14 +342,14 @@ def test_the_sites_end_with_whoever_started_them():
 
 
 def test_a_taken_port_is_one_sentence(server):
-    done = subprocess.run([sys.executable, "-m", "sandbox", "--port", str(server.server_port)], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-m", "worlds.sandbox", "--port", str(server.server_port)], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode and "--port" in done.stderr and "Traceback" not in done.stderr
 
 
 # ---- tasks
 def test_no_word_means_two_things():
-    labels = set(re.findall("[a-z]+", "".join((ROOT / f"sandbox/{name}.py").read_text() for name in web.SITES)))
+    labels = set(re.findall("[a-z]+", "".join((ROOT / f"worlds/sandbox/{name}.py").read_text() for name in web.SITES)))
     every = [word for name, value in vars(words).items() if name.isupper() and name not in ("CATEGORIES", "FORUMS")
              for word in value] + words.FORUMS + list(words.CATEGORIES)
     assert [word for word, n in Counter(every).items() if n > 1] == []

@@ -14,10 +14,10 @@ import pytest
 import torch
 from conftest import ROOT
 
-import sandbox
+from worlds import sandbox
 from evaluate import Run
 from model import load
-from sandbox import tasks
+from worlds.sandbox import tasks
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = ["--max-turns", "2", "--max-new-tokens", "8", "--max-context", "1200", "--concurrency", "4"]
@@ -72,7 +72,7 @@ def lock_step(tmp_path_factory):
     path.write_text(json.dumps(wanted))
     with sandbox.start() as urls:
         yield lambda out, *more, name="mgrpo.py", first=(), ranks=0: script(
-            name, *first, "--model", ROOT / "sandbox/base", "--tasks", path, "--out", out, "--batch", 4, "--G", 4, "--max-turns", 1,
+            name, *first, "--model", ROOT / "worlds/base", "--tasks", path, "--out", out, "--batch", 4, "--G", 4, "--max-turns", 1,
             "--max-new-tokens", 32, "--temperature", 1, "--deterministic", *more, ranks=ranks, env=ENV | urls)
 
 
@@ -187,7 +187,7 @@ def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(checkpoint, t
     ("bc.py", ["--data", "/no/such.jsonl"], ["/no/such.jsonl"]),
     ("mgrpo.py", ["--loss-norm", "mean"], ["--loss-norm", "paper, token or constant"]),
     ("mgrpo.py", ["--observation", "screenshot"], ["--observation screenshot", "compact"]),
-    ("mgrpo.py", ["--model", "sandbox/base", "--tasks", "sandbox:train:5"], ["--batch 24", "5 tasks"]),
+    ("mgrpo.py", ["--model", "worlds/base", "--tasks", "sandbox:train:5"], ["--batch 24", "5 tasks"]),
     ("bc.py", ["--max-context", "100", "--max-new-tokens", "10", "--data", "assets/episode.jsonl"], ["fits --max-context 100"]),
     ("evaluate.py", ["--model", "runs/nowhere"], ["runs/nowhere"]),
     ("evaluate.py", ["--observation", "screenshot"], ["--observation screenshot", "compact"]),

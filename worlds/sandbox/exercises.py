@@ -6,8 +6,8 @@ and responses its action grammar, so what is learned is reading and copying. Non
 demonstrations occurs, and the instructions' verbs (point at, find, write, pick, say, note) do not open any task. Rows are
 trajectory records, which bc.py trains on as they are:
 
-    python -m sandbox.exercises --tokenizer sandbox/base             # tokenizer.json, tokenizer_config.json, agent.json
-    python -m sandbox.exercises --rows 40000 --seed 0 > rows.jsonl   # exercises of 1 to 4 rounds each
+    python -m worlds.sandbox.exercises --tokenizer worlds/base             # tokenizer.json, tokenizer_config.json, agent.json
+    python -m worlds.sandbox.exercises --rows 40000 --seed 0 > rows.jsonl   # exercises of 1 to 4 rounds each
 
 Three choices make look-up learnable for a model of this size. Names on a page share their words, so that no single
 word identifies one. Queries are drawn with replacement, so that "not answered yet" is no clue. Ids often are random

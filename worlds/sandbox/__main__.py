@@ -1,4 +1,4 @@
-"""python -m sandbox [--port N]: serve the sites on this machine and print the address of a page that links them."""
+"""python -m worlds.sandbox [--port N]: serve the sites on this machine and print the address of a page that links them."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import threading
 
 from .server import Server
 
-parser = argparse.ArgumentParser(prog="python -m sandbox", description="Serve the embedded websites on 127.0.0.1.")
+parser = argparse.ArgumentParser(prog="python -m worlds.sandbox", description="Serve the embedded websites on 127.0.0.1.")
 parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
 parser.add_argument("--pipe", action="store_true", help="print the addresses as JSON; end when standard input closes")
 args = parser.parse_args()

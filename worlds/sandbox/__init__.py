@@ -21,10 +21,10 @@ __all__ = ["start", "tasks", "expert", "random_policy"]
 def start():
     """Serve the sites from a process of their own, yield their addresses. It ends with this block or this process."""
     # In a session of its own Ctrl-C does not reach it: it ends when its standard input closes, after whoever uses it.
-    process = subprocess.Popen([sys.executable, "-m", "sandbox", "--pipe"], cwd=Path(__file__).parent.parent, text=True,
+    process = subprocess.Popen([sys.executable, "-m", "worlds.sandbox", "--pipe"], cwd=Path(__file__).parents[2], text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     with process:  # leaving closes the pipes and waits
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the sandbox did not start (exit status {process.wait()}): try `python -m sandbox`")
+            raise RuntimeError(f"the sandbox did not start (exit status {process.wait()}): try `python -m worlds.sandbox`")
         yield json.loads(line)
