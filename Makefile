@@ -25,9 +25,10 @@ test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
 
 base: setup ## pre-train worlds/base again from random weights, about 20 minutes on one core, into runs/base
-	mkdir -p runs
+	rm -rf runs/start
+	$(PY) -m worlds.sandbox.exercises --tokenizer runs/start
 	$(PY) -m worlds.sandbox.exercises --rows 14000 --size 7 --seed 1 > runs/exercises-small.jsonl
-	$(PY) bc.py --fresh --data runs/exercises-small.jsonl --lr 2e-3 --epochs 1 --batch 48 --max-tokens 4096 --out runs/base-small
+	$(PY) bc.py --model runs/start --data runs/exercises-small.jsonl --lr 2e-3 --epochs 1 --batch 48 --max-tokens 4096 --out runs/base-small
 	$(PY) -m worlds.sandbox.exercises --rows 24000 > runs/exercises-large.jsonl
 	$(PY) bc.py --model runs/base-small --data runs/exercises-large.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --max-tokens 4096 --out runs/base
 

@@ -1,111 +1,111 @@
-"""WebAgent-R1 (arXiv 2505.16421): end-to-end reinforcement learning of a web agent with M-GRPO, multi-turn group
-relative policy optimization.
+"""WebAgent-R1 (arXiv 2505.16421): end-to-end reinforcement learning of a web agent with M-GRPO,
+multi-turn group relative policy optimization.
 
-For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i earns r_i = 1 if the
-task is done, else 0. All its tokens share the advantage A_i = (r_i - mean(r)) / std(r), and the policy minimises
+For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i
+earns r_i = 1 if the task is done, else 0. All its tokens share the advantage
+A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, the policy minimizes
 
-    L = - 1/G sum_i  1/|tau_i| sum_j  1/|a_ij| sum_t  [ min(rho A_i, clip(rho, 1-eps, 1+eps) A_i) - beta KL ]
+    L = - 1/G sum_i 1/|tau_i| sum_j 1/|a_ij| sum_t
+            [ min(rho A_i, clip(rho, 1-eps, 1+eps) A_i) - beta KL ]
 
-    rho = pi(token | h_j, a_ij,<t) / pi_old(...)   i: episodes, j: turns, t: tokens of a response; h_j: compress.context
+    rho = pi(token | h_j, a_ij,<t) / pi_old(...)      i: episodes, j: turns, t: tokens of a response
 
-In PyTorch's words: the policy pi is the language model, an episode (trajectory tau) one attempt at a task. The reward
-comes once, at its end, and no gradient runs through browser or judge; so sampled tokens are made likelier or less
-likely, by the gradient of A log pi. The advantage A is the reward less the group's mean (the baseline), in standard
-deviations: what went better than the other attempts is raised, the rest lowered. pi_old are the weights that sampled.
-Where rho has left 1 +- eps in the direction that A asks for, the clip ends a token's gradient, so that several
-optimizer steps on the same episodes cannot run away. KL is the distance to the reference, the policy that training
-began with. The entropy in the metrics says how much pi still varies.
+In PyTorch's words: the policy pi is the language model, and an episode (trajectory tau) is one
+attempt at a task. The reward comes once, at the end, and no gradient runs through browser or judge.
+Instead the gradient of A log pi makes sampled tokens more or less likely: the advantage A compares
+the reward with the group's mean (the baseline), in standard deviations, so attempts that went
+better than the others become more likely. pi_old are the weights that sampled. Clipping ends a
+token's gradient once rho has left 1 +- eps in the direction that A asks for, so several optimizer
+steps on the same episodes cannot run away. KL is the distance to the reference, the policy that
+training began with. The entropy in the metrics says how much pi still varies.
 
-    python mgrpo.py                              # the sandbox on a laptop; without --model it runs bc.py's stage first
+    python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
 
-Differs from the paper: groups in which all rewards are equal leave the step whole, their KL term too (the paper's
-formula divides by a standard deviation of 0 there); an episode that the environment broke leaves its group instead of
-counting as a failure; an episode without exit earns nothing for its answer; all tokens of a batch weigh alike by
-default (--loss-norm paper: as above). From the released code: see compress.py.
+Differs from the paper: a group with equal rewards leaves the step, with its KL term (the formula
+would divide by a standard deviation of 0). An episode that the environment broke leaves its group
+and is no failure. An episode without exit earns nothing for its answer. By default all tokens of a
+batch weigh the same (--loss-norm paper: as above). compress.py says how the released code differs.
 
-Symbols below are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens of a micro-batch.
+Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens.
 """
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before whatever imports torch
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
 
-import argparse
 import asyncio
-import math
 import random
-import shutil
-import signal
-import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 import bc
-from bc import Stop, command_line, resume
+from bc import count_skipped, optimizer_step
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
-from evaluate import Benchmark, World, load_tasks, newest, open_sites, report, start_run
-from model import (all_max, all_sum, clip_gradients, gather, init_dist, load, load_tokenizer, rank, save, save_training,
-                   token_logprobs, world_size)
+from evaluate import (Benchmark, Environment, command_line, evaluate, newest, report, resume,
+                      start_run)
+from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save,
+                   save_training, token_logprobs, world_size)
 from rollout import actions_help, rollout
+from worlds import load_tasks, open_sites
 
 
 @dataclass
 class Config(Benchmark):
     # Model and data
-    model: str = ""               # warm-started checkpoint; "": runs/bc, made by bc.py's defaults if it is not there
-    tasks: str = "sandbox:train"  # or a file of tasks in WebArena's JSON format
-    out: str = "runs/mgrpo"       # where everything goes; afterwards this directory is the checkpoint
+    model: str = ""              # warm-started checkpoint; "": runs/bc, made by bc.py if missing
+    tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], or WebArena task files; commas
+    out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
-    steps: int = 15               # one batch of tasks each
-    batch: int = 24               # tasks per step, over all ranks
-    G: int = 8                    # episodes per task
-    eps: float = 0.2              # clip range of the ratio rho
-    beta: float = 0.0             # weight of the KL to the start policy; 0 loads no reference, and kl is logged as 0
-    updates_per_batch: int = 3    # optimizer steps on the same episodes: from the second on rho leaves 1, the clip acts
-    dynamic_sampling: int = 0     # rounds in which further tasks may take the places of groups that teach nothing
-    loss_norm: str = "token"      # paper: 1/(G |tau| |a|); token: all alike; constant: 1/(G max_turns max_new_tokens)
-    temperature: float = 0.7      # of sampling, and so of training's log-probs; at 1 a policy so small often strays
+    steps: int = 15              # one batch of tasks each
+    batch: int = 24              # tasks per step, over all ranks
+    G: int = 8                   # episodes per task
+    eps: float = 0.2             # clip range of the ratio rho
+    beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
+    updates_per_batch: int = 3   # optimizer steps on the same episodes; from the second on, clipped
+    loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
+    temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
     # Optimization
-    lr: float = 2e-4              # of the highest step
-    warmup: int = 3               # steps that lr rises for: Adam's first steps are its largest, and its least informed
-    decay: bool = True            # then fall, linearly, to 0 at the end
-    clip: float = 1.0             # gradient norm
-    max_tokens: int = 8192        # per micro-batch: lower it when memory runs out
-    recompute: bool = False       # activation checkpointing
-    replicas: int = 1             # groups of ranks that each hold the whole model (HSDP); one a node spares the network
-    seed: int = 0
-    save_every: int = 5           # steps between checkpoints
-    keep: int = 0                 # that many of the newest ones stay, as OUT/step-00005 and so on
-    held_out: str = ""            # tasks to try greedily at every checkpoint; the best one stays as OUT/best
-    resume: bool = True           # go on where the run in OUT stopped; --no-resume begins it anew
-    force: bool = False           # go on also if it was begun with other values
+    lr: float = 2e-4             # peak learning rate
+    warmup: float = 0.2          # share of the steps in which lr rises; Adam's first are noisy
+    decay: bool = True           # then lr falls, linearly, to 0 at the end
+    clip: float = 1.0            # largest gradient norm
+    max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
+    recompute: bool = False      # activation checkpointing
+    replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
+    seed: int = 0                # of the order of tasks and of sampling
+    held_out: str = ""           # tasks to evaluate greedily on the way; OUT/best keeps the best
+    held_out_every: int = 5      # steps between these evaluations
+    save_every: int = 1          # steps between saves of weights and training state
+    keep_every: int = 0          # steps between checkpoints that stay, as OUT/step-00010; 0: none
+    resume: bool = True          # continue the run in OUT from its last save, if there is one
+    force: bool = False          # continue even if that run has other settings
     # Rollout, sized for the sandbox and a CPU
-    max_turns: int = 10
-    max_new_tokens: int = 64
-    max_context: int = 1536
-    concurrency: int = 16
-    # Preset
-    paper: bool = False           # the paper's values (Appendix B) for everything not given on the command line
+    max_turns: int = 10          # responses per episode
+    max_new_tokens: int = 64     # per response
+    max_context: int = 1536      # tokens of history, page and response together
+    paper: bool = False          # the paper's values (Appendix B) for all flags not given
 
 
-# Appendix B, but G and max_turns, which are the released code's. steps: one pass over its 647 tasks; concurrency: a
-# step's episodes on each of eight ranks.
-PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384, max_new_tokens=1024,
-             max_turns=15, steps=40, updates_per_batch=1, warmup=0, decay=False, loss_norm="paper",
-             recompute=True, max_tokens=16384, concurrency=8)
+# Appendix B; G and max_turns are the released code's. steps: one pass over its 647 tasks.
+# concurrency: a step's episodes on each of eight ranks. save_every: a 3B model's state is 37 GB.
+PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384,
+             max_new_tokens=1024, max_turns=15, steps=40, updates_per_batch=1, warmup=0.0,
+             decay=False, loss_norm="paper", recompute=True, max_tokens=16384, concurrency=8,
+             save_every=5)
 
 
-# ------------------------------------------------------------------------------------------ the algorithm: fork here --
+# ---------------------------------------------------------------------- the algorithm: fork here --
 
 
 def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
-    """Sets A_i of a group's valid trajectories; returns those that train: all of the valid ones, or none.
+    """Sets A_i of a group's valid trajectories; returns those that train: all valid ones, or none.
 
-    The baseline is over trajectories, not turns. Broken environments leave the group; fewer than two valid episodes, or
-    equal rewards, teach nothing about what to prefer. std is the sample standard deviation, as in the released code.
+    The baseline is over trajectories, not turns. Episodes that the environment broke leave the
+    group. Fewer than two valid episodes, or equal rewards, teach nothing about what to prefer. std
+    is the sample standard deviation, as in the released code.
     """
     valid = [tau for tau in group if tau.status == "ok"]
     r = torch.tensor([tau.reward for tau in valid], dtype=torch.float64)
@@ -119,45 +119,44 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
     """The M-GRPO objective as one weighted sum over tokens.
 
-    All _N are (N,), one number an action token; log-probs in nats; weight_N carries the nested means. Returns (loss, a
-    scalar with the gradient; {"kl", "clip_frac"}, sums over the N tokens, which `update` turns into means).
+    All _N are (N,), one number per action token; log-probs in nats; weight_N carries the nested
+    means. Returns (loss, a scalar with the gradient; {"kl", "clip_frac"}, sums over the N tokens).
     """
     rho_N = (logp_N - logp_old_N).exp()
     surrogate_N = torch.min(rho_N * A_N, rho_N.clamp(1 - eps, 1 + eps) * A_N)
     delta_N = logp_ref_N - logp_N
     kl_N = delta_N.exp() - delta_N - 1  # k3: unbiased, never negative, 0 where the policies agree
     loss = -(weight_N * (surrogate_N - beta * kl_N)).sum()
-    clipped_N = (rho_N - 1) * A_N.sign() > eps  # where the minimum took the clipped, gradient-free branch
+    clipped_N = (rho_N - 1) * A_N.sign() > eps  # the minimum took the clipped, gradient-free branch
     return loss, {"kl": kl_N.sum().item(), "clip_frac": clipped_N.sum().item()}
 
 
 def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
-    """Training rows of the groups that train. Means over groups and tokens are global: counts come from all ranks."""
+    """Training rows of the groups that train. Means count the groups and tokens of all ranks."""
     actions = sum(len(turn.action_ids) for group in kept for tau in group for turn in tau.turns)
     groups, tokens = all_sum([len(kept), actions]).tolist()
-    out = []
+    longest, out = cfg.max_turns * cfg.max_new_tokens, []
     for group in kept:
         for tau in group:
             turns = rows(chat, tau)
             for row in turns:
-                row.weight = {"paper": 1 / (groups * len(group) * len(turns) * row.n_action), "token": 1 / tokens,
-                              "constant": 1 / (groups * len(group) * cfg.max_turns * cfg.max_new_tokens)}[cfg.loss_norm]
+                row.weight = {"paper": 1 / (groups * len(group) * len(turns) * row.n_action),
+                              "token": 1 / tokens,
+                              "constant": 1 / (groups * len(group) * longest)}[cfg.loss_norm]
             out += turns
     return out
 
 
-def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat, cfg: Config, device) -> dict:
-    """One optimizer step on the groups of all ranks; returns the step's training metrics.
-
-    A loss or gradient that is not finite makes no step, on all ranks alike: both come out of sums over all of them.
-    Then "skipped" names the tasks in the micro-batches of such a loss, or all tasks if only the gradient overflowed.
-    """
+def update(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -> dict:
+    """One optimizer step on the groups of all ranks; returns the step's training metrics."""
     batches = micro_batches(weigh(kept, chat, cfg), cfg.max_tokens)
-    suspects, sums = set(), dict.fromkeys(("loss", "kl", "clip_frac", "entropy", "logp_gap", "actions", "tokens"), 0.0)
-    # Sharded ranks must run equally many forwards: whoever has fewer runs a row of weight zero.
+    padding = Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
+    averaged = ("kl", "clip_frac", "entropy", "logp_gap")
+    sums = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0)
+    # Sharded ranks must run equally many forwards: a rank with fewer runs a row of weight zero.
     for i in range(all_max(len(batches))):
         real = i < len(batches)
-        batch = batches[i] if real else [Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])]
+        batch = batches[i] if real else [padding]
         inputs = pack(batch, device)
         expand = lambda value: torch.tensor([v for row in batch for v in value(row)], device=device)
         logp_old_N = expand(lambda row: row.logps)
@@ -169,239 +168,173 @@ def update(model, reference, optimizer, kept: list[list[Trajectory]], chat: Chat
             with torch.no_grad():
                 logp_ref_N, _ = token_logprobs(reference, **inputs, temperature=cfg.temperature)
         loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
-        (loss * world_size()).backward()  # FSDP averages over ranks; the weights already hold the global counts
-        if not math.isfinite(loss.item()):
-            suspects |= {row.task_id for row in batch}
+        (loss * world_size()).backward()  # FSDP averages over ranks; the weights count all ranks
         if real:
             gap = (logp_N.detach() - logp_old_N).abs().sum().item()
-            for key, value in (metrics | {"loss": loss.item(), "entropy": entropy_N.sum().item(), "logp_gap": gap,
-                                          "actions": len(logp_N), "tokens": inputs["tokens_BT"].numel()}).items():
-                sums[key] += value
-    totals = dict(zip(sums, all_sum(list(sums.values())).tolist()))
-    grad_norm, skipped = 0.0, []
-    if totals["actions"]:
-        grad_norm = clip_gradients(model, cfg.clip)
-        if math.isfinite(totals["loss"]) and math.isfinite(grad_norm):
-            optimizer.step()
-        else:
-            skipped = gather(list(suspects)) or gather([tau.task["task_id"] for group in kept for tau in group])
-        optimizer.zero_grad()
-    per_token = {key: totals[key] / max(totals["actions"], 1) for key in ("kl", "clip_frac", "entropy", "logp_gap")}
-    return {"loss": totals["loss"], "grad_norm": grad_norm, "skipped": sorted(set(map(str, skipped))), **per_token,
-            "tokens_trained": int(totals["tokens"])}
+            metrics |= {"loss": loss.item(), "entropy": entropy_N.sum().item(), "logp_gap": gap,
+                        "actions": len(logp_N), "tokens": inputs["tokens_BT"].numel()}
+            sums = {key: sums[key] + metrics[key] for key in sums}
+    sums = dict(zip(sums, all_sum(list(sums.values())).tolist()))
+    grad_norm, skipped = 0.0, False
+    if sums["actions"]:
+        grad_norm, skipped = optimizer_step(model, optimizer, sums["loss"], cfg.clip)
+    return {"loss": sums["loss"], "grad_norm": grad_norm, "skipped": int(skipped),
+            **{key: sums[key] / max(sums["actions"], 1) for key in averaged},
+            "tokens_trained": int(sums["tokens"])}
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
-    """The step's tasks: without replacement within a pass, every pass shuffled anew by the seed alone.
+    """The step's tasks. Each pass has its own order, from the seed, and leaves out its remainder.
 
-    Where a pass ends within a step, the next one begins with tasks that the step does not hold yet.
+    So no step holds a task twice: that would play the same episodes twice.
     """
-    start, sequence = step * cfg.batch, []
-    while len(sequence) < start + cfg.batch:
-        number, begun = len(sequence) // len(tasks), len(sequence) % cfg.batch  # begun: tasks of an open step
-        order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
-        held = set(sequence[len(sequence) - begun:])
-        fresh = [i for i in order if i not in held][:cfg.batch - begun]
-        sequence += fresh + [i for i in order if i not in fresh]
-    return [tasks[i] for i in sequence[start:start + cfg.batch]]
+    number, k = divmod(step, len(tasks) // cfg.batch)
+    order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
+    return [tasks[i] for i in order[k * cfg.batch:(k + 1) * cfg.batch]]
 
 
-def collect(model, chat: Chat, tasks: list[dict], step: int, cfg: Config, world: World, run=asyncio.run, log=None):
-    """Plays the step's tasks, whole groups per rank; returns (this rank's trajectories, the groups of them that train).
-
-    None if `run` gave none on some rank (`Stop.run`): the ranks agree, and all drop the step.
-    With --dynamic-sampling, further tasks take the places of groups that teach nothing, for so many rounds at most.
-    Which tasks depends on the seed, the step and the number missing on all ranks together, so that the ranks agree.
-    """
-    batch, played, trajectories, kept = task_batch(tasks, step, cfg), [], [], []
-    for extra in range(1 + cfg.dynamic_sampling):
-        mine = batch[rank()::world_size()]
-        episodes = run(rollout(model, chat, mine, world.score, cfg, group=cfg.G, seed=f"{cfg.seed}/{step}",
-                               temperature=cfg.temperature, log=log, enter=world.enter))
-        if all_max(episodes is None):
-            return None
-        groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
-        kept += [group for group in map(group_advantages, groups) if group]
-        trajectories, played = trajectories + episodes, played + batch
-        missing, rest = cfg.batch - int(all_sum([len(kept)])[0]), [task for task in tasks if task not in played]
-        batch = random.Random(f"{cfg.seed}/{step}/extra {extra}").sample(rest, min(missing, len(rest)))
-        if not batch:
-            break
-    return trajectories, kept
+def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment, seed: str, log=None):
+    """Plays tasks, whole groups per rank; returns this rank's (trajectories, groups that train)."""
+    mine = tasks[rank()::world_size()]
+    episodes = asyncio.run(rollout(model, chat, mine, env.score, cfg, group=cfg.G, seed=seed,
+                                   temperature=cfg.temperature, log=log, enter=env.enter))
+    groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
+    return episodes, [group for group in map(group_advantages, groups) if group]
 
 
 def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]) -> dict:
-    """What the step's episodes looked like, over all ranks. success_rate counts every episode, refills included."""
+    """The step's episodes in numbers, over all ranks."""
     ok = [tau for tau in trajectories if tau.status == "ok"]
     turns = [turn for tau in ok for turn in tau.turns]
     response = sum(len(turn.action_ids) for turn in turns)
-    sums = {"episodes": len(ok), "reward": sum(tau.reward for tau in ok), "turns": len(turns), "response": response,
-            "tokens": response + sum(len(turn.observation_ids) for turn in turns)}
-    counts = {"groups_kept": len(kept), "groups_played": sum(tau.member == 0 for tau in trajectories),
-              "env_errors": len(trajectories) - len(ok), "env_retries": sum(bool(tau.fault) for tau in trajectories),
+    observation = sum(len(turn.observation_ids) for turn in turns)
+    sums = {"episodes": len(ok), "reward": sum(tau.reward for tau in ok), "turns": len(turns),
+            "response": response, "tokens": response + observation}
+    counts = {"groups_kept": len(kept), "env_errors": len(trajectories) - len(ok),
+              "env_retries": sum(bool(tau.fault) for tau in trajectories),
               "truncated": sum(not turn.ended for turn in turns),
               "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
               "pages_cut": sum(turn.page_cut for turn in turns)}
     total = dict(zip([*sums, *counts], all_sum([*sums.values(), *counts.values()]).tolist()))
-    n, n_turns = max(total["episodes"], 1), max(total["turns"], 1)
-    return {"reward": total["reward"] / n, "success_rate": total["reward"] / n, "turns": total["turns"] / n,
-            "response_tokens": total["response"] / n_turns, "trajectory_tokens": total["tokens"] / n,
-            **{name: int(total[name]) for name in counts}}
+    n = max(total["episodes"], 1)
+    return {"reward": total["reward"] / n, "success_rate": total["reward"] / n,
+            "turns": total["turns"] / n, "response_tokens": total["response"] / max(total["turns"], 1),
+            "trajectory_tokens": total["tokens"] / n, **{name: int(total[name]) for name in counts}}
 
 
-# ------------------------------------------------------------------------------------------------------ the script --
+# ------------------------------------------------------------------------------------ the script --
 
 
 def warm_start(cfg: Config, log) -> str:
-    """The checkpoint to start from; without one, bc.py's stage is run first."""
-    if cfg.model:
-        return cfg.model
-    if not (Path("runs/bc") / "model.safetensors").exists():
+    """The checkpoint to start from. Runs bc.py's stage if there is none."""
+    if not cfg.model and not (Path("runs/bc") / "model.safetensors").exists():
         log("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
-        bc.main(bc.Config(seed=cfg.seed))
-    return "runs/bc"
+        bc.main(bc.Config(seed=cfg.seed, viewport_only=cfg.viewport_only, text_only=cfg.text_only,
+                          max_page_chars=cfg.max_page_chars))
+    return cfg.model or "runs/bc"
 
 
 def learning_rate(step: int, cfg: Config) -> float:
-    """Rises over cfg.warmup steps, then stays, or falls linearly."""
-    rise = (step + 1) / max(cfg.warmup, 1)
-    fall = (cfg.steps - step) / max(cfg.steps - cfg.warmup, 1) if cfg.decay else 1.0
+    """Linear warm-up; then constant, or a linear fall to zero."""
+    warm = round(cfg.warmup * cfg.steps)
+    rise = (step + 1) / max(warm, 1)
+    fall = (cfg.steps - step) / max(cfg.steps - warm, 1) if cfg.decay else 1.0
     return cfg.lr * min(1.0, rise, fall)
 
 
-def alarms(line: dict, device) -> list[str]:
-    """Signs of the usual ends of such runs. They are printed and stop nothing: a person should look."""
-    bound = 1e-2 if device.type == "cuda" else 1e-3  # bfloat16 there, float32 here: both far above rounding
-    signs = {f"logp_gap above {bound:g}: training does not score what was sampled": line["logp_gap"] > bound,
-             # 50 tokens then vary by one nat: the members of a group do the same, and no group teaches
-             "entropy below 0.02 nats a token: the policy has all but stopped trying things": line["entropy"] < 0.02,
-             "kl above 1 nat a token: little is left of the policy it started from": line["kl"] > 1}
-    shown = [sign for sign, shows in signs.items() if shows and line["groups_kept"]]
-    skipped = f"no update, loss or gradient is not finite: episodes of tasks {', '.join(line['skipped'])}"
-    return shown + [skipped] * bool(line["skipped"])
+def greedy_success(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment) -> float:
+    """Success rate of greedy episodes on tasks, over all ranks."""
+    env.reset()
+    ok = [tau for tau in evaluate(model, chat, tasks, cfg, env) if tau.status == "ok"]
+    return sum(tau.reward for tau in ok) / max(len(ok), 1)
 
 
-def held_out(model, chat: Chat, tasks: list[dict], cfg: Config, world: World, run) -> float | None:
-    """Greedy success rate on tasks, over all ranks; None if a signal came."""
-    world.reset()
-    mine = tasks[rank()::world_size()]
-    episodes = run(rollout(model, chat, mine, world.score, cfg, temperature=0.0, enter=world.enter))
-    if all_max(episodes is None):
-        return None
-    successes, n = all_sum([sum(tau.reward for tau in episodes), sum(tau.status == "ok" for tau in episodes)]).tolist()
-    return successes / max(n, 1)
-
-
-def keep_checkpoint(save_as, step: int, rate: float | None, cfg: Config):
-    """The checkpoint of a step as OUT/step-N, --keep of them; and as OUT/best if none of this run did better held out.
-
-    Rank 0 decides, for ranks that looked for themselves could see different files, and saving takes them all.
-    """
-    out = Path(cfg.out)
-    if cfg.keep:
-        save_as(out / f"step-{step:05}", {})
-        if rank() == 0:  # those beyond this step are of an earlier run in OUT
-            numbered = sorted(out.glob("step-[0-9][0-9][0-9][0-9][0-9]"))
-            kept = [path for path in numbered if path.name <= f"step-{step:05}"][-cfg.keep:]
-            for old in set(numbered) - set(kept):
-                shutil.rmtree(old)
-    better = False
-    if rank() == 0 and rate is not None:
-        lines, _ = newest(out / "metrics.jsonl", 10**6, 10**9)  # of this run alone: start_run drops all others
-        better = all(rate > line.get("held_out_success", -1) for line in lines[:-1])
-    if all_max(int(better)):
-        save_as(out / "best", {"step": step, "held_out_success": rate})
+def is_best(rate: float, out: Path) -> bool:
+    """Whether no earlier step of the run did as well. Rank 0 decides: others may not see the file."""
+    lines, _ = newest(out / "metrics.jsonl", 10**6, 10**9)
+    ahead = all(rate > line.get("held_out_success", -1) for line in lines[:-1])
+    return bool(all_max(int(rank() == 0 and ahead)))
 
 
 def open_training(cfg: Config, device):
     """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
-    model = load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas)
+    opened = lambda: load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas)
+    model, reference = opened(), opened().requires_grad_(False) if cfg.beta else None
     model.recompute = cfg.recompute
-    reference = None
-    if cfg.beta:
-        reference = load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas).requires_grad_(False)
-    return model, reference, torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    # 0.99 averages the second moment over 100 steps, not bc.py's 50: these gradients are noisier.
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    return model, reference, optimizer
 
 
 def main(cfg: Config):
     if cfg.loss_norm not in ("paper", "token", "constant"):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
-    device = init_dist()
+    if not 0 <= cfg.warmup <= 1:
+        raise ValueError(f"--warmup {cfg.warmup:g}: it is a share of the steps, from 0 to 1.")
+    device, out = init_dist(), Path(cfg.out)
     log = print if rank() == 0 else (lambda *_: None)
-    torch.manual_seed(cfg.seed)
     cfg = replace(cfg, model=warm_start(cfg, log))
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
-    first = resume(cfg, model, optimizer, {"keep", "held_out", "reset_url", *(["steps"] if not cfg.decay else [])})
-    save_state = lambda step: save_training(Path(cfg.out) / "state", model, optimizer,
-                                            {"step": step, "config": asdict(cfg)})
+    free = {"held_out", "held_out_every", "keep_every", "reset_url"}
+    free |= set() if cfg.decay or cfg.warmup else {"steps"}  # lr depends on it through these two
+    first = resume(cfg, model, optimizer, free)
     run = start_run(cfg, device, model.config.raw, first)
-    save_as = lambda path, more: save(model, path, like=cfg.model, run=run.config | more)
-    with open_sites(",".join(filter(None, (cfg.tasks, cfg.held_out)))) as urls, Stop() as stop:
-        world = World(cfg, urls, cfg.out)
-        tasks = load_tasks(cfg.tasks, urls, judge=world.judge is not None)
-        held_out_tasks = load_tasks(cfg.held_out, urls, judge=world.judge is not None) if cfg.held_out else []
+    save_as = lambda path, **more: save(model, path, like=cfg.model, run=run.config | more)
+    with open_sites(",".join(filter(None, (cfg.tasks, cfg.held_out)))) as sites:
+        env = Environment(cfg, sites, out)
+        read = lambda spec: load_tasks(spec, sites, judge=env.judge is not None, log=log)
+        tasks, held_out = read(cfg.tasks), read(cfg.held_out) if cfg.held_out else []
         if cfg.batch > len(tasks):  # a task twice in a step would play the same episodes twice
-            raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds {len(tasks)} tasks; use that many or fewer.")
-        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; writing {cfg.out}"
-            + (f", which goes on at step {first + 1}" if first else ""))
-        failed_steps = 0  # in a row
+            raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks.")
+        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
+            f"writing {out} from step {first + 1} on")
+        skipped = 0  # updates in a row
         for step in range(first, cfg.steps):
-            # Collect, each episode in a browser context and a world of its own. Advantages: who beat the group?
+            due = lambda every: every and (step + 1) % every == 0 or step == cfg.steps - 1
+            # Collect, each episode in a browser context of its own. Advantages: who beat the group?
             began = time.monotonic()
-            world.reset()
-            collected = collect(model, chat, tasks, step, cfg, world, stop.run, lambda line: log("  " + line))
-            if collected is None:
-                save_state(step)
-                log(f"stopped in step {step + 1}, which was dropped; the same command goes on from there")
-                sys.exit(128 + (stop.asked or signal.SIGTERM))  # 0: another rank got the signal
-            trajectories, kept = collected
+            env.reset()
+            trajectories, kept = collect(model, chat, task_batch(tasks, step, cfg), cfg, env,
+                                         f"{cfg.seed}/{step}", lambda line: log("  " + line))
             rolled = time.monotonic()
-            # Update. What the first pass measures is on-policy: its gap is that between rollout and training.
+            # Update. The first pass is on-policy: its gap is that between rollout and training.
             for parameters in optimizer.param_groups:
                 parameters["lr"] = learning_rate(step, cfg)
             passes = [update(model, reference, optimizer, kept, chat, cfg, device)
                       for _ in range(cfg.updates_per_batch)]
-            trained = passes[0] | {key: passes[-1][key] for key in ("clip_frac", "kl", "skipped")}
+            trained = passes[0] | {key: passes[-1][key] for key in ("clip_frac", "kl")}
+            trained["skipped"] = sum(one["skipped"] for one in passes)
             seconds = time.monotonic() - rolled
-            saving = step % cfg.save_every == cfg.save_every - 1 or step == cfg.steps - 1
-            rate = held_out(model, chat, held_out_tasks, cfg, world, stop.run) if saving and held_out_tasks else None
             # Log.
-            line = {"step": step, **rollout_metrics(trajectories, kept), **trained, "seconds_rollout": rolled - began,
-                    "seconds_train": seconds,
-                    "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / seconds}
-            line |= {} if rate is None else {"held_out_success": rate}
+            line = {"step": step, **rollout_metrics(trajectories, kept), **trained,
+                    "seconds_rollout": rolled - began, "seconds_train": seconds,
+                    "tokens_per_second": len(passes) * trained["tokens_trained"] / seconds}
+            log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  "
+                f"turns {line['turns']:.1f}  groups {line['groups_kept']}/{cfg.batch}  "
+                f"entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
+                f"rollout {rolled - began:.0f} s  train {seconds:.0f} s")
+            if line["logp_gap"] > (1e-2 if device.type == "cuda" else 1e-3):  # bfloat16, float32
+                log("  ! logp_gap is far above rounding: training does not score what was sampled")
+            # Evaluate.
+            if held_out and due(cfg.held_out_every):
+                line["held_out_success"] = greedy_success(model, chat, held_out, cfg, env)
+                log(f"  held out: success {line['held_out_success']:.1%}")
             run.write(line)
-            run.write_trajectories(gather([tau.record(chat, step=step, split="train") for tau in trajectories]))
-            log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  turns {line['turns']:.1f}  groups "
-                f"{line['groups_kept']}/{cfg.batch}  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
-                f"rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"
-                + (f"  held out {rate:.1%}" if rate is not None else ""))
-            for sign in alarms(line, device):
-                log(f"  ! {sign}")
-            failed_steps = failed_steps + 1 if line["skipped"] else 0
-            if failed_steps == 3:
-                raise ValueError("three steps in a row had a loss or gradient that is not finite; lower --lr, or look "
-                                 f"at the episodes in {cfg.out}/trajectories.jsonl. The last saved state is unharmed.")
-            # Save. The training state last: who finds it finds all else in place.
-            if saving:
-                save_as(cfg.out, {})
-                keep_checkpoint(save_as, step + 1, rate, cfg)
+            run.write_trajectories(gather([t.to_json(chat, step=step, split="train") for t in trajectories]))
+            skipped = count_skipped(skipped, line["skipped"] > 0, log)
+            # Save. The training state comes last: where it is found, all else is in place.
+            if "held_out_success" in line and is_best(line["held_out_success"], out):
+                save_as(out / "best", step=step + 1, held_out_success=line["held_out_success"])
+            if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
+                save_as(out / f"step-{step + 1:05}")
+            if due(cfg.save_every):
+                save_as(out)
                 if rank() == 0:
-                    report(cfg.out)
-                save_state(step + 1)
-    log(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks {cfg.tasks.replace('train', 'test')}")
-
-
-def parse_args() -> Config:  # bc.py, evaluate.py and mgrpo.py repeat these lines, so that each forks alone
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for f in fields(Config):
-        kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {"type": f.type}
-        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default, help=f"default: {f.default!r}", **kind)
-    if parser.parse_known_args()[0].paper:
-        parser.set_defaults(**PAPER)
-    return Config(**vars(parser.parse_args()))
+                    report(out)
+                save_training(out / "state", model, optimizer, {"step": step + 1, "config": asdict(cfg)})
+    log(f"saved {out}; next: python evaluate.py --model {out} --tasks {cfg.tasks.replace('train', 'test')}")
 
 
 if __name__ == "__main__":
-    command_line(main, parse_args)
+    command_line(main, Config, __doc__, {"paper": PAPER}, start="runs/bc")

@@ -29,13 +29,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
+from playwright.async_api import async_playwright
 
-from compress import Row, micro_batches, open_chat, pack, pad
-from conftest import descendants
-from evaluate import load_tasks, open_sites
-from model import (KVCache, ModelConfig, RecordedStep, Transformer, computing_dtype, load, load_tokenizer, sample, shape_config,
+from compress import Row, micro_batches, open_chat, pack
+from conftest import descendants, pad
+from worlds import load_tasks, open_sites
+from model import (KVCache, ModelConfig, GraphedStep, Transformer, computing_dtype, load, load_tokenizer, sample,
                    token_logprobs)
-from rollout import Browser, Call, Engine, Settings, actions_help, origin, play
+from plan import shape_config
+from rollout import Browser, Call, Engine, Settings, actions_help, find_chromium, origin, play
 from rollout import rollout as play_with_model
 
 transformers = find_spec("transformers")  # imported where it is used: what measures our memory does without
@@ -84,7 +86,7 @@ def new_cache(model, rows: int, length: int) -> KVCache:
 def decode_ours(model, rows: int, context: int, n: int, recorded: bool = False) -> float:
     cache = new_cache(model, rows, context + n)
     cache.k.normal_(), cache.v.normal_()
-    step, head = RecordedStep(model, cache), lambda x: model.logits(x[:, -1])
+    step, head = GraphedStep(model, cache), lambda x: model.logits(x[:, -1])
 
     def run():
         tokens_B1 = torch.full((rows, 1), 7)
@@ -238,7 +240,7 @@ def packing(args):
     """Training on one trajectory, packed and one row per turn; one layer of Qwen2.5-0.5B's shape: all layers cost alike."""
     raw = dict(model_type="qwen2", vocab_size=1000, hidden_size=896, intermediate_size=4864, num_hidden_layers=1,
                num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1e6)
-    network = Transformer(ModelConfig.from_dict(raw)).init_weights()
+    network = Transformer(ModelConfig.from_dict(raw))
     ids = lambda n: torch.randint(0, 1000, (n,)).tolist()
     print(f"{'(row per turn, packed)':28} {'tokens':>16} {'ratio':>6} {'CPU seconds':>16} {'ratio':>6}")
     for page, turns in ((1500, 15), (6000, 8)):
@@ -302,6 +304,11 @@ async def bare_steps(tasks: list[dict], visited: list, click: bool) -> float:
         return time.perf_counter() - began
 
 
+async def chromium_path() -> str:
+    async with async_playwright() as playwright:
+        return find_chromium(playwright)
+
+
 def slow_site() -> str:
     """The address of a page that takes 0 to 500 ms."""
     class Handler(BaseHTTPRequestHandler):
@@ -349,8 +356,11 @@ def rollout(args):
                   f"{ours / by_address:6.2f}x", flush=True)
             if contexts == 1 and args.browsergym:
                 script = Path(__file__).with_name("browsergym_steps.py")
-                theirs = float(subprocess.check_output([args.browsergym, script, tasks[0]["start_url"], "30"]))
-                print(f"1, beside browsergym-core: {theirs:.2f} steps/s, {ours / theirs:.1f}x", flush=True)
+                for delay in ("0.5", "0"):  # seconds that it sleeps in each step; the first is its default
+                    command = [args.browsergym, script, asyncio.run(chromium_path()), tasks[0]["start_url"], "30", delay]
+                    theirs = float(subprocess.check_output(command))
+                    print(f"1, browsergym-core with a delay of {delay} s: {theirs:.2f} steps/s, {ours / theirs:.1f}x",
+                          flush=True)
 
         counts, prefill = dict.fromkeys(("turns", "whole", "new"), 0), Engine.prefill
 

@@ -1,4 +1,5 @@
 """What the tests share: a tokenizer trained on the spot, tiny random models, pages on loopback. Nothing comes from a network."""
+import asyncio
 import contextlib
 import http.server
 import json
@@ -15,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from model import ModelConfig, RecordedStep, Transformer, save  # noqa: E402
+from model import GraphedStep, ModelConfig, Transformer, save  # noqa: E402
 
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other longer than they compute
 
@@ -59,13 +60,25 @@ def tiny_model(model_type="qwen2", seed=0, **changes) -> Transformer:
     return model
 
 
-class ComputedStep(RecordedStep):
-    """Where no CUDA graph can be recorded: a replay computes the step anew, from the same buffers into the same logits."""
+class ComputedStep(GraphedStep):
+    """For machines without CUDA graphs: a replay computes the step again, with the same buffers."""
     STRIDE = 16
 
-    def record(self, end):
+    def capture(self, end):
         logits_SV = self.step(end)
-        return types.SimpleNamespace(replay=lambda: logits_SV.copy_(self.step(end))), logits_SV.fill_(torch.nan)
+        replay = lambda: logits_SV.copy_(self.step(end))
+        return types.SimpleNamespace(replay=replay), logits_SV.fill_(torch.nan)
+
+
+def pad(batch):
+    """Training rows the obvious way, one turn a row, padded on the right -> (tokens_BT, action_BT).
+
+    The reference for `compress.pack`. Causality hides the padding; action_BT comes from recorded lengths.
+    """
+    T = max(len(row.ids) for row in batch)
+    tokens = [row.ids + [0] * (T - len(row.ids)) for row in batch]
+    action = [[len(row.ids) - row.n_action <= t < len(row.ids) for t in range(T)] for row in batch]
+    return torch.tensor(tokens), torch.tensor(action)
 
 
 @pytest.fixture(scope="session")
@@ -125,10 +138,113 @@ def site():
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}"
 
     yield serve
     for server in servers:
-        server.shutdown()
+        server.shutdown()  # takes as long as serve_forever polls
+        server.server_close()
+
+
+# ------------------------------------------------------------------------------- one Chromium for many tests
+
+
+@pytest.fixture(scope="session")
+def shared_browser():
+    """(event loop, Browser) for the whole test run. This Browser has no fence."""
+    import rollout
+    loop = asyncio.new_event_loop()
+    browser = rollout.Browser(rollout.Settings(timeout=10))
+    loop.run_until_complete(browser.__aenter__())
+    yield loop, browser
+    loop.run_until_complete(browser.__aexit__())
+    loop.close()
+
+
+@pytest.fixture
+def run(shared_browser, monkeypatch):
+    """run(coroutine): like asyncio.run, but all rollout.Browsers in it use the Chromium that tests share.
+
+    Saves the second that a Chromium takes to start. That Chromium has no fence and loads images, whatever
+    sites and settings the Browser has. Tests of the fence, or that kill Chromium, use asyncio.run.
+    """
+    import rollout
+    loop, shared = shared_browser
+    loop.run_until_complete(shared.revive())
+
+    async def enter(browser):
+        browser.playwright, browser.chromium = shared.playwright, shared.chromium
+        return browser
+
+    async def leave(browser, *_):
+        for browser_context in list(shared.chromium.contexts):
+            await browser_context.close()
+
+    monkeypatch.setattr(rollout.Browser, "__aenter__", enter)
+    monkeypatch.setattr(rollout.Browser, "__aexit__", leave)
+    return loop.run_until_complete
+
+
+@pytest.fixture(scope="session")
+def sandbox_sites():
+    """{SITE: address} of one sandbox process for the whole test run; each episode has a world of its own there."""
+    from worlds import sandbox
+    with sandbox.start() as sites:
+        yield sites
+
+
+# ---------------------------------------------------------------------- tasks, and chat models behind a URL
+
+
+def make_task(**spec) -> dict:
+    """A task in WebArena's schema; spec is its "eval"."""
+    return {"task_id": 7, "sites": ["shopping"], "intent": "find the lamp", "start_url": "about:blank",
+            "intent_template_id": 1, "eval": spec}
+
+
+def target(url, locator, prep_actions=(), **contents) -> dict:
+    """A task that looks at one page."""
+    page = {"url": url, "locator": locator, "required_contents": contents, "prep_actions": list(prep_actions)}
+    return make_task(eval_types=["program_html"], program_html=[page])
+
+
+def fuzzy(reference, note="") -> dict:
+    """A task whose answer only a language model can judge."""
+    return make_task(eval_types=["string_match"], reference_answers={"fuzzy_match": reference}, string_note=note)
+
+
+GOOD = make_task(eval_types=["string_match"], reference_answers={"must_include": ["x"]})
+
+
+def chat_server(site, *script):
+    """An OpenAI-compatible server -> (its URL, the requests it has seen).
+
+    It goes through `script` and stays at its end. An entry is a reply's text, a status, raw bytes, seconds of
+    silence, "breaks off", or a function of the request that returns one of these.
+    """
+    seen = []
+
+    def complete(handler):
+        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        seen.append(request | {"path": handler.path, "key": handler.headers.get("Authorization")})
+        entry = script[min(len(seen), len(script)) - 1]
+        entry = entry(request) if callable(entry) else entry
+        if isinstance(entry, float):
+            threading.Event().wait(entry)
+        if entry == "breaks off":
+            handler.send_response(503)
+            handler.send_header("Content-Length", "100")
+            handler.end_headers()
+            handler.close_connection = True
+            return handler.wfile.write(b"0123456789")
+        reply = {"choices": [{"message": {"content": entry}, "finish_reason": "stop"}]}
+        body = entry if isinstance(entry, bytes) else json.dumps(reply).encode()
+        handler.send_response(entry if isinstance(entry, int) else 200)
+        handler.send_header("Retry-After", "0")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return site({"/v1/chat/completions": complete}) + "/v1", seen

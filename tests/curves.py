@@ -1,4 +1,4 @@
-"""Draws the README's curves: training, the paper's three panels (its Fig. 3), a line a run; success over turns (Fig. 5).
+"""Draws the README's curves: training, in three panels as the paper's Fig. 3, and success over turns.
 
     python tests/curves.py assets/results/demo-seed?/r1-metrics.jsonl --out assets/training.svg
     python tests/curves.py assets/results/experiments/seed?/*-turns.json --out assets/turns.svg
@@ -16,30 +16,34 @@ PANELS = (("success_rate", "success of sampled episodes"), ("response_tokens", "
           ("turns", "turns of an episode"))
 
 
-def panel(left: float, title: str, curves: list[list[float]], last: str, at=lambda i, n: i / max(n - 1, 1)) -> list[str]:
-    """One chart from 0 to the next round number. last: what its right end is called; at: where point i of n lies."""
+def panel(left: float, title: str, curves: list[list[float]], last: str,
+          at=lambda i, n: i / max(n - 1, 1)) -> list[str]:
+    """One chart from 0 to the next round number. last: label of its right end; at: where point i of n is."""
     highest = max(max(map(max, curves)), 1e-9)
     unit = 10 ** math.floor(math.log10(highest))
-    top = next(unit * digits for digits in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if unit * digits >= highest)
+    tops = (unit * digits for digits in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10))
+    top = next(value for value in tops if value >= highest)
     show = (lambda v: f"{v:.0%}") if top <= 1 else (lambda v: f"{v:g}")
     svg = [f'<text x="{left}" y="{TOP - 12}">{title}</text>',
            f'<path d="M{left} {TOP}V{TOP + HEIGHT}H{left + WIDTH}" fill="none" stroke="#999"/>']
     for share in (0.0, 0.5, 1.0):
         y = TOP + HEIGHT * (1 - share)
-        svg.append(f'<text x="{left - 5}" y="{y + 4:.0f}" text-anchor="end" font-size="11">{show(share * top)}</text>')
+        svg.append(f'<text x="{left - 5}" y="{y + 4:.0f}" text-anchor="end" font-size="11">'
+                   f'{show(share * top)}</text>')
     for color, curve in zip(COLORS, curves):
-        points = [(left + WIDTH * at(i, len(curve)), TOP + HEIGHT * (1 - v / top)) for i, v in enumerate(curve)]
-        svg.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" stroke="{color}" '
-                   'stroke-width="2"/>')
-    svg.append(f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 16}" text-anchor="end" font-size="11">{last}</text>')
-    return svg
+        xs = [left + WIDTH * at(i, len(curve)) for i in range(len(curve))]
+        ys = [TOP + HEIGHT * (1 - v / top) for v in curve]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys))
+        svg.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
+    return [*svg, f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 16}" text-anchor="end" font-size="11">'
+            f'{last}</text>']
 
 
 def picture(names, panels: list[list[str]], apart: int = 110) -> str:
     """Panels side by side under the names of their lines."""
-    width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 20
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 26}" '
-           'font-family="sans-serif" font-size="13">', f'<rect width="{width}" height="{TOP + HEIGHT + 26}" fill="white"/>']
+    size = f'width="{LEFT + len(panels) * (WIDTH + GAP) - GAP + 20}" height="{TOP + HEIGHT + 26}"'
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">',
+           f'<rect {size} fill="white"/>']
     for i, (name, color) in enumerate(zip(names, COLORS)):
         svg.append(f'<text x="{LEFT + apart * i}" y="20" fill="{color}" font-weight="bold">{name}</text>')
     return "\n".join([*svg, *sum(panels, []), "</svg>\n"])
@@ -54,7 +58,7 @@ def training(runs: dict[str, list[dict]]) -> str:
 
 
 def scaling(policies: dict[str, list[dict]]) -> str:
-    """{policy: summary.json of its runs with --max-turns} as SVG: success over the turns allowed, the mean of the seeds."""
+    """{policy: its summary.json files, one a seed} as SVG: mean success over the turns allowed."""
     names = list(next(iter(policies.values()))[0]["splits"])
     turns = [int(re.search(r"within (\d+) turns", name)[1]) for name in names]
     curves = [[statistics.mean(run["splits"][name]["success_rate"] for run in runs) for name in names]
@@ -65,7 +69,8 @@ def scaling(policies: dict[str, list[dict]]) -> str:
 
 def draw(files: list[Path]) -> str:
     if files[0].suffix == ".jsonl":
-        return training({path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files})
+        read = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
+        return training({path.parent.name: read(path) for path in files})
     policies = {}
     for path in files:
         policies.setdefault(path.name.removesuffix("-turns.json"), []).append(json.loads(path.read_text()))
@@ -73,9 +78,10 @@ def draw(files: list[Path]) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="metrics.jsonl of runs, which are called like their folders; or "
-                                                            "POLICY-turns.json, one a policy and seed")
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("files", nargs="+", type=Path, help="metrics.jsonl files, each named after its folder; "
+                                                            "or POLICY-turns.json, one per policy and seed")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.write_text(draw(args.files))

@@ -1,17 +1,17 @@
-"""What goes wrong when an episode under context compression is trained as one flat sequence.
+"""The error of training an episode under context compression as one flat sequence.
 
-Plays episodes, then scores their responses as training would, three times, and compares with the log-probs of the rollout:
+Plays episodes, scores their responses in three ways, and compares with the log-probs of the rollout:
 
-    flat     one sequence per trajectory, every page replaced by the placeholder: no response sees the page it answered
-    masked   the same, and the loss mask is used as attention mask too: beyond the first user message no token is seen but
-             responses. (The token that opens a response stays in sight here, which is kinder than deleting it as well.)
-    ours     each response under the context it was sampled from, packed
+    flat     one sequence per trajectory with every page replaced: no response sees the page it answered
+    masked   the same, with the loss mask as attention mask: after the first user message only responses are
+             visible (and the token that opens a response, which is kinder than hiding that as well)
+    ours     each response in the context it was sampled from, packed
 
     python tests/flat_sequence.py --model runs/bc --episodes 64 --out assets/flat_sequence
 """
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before whatever imports torch
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before torch is imported
 
 import argparse
 import asyncio
@@ -24,21 +24,22 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from compress import Chat, Trajectory, micro_batches, open_chat, pack, rows, trunk
-from evaluate import load_tasks, open_sites, score
+from evaluate import score
 from model import Transformer, load, load_tokenizer, token_logprobs
 from rollout import Settings, actions_help, rollout
+from worlds import load_tasks, open_sites
 
 
 @torch.no_grad()
 def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[list[float]]:
     """Log-probs of each turn's response in the flat sequence of the trajectory."""
-    ids, out, seen = trunk(chat, tau, len(tau.turns)), [], []  # seen: what the loss mask, taken for attention, leaves
+    ids, out, seen = trunk(chat, tau, len(tau.turns)), [], []  # seen: what the loss mask leaves visible
     for t, turn in enumerate(tau.turns):
         begin = len(trunk(chat, tau, t + 1)) - len(chat.action(turn.action_ids))
         response = list(range(begin, begin + len(turn.action_ids)))
         seen = seen or list(range(begin))
         context = sorted({*seen, begin - 1}) if masked else list(range(begin))
-        kept = context + response  # leaving the others out, at unchanged positions, is masking them
+        kept = context + response  # leaving the others out, at unchanged positions, masks them
         tokens_BT, positions_BT = torch.tensor([[ids[i] for i in kept]]), torch.tensor([kept])
         action_BT = torch.tensor([[False] * len(context) + [True] * len(response)])
         logp_N, _ = token_logprobs(model, tokens_BT, action_BT, positions_BT=positions_BT)
@@ -51,13 +52,14 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
 def ours(model: Transformer, chat: Chat, tau: Trajectory) -> list[list[float]]:
     batch = micro_batches(rows(chat, tau), 10**9)[0]
     logp_N, _ = token_logprobs(model, **pack(batch))
-    return [part.tolist() for part in logp_N.split([row.n_action for row in batch])][::-1]  # packed last turn first
+    parts = logp_N.split([row.n_action for row in batch])
+    return [part.tolist() for part in parts][::-1]  # the last turn is packed first
 
 
 def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: float = 0.2) -> dict:
-    """Per way of training: mean |difference| to the rollout, over all and by turn; how many ratios leave 1 ± eps."""
-    ways = {"flat": lambda tau: flat(model, chat, tau, False), "masked": lambda tau: flat(model, chat, tau, True),
-            "ours": lambda tau: ours(model, chat, tau)}
+    """For each way: mean |difference| to the rollout, in total and by turn; share outside 1 ± eps."""
+    ways = {"flat": lambda tau: flat(model, chat, tau, False),
+            "masked": lambda tau: flat(model, chat, tau, True), "ours": lambda tau: ours(model, chat, tau)}
     result = {}
     for name, way in ways.items():
         by_turn: list[list[float]] = [[] for _ in range(max(len(tau.turns) for tau in episodes))]
@@ -65,7 +67,8 @@ def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: flo
             for t, (turn, logps) in enumerate(zip(tau.turns, way(tau), strict=True)):
                 by_turn[t] += [a - b for a, b in zip(logps, turn.logps, strict=True)]
         delta_N = torch.tensor(sum(by_turn, []), dtype=torch.float64)
-        result[name] = {"mean": float(delta_N.abs().mean()), "max": float(delta_N.abs().max()), "tokens": len(delta_N),
+        result[name] = {"mean": float(delta_N.abs().mean()), "max": float(delta_N.abs().max()),
+                        "tokens": len(delta_N),
                         "outside_clip": float(((delta_N.exp() - 1).abs() > eps).double().mean()),
                         "by_turn": [sum(map(abs, turn)) / len(turn) for turn in by_turn]}
     return result
@@ -73,8 +76,9 @@ def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: flo
 
 def figure(result: dict, said: str) -> str:
     """Bars on a logarithmic scale from 1e-8, as SVG."""
-    svg = ['<svg xmlns="http://www.w3.org/2000/svg" width="720" height="190" font-family="sans-serif" font-size="14">',
-           '<rect width="720" height="190" fill="white"/>', '<text x="16" y="26" font-weight="bold">',
+    svg = ['<svg xmlns="http://www.w3.org/2000/svg" width="720" height="190" font-family="sans-serif" '
+           'font-size="14">', '<rect width="720" height="190" fill="white"/>',
+           '<text x="16" y="26" font-weight="bold">',
            "mean |log-prob in training − log-prob in rollout| per action token</text>"]
     for y, way, name, color in ((46, "flat", "one flat sequence, pages replaced", "#d1495b"),
                                 (82, "masked", "... and loss mask as attention mask", "#8d2e3c"),
@@ -89,7 +93,8 @@ def figure(result: dict, said: str) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--model", default="worlds/base")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--out", help="write OUT.json and OUT.svg")

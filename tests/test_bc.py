@@ -1,24 +1,26 @@
 """Demonstrations to rows, rows to a policy."""
+import contextlib
 import json
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import pad, tiny_model
 
 import bc
-from worlds import sandbox
-from bc import Config, learning_rate, read_demonstrations, record, train
-from compress import Chat, pad, replay, rows
+from bc import Config, learning_rate, read_demonstrations, record_demonstrations, train
+from compress import Chat, replay, rows
+from evaluate import Run
 from model import load, token_logprobs
 from rollout import play
-from worlds.webarena import Page
+from worlds import sandbox
+from worlds.webarena import WebRLPage
 
-RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0, "turns": [
-    {"url": "http://x/", "observation": "<a>red lamp 5</a>",
-     "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},
-    {"url": "http://x/2", "observation": "<p>in the cart</p>", "response": 'exit(message="done")'}]}
+TURNS = [{"url": "http://x/", "observation": "<a>red lamp 5</a>",
+          "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},
+         {"url": "http://x/2", "observation": "<p>in the cart</p>", "response": 'exit(message="done")'}]
+RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0,
+          "turns": TURNS}
 
 
 @pytest.fixture(scope="module")
@@ -26,62 +28,103 @@ def chat(tokenizer):
     return Chat(tokenizer, "You browse the web.", think=False)
 
 
-def test_loss_falls_on_the_response_and_its_end_of_turn_alone(chat):
+def test_only_the_response_and_its_end_of_turn_are_trained(chat):
     for row, turn in zip(rows(chat, replay(chat, RECORD)), RECORD["turns"], strict=True):
         trained = row.ids[-row.n_action:]
         assert chat.decode(trained) == turn["response"] and trained[-1] == chat.end_id
         assert turn["observation"] in chat.tokenizer.decode(row.ids[:-row.n_action])
 
 
-def test_an_end_that_was_forced_is_not_learnt(chat):
+def test_a_forced_end_of_turn_is_not_learned(chat):
     cut = dict(RECORD["turns"][0], response="go on and", truncated=True)
     row, last = rows(chat, replay(chat, RECORD | {"turns": [cut, RECORD["turns"][1]]}))
     assert chat.decode(row.ids[-row.n_action:]) == "go on and" and row.ids[-1] != chat.end_id
-    assert last.ids[:last.prefix].count(chat.end_id) == 3  # in the history it is closed: system, user, response
+    assert last.ids[:last.prefix].count(chat.end_id) == 3  # closed in the history: system, user, response
 
 
 def test_behavior_cloning_learns_its_demonstrations(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     dataset, lines = rows(chat, replay(chat, RECORD)), []
-    train(model, torch.optim.AdamW(model.parameters()), dataset, Config(epochs=60, batch=2, lr=1e-2), torch.device("cpu"), print,
-          lines.append)
+    cfg = Config(epochs=60, batch=2, lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, dataset, cfg, torch.device("cpu"), print, lines.append)
     assert lines[0]["loss"] > 3 and lines[-1]["loss"] < 0.1
     logp, _ = token_logprobs(model, *pad(dataset))
     assert logp.mean() > -0.1
 
 
-@pytest.mark.parametrize("end, goes_on_at", [(signal.SIGTERM, 4), (KeyboardInterrupt, 3)])
-def test_cloning_that_was_stopped_goes_on_as_if_it_had_not_been(checkpoint, tmp_path, monkeypatch, end, goes_on_at):
-    """Bit for bit. A signal saves first; whatever else ends it costs the steps since the last save."""
+@pytest.fixture
+def clone(checkpoint, tmp_path, monkeypatch):
+    """clone(out, train_step): the whole script on RECORD, 12 steps; returns how many it made."""
     (tmp_path / "demos.jsonl").write_text(json.dumps(RECORD) + "\n")
-    began, train_step = [], bc.train_step
 
-    def run(out, stop_at=None):
-        def step(*arguments):
-            began.append(len(began))
-            if len(began) - 1 == stop_at:
-                if end is KeyboardInterrupt:
-                    raise end
-                signal.raise_signal(end)
-            return train_step(*arguments)
-        began.clear()
-        monkeypatch.setattr(bc, "train_step", step)
-        try:
-            bc.main(Config(model=str(checkpoint), data=str(tmp_path / "demos.jsonl"), out=str(tmp_path / out), epochs=6, batch=1,
-                           save_every=3))
-        except (SystemExit, KeyboardInterrupt) as left:
-            return getattr(left, "code", None)
+    def clone(out, train_step):
+        made = []
+        monkeypatch.setattr(bc, "train_step", lambda *args: made.append(0) or train_step(len(made), *args))
+        cfg = Config(model=str(checkpoint), data=str(tmp_path / "demos.jsonl"), out=str(tmp_path / out),
+                     epochs=6, batch=1, save_every=3)
+        with contextlib.suppress(KeyboardInterrupt):
+            bc.main(cfg)
+        text = (tmp_path / out / "metrics.jsonl").read_text()
+        clone.lines = [json.loads(line) for line in text.splitlines()]
+        return len(made)
+    return clone
+
+
+def test_an_interrupted_run_continues_as_if_nothing_had_happened(clone, tmp_path):
+    """Bit for bit; an interruption costs the steps since the last save."""
+    train_step = bc.train_step
+
+    def interrupted(made, *args):
+        if made == 6:
+            raise KeyboardInterrupt
+        return train_step(*args)
 
     def outcome(out):
-        lines = [json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]
-        return ([{k: v for k, v in line.items() if "second" not in k} for line in lines],
-                {name: weight.tolist() for name, weight in load(tmp_path / out).state_dict().items()})
+        timeless = [{k: v for k, v in line.items() if "second" not in k} for line in clone.lines]
+        return timeless, {name: weight.tolist() for name, weight in load(tmp_path / out).state_dict().items()}
+    assert clone("whole", lambda _, *args: train_step(*args)) == 12
+    whole = outcome("whole")
+    assert clone("parts", interrupted) == 6 and clone("parts", lambda _, *args: train_step(*args)) == 12 - 3
+    assert outcome("parts") == whole and not (tmp_path / "parts/state").exists()
 
-    run("whole")
-    assert run("parts", stop_at=goes_on_at - (end is signal.SIGTERM)) == (128 + end if end is signal.SIGTERM else None)
-    run("parts")
-    assert len(began) == 12 - goes_on_at and outcome("parts") == outcome("whole")
-    assert not (tmp_path / "parts/state").exists()
+
+def test_a_gradient_that_is_not_finite_makes_no_step(chat):
+    model, (row, _) = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), rows(chat, replay(chat, RECORD))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    same = lambda: all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    step = lambda: bc.train_step(model, optimizer, [row], Config(), "cpu")
+    for poison in (float("nan"), float("inf")):
+        hook = model.model.norm.weight.register_hook(lambda gradient: gradient * poison)
+        loss, _, skipped = step()
+        assert skipped and same() and not optimizer.state and all(p.grad is None for p in model.parameters())
+        hook.remove()
+    assert not step()[2] and not same()
+
+
+def test_three_steps_in_a_row_without_an_update_end_the_run(clone, capsys):
+    train_step, bad = bc.train_step, {2, 4, 5, 7, 8, 9}
+
+    def spoiled(made, model, *args):
+        factor = float("nan") if made in bad else 1.0
+        hook = model.model.norm.weight.register_hook(lambda gradient: gradient * factor)
+        result = train_step(model, *args)
+        hook.remove()
+        return result
+    with pytest.raises(ValueError, match="three steps in a row"):
+        clone("x", spoiled)
+    assert capsys.readouterr().out.count("no update") == 6
+
+
+def test_a_skipped_step_is_on_record(clone):
+    train_step = bc.train_step
+
+    def spoiled(made, *args):
+        loss, norm, skipped = train_step(*args)
+        return (float("nan"), norm, True) if made == 3 else (loss, norm, skipped)
+    assert clone("x", spoiled) == 12
+    assert [line["skipped"] for line in clone.lines] == [0, 0, 1] + [0] * 9 and clone.lines[2]["loss"] is None
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -90,53 +133,78 @@ def test_the_learning_rate_rises_and_falls():
     assert rates[5:] == sorted(rates[5:], reverse=True)
 
 
-@pytest.mark.parametrize("text, says", [("{", "line 1"), ('{"turns": [{}], "intent": "x"}', "line 1"), ("", "no successful"),
-                                        (json.dumps(RECORD | {"reward": 0.0}), "no successful"), ("[1]", "row 0"),
-                                        ('[{"conversations": [{"value": "hi"}, {"value": "ho"}]}]', "row 0.*WebRL")])
-def test_files_that_are_no_demonstrations_are_named(tmp_path, text, says):
+@pytest.mark.parametrize("text, says", [
+    ("{", "line 1"), ('{"turns": [{}], "intent": "x"}', "line 1"), ("", "no successful"),
+    (json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"turns": 3}), "line 2"),
+    (json.dumps(RECORD | {"reward": 0.0}), "no successful"), ("[1]", "row 0"), ('"a"', "line 1"),
+    ('[{"conversations": [{"value": "hi"}, {"value": "ho"}]}]', "row 0.*WebRL")])
+def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says):
     path = tmp_path / "d.jsonl"
     path.write_text(text + "\n" if text else "")
-    with pytest.raises(ValueError, match=says):
-        read_demonstrations(str(path))
+    with pytest.raises(ValueError, match=f"{path}.*{says}"):
+        read_demonstrations(str(path), chat)
 
 
-def test_only_successes_are_cloned(tmp_path):
-    path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"reward": 0.0}) + "\n")
-    assert len(read_demonstrations(str(path))) == 1
+def test_only_successes_are_cloned(chat, tmp_path):
+    path, said = tmp_path / "d.jsonl", []
+    broken = RECORD | {"reward": 0.0, "status": "env_error"}
+    path.write_text("".join(json.dumps(r) + "\n" for r in (RECORD, RECORD | {"reward": 0.0}, broken)))
+    assert len(read_demonstrations(str(path), chat, said.append)) == 1
+    assert "1 (no success)" in said[0] and "1 (environment error)" in said[0]
 
 
-def test_demonstrations_of_any_split_with_long_chains_of_thought(tokenizer, tmp_path):
-    cfg = Config(out=str(tmp_path), split="full-test-unseen-easy", demos=1, cot=True, max_context=100_000)
-    with sandbox.start() as urls:
-        recorded, = record(Chat(tokenizer, "You browse the web."), cfg, urls, print)
-    assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
-    assert all(f"the task is to do this : {recorded['intent']}" in turn["response"] for turn in recorded["turns"])
-    assert [path.name for path in tmp_path.iterdir()] == ["demos-cot.jsonl"]  # not taken for short ones later
-
-
-def test_blank_lines_and_a_byte_order_mark_are_no_demonstrations(tmp_path):
-    for text in (f"\ufeff{json.dumps(RECORD)}\n\n{json.dumps(RECORD)}\n\n", f"\ufeff{json.dumps([RECORD, RECORD])}"):
+def test_blank_lines_and_a_byte_order_mark_are_no_demonstrations(chat, tmp_path):
+    other = RECORD | {"intent": "one\u2028two"}  # str.splitlines would break this line
+    lines = [json.dumps(RECORD), "", json.dumps(other, ensure_ascii=False), "  "]
+    for text in ("\ufeff" + "\r\n".join(lines), "\ufeff " + json.dumps([RECORD, RECORD])):
         (tmp_path / "d.jsonl").write_text(text, encoding="utf-8")
-        assert len(read_demonstrations(str(tmp_path / "d.jsonl"))) == 2
+        assert len(read_demonstrations(str(tmp_path / "d.jsonl"), chat)) == 2
 
 
-def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(tokenizer, tmp_path, monkeypatch):
-    plays, cfg = [], Config(out=str(tmp_path), demos=1, max_context=100_000)
-    monkeypatch.setattr(bc, "play", lambda *args, **more: plays.append(1) or play(*args, **more))
-    with sandbox.start() as urls:
-        for think, more in ((True, {}), (True, {}), (False, {}), (False, {"viewport_only": True}), (False, {"viewport_only": True})):
-            recorded, = record(Chat(tokenizer, "You browse.", think=think), replace(cfg, **more), urls, print)
-            assert ("<think>" in recorded["turns"][0]["response"]) == think
-    assert len(plays) == 3
+@pytest.fixture
+def record(tokenizer, tmp_path, monkeypatch, sandbox_sites, run):
+    """record(think, **changes): the lines of record_demonstrations; record.plays counts recordings."""
+    monkeypatch.setattr(sandbox, "start", lambda: contextlib.nullcontext(sandbox_sites))
+    monkeypatch.setattr(bc.asyncio, "run", run)
+
+    def counted(*args, **more):
+        record.plays += 1
+        return play(*args, **more)
+    monkeypatch.setattr(bc, "play", counted)
+
+    def record(think=True, **changes):
+        cfg = replace(Config(out=str(tmp_path), demos=1, max_context=100_000), **changes)
+        chat = Chat(tokenizer, "You browse.", think=think)
+        record_demonstrations(chat, cfg, Run(tmp_path, {}), "d.jsonl", print)
+        return [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
+    record.plays = 0
+    return record
 
 
-ASK = "Round {}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{}\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
-SALES = """<html data-bbox="0,0,1280,720"><body data-bbox="0,0,1280,968"><div data-bbox="0,0,88,721"> <ul data-bbox="0,75,88,646">
-<span id="1" data-bbox="14,112,60,13"> Sales </span> <button id="2" type="button" title="Close" data-bbox="548,305,18,17"> </button>
-</ul> Totals 5 &lt; 6 <input id="7" type="text" placeholder="Search" data-value="red" data-bbox="1,1,1,1"> <input id="8"
-type="checkbox" title="All" data-status="not-checked"> </input> <select id="9" title="Period" data-text="Day"> <option> Day </option>
-<option> Year </option> </select> </div> </body></html>"""
+def test_experts_of_any_split_demonstrate_with_long_chains_of_thought(record):
+    recorded, = record(split="full-test-unseen-easy", cot=True)
+    assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
+    thought = f"the task is to do this : {recorded['intent']}"
+    assert all(thought in turn["response"] for turn in recorded["turns"])
+
+
+def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(record):
+    viewport = {"viewport_only": True}
+    for think, more, plays in ((True, {}, 1), (True, {}, 1), (False, {}, 2), (False, viewport, 3),
+                               (False, viewport, 3)):
+        recorded, = record(think, **more)
+        assert ("<think>" in recorded["turns"][0]["response"]) == think and record.plays == plays
+
+
+ASK = ("Round {}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{}\n\n"
+       "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n")
+SALES = """<html data-bbox="0,0,1280,720"><body data-bbox="0,0,1280,968"><div data-bbox="0,0,88,721">
+<ul data-bbox="0,75,88,646"> <span id="1" data-bbox="14,112,60,13"> Sales </span>
+<button id="2" type="button" title="Close" data-bbox="548,305,18,17"> </button>
+</ul> Totals 5 &lt; 6 <input id="7" type="text" placeholder="Search" data-value="red" data-bbox="1,1,1,1">
+<input id="8" type="checkbox" title="All" data-status="not-checked"> </input>
+<select id="9" title="Period" data-text="Day"> <option> Day </option> <option> Year </option> </select>
+</div> </body></html>"""
 
 
 def webrl(task, *said, page=SALES):
@@ -148,25 +216,36 @@ def webrl(task, *said, page=SALES):
                               {"from": "gpt", "value": said[-1]}]}
 
 
-CLICK, TYPE, EXIT = '# Element: the menu\ndo(action="Click", element="1")', 'do(action="Type", argument="x", element="7")', "exit(message='5')"
+CLICK = '# Element: the menu\ndo(action="Click", element="1")'
+TYPE = 'do(action="Type", argument="x", element="7")'
+EXIT = "exit(message='5')"
 
 
 def test_webrls_steps_become_trajectories_again_and_the_rest_is_counted(tmp_path, chat):
-    """Shuffled; of the second task the first step is missing, so its page is not known and its response not learnt."""
-    rows_ = [webrl("a", CLICK, TYPE, EXIT), webrl("b", CLICK, EXIT), webrl("a", CLICK), webrl("a", CLICK, TYPE),
-             webrl("a", "I think so"), webrl("a", CLICK.replace('"1"', '"99"'))]
+    """Shuffled. The second task's first step is missing: its page is unknown, its response not learned."""
+    mixed = [webrl("a", CLICK, TYPE, EXIT), webrl("b", CLICK, EXIT), webrl("a", CLICK),
+             webrl("a", CLICK, TYPE), webrl("a", "I think so"), webrl("a", CLICK.replace('"1"', '"99"'))]
     path, said = tmp_path / "sft.json", []
-    path.write_text(json.dumps(rows_))
-    one, two = read_demonstrations(str(path), said.append)
-    assert [t["response"] for t in one["turns"]] == [CLICK, TYPE, EXIT] and one["intent"] == "a"
-    assert all(t["observation"].startswith("<span>Sales 1</span>") for t in one["turns"])
-    assert [t["observation"] is None for t in two["turns"]] == [True, False]
-    assert "1 (no action can be read" in said[0] and "1 (acts on an element" in said[0] and "4 of 6 steps make up 2" in said[1]
-    learnt, contexts = rows(chat, replay(chat, two)), [t["observation"] is not None for t in two["turns"]]
-    assert chat.decode(learnt[1].ids).count("** Simplified html **") == 1 and sum(contexts) == 1
+    path.write_text(json.dumps(mixed))
+    one, two = read_demonstrations(str(path), chat, said.append)
+    assert [turn.response for turn in one.turns] == [CLICK, TYPE, EXIT] and one.task["intent"] == "a"
+    assert all(turn.observation.startswith("<span>Sales 1</span>") for turn in one.turns)
+    assert [turn.observation == "** Simplified html **" for turn in two.turns] == [True, False]
+    assert "1 (no action can be read" in said[0] and "1 (acts on an element" in said[0]
+    assert "4 of 6 steps make up 2" in said[1]
+    first, last = rows(chat, two)
+    assert chat.decode(last.ids).count("** Simplified html **") == 1
+
+
+def test_a_response_whose_page_is_missing_is_not_learned(tmp_path, chat, checkpoint, capsys):
+    (tmp_path / "sft.json").write_text(json.dumps([webrl("b", CLICK, EXIT)]))
+    bc.main(Config(model=str(checkpoint), data=str(tmp_path / "sft.json"), out=str(tmp_path / "x"),
+                   batch=1, epochs=1))
+    assert "1 demonstrations, 1 responses to learn" in capsys.readouterr().out
 
 
 def test_webrls_pages_are_rewritten_as_a_rollout_shows_them():
-    assert Page(SALES).text.splitlines() == [
+    assert WebRLPage(SALES).text.splitlines() == [
         "<span>Sales 1</span> <button>Close 2</button>",
-        "Totals 5 &lt; 6 <input>Search 7 = red</input> <checkbox>All 8 = off</checkbox> <select>Period 9 = Day (Day | Year)</select>"]
+        "Totals 5 &lt; 6 <input>Search 7 = red</input> <checkbox>All 8 = off</checkbox> "
+        "<select>Period 9 = Day (Day | Year)</select>"]

@@ -3,16 +3,15 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import ROOT, SPECIAL, TEXT, tiny_model
+from conftest import ROOT, SPECIAL, TEXT, pad, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, messages, micro_batches,
-                      open_chat, pack, pad, replay, respond, rows, system_prompt, trunk)
+import compress
+from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, format_response,
+                      messages, micro_batches, open_chat, pack, replay, rows, system_prompt, trunk)
 from model import load_tokenizer, token_logprobs
 
 
@@ -27,39 +26,45 @@ def make_trajectory(chat, n_turns=3, seed=0, ended=True):
     for k in range(n_turns):
         page = f"<title>page {k}</title>\n<a>red lamp {k}</a> ${k}"
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
-        trajectory.turns.append(Turn("http://x/", page, chat.observation(trajectory.task, k, page),
-                                     ids + [chat.end_id] if ended else ids, [-1.0] * (len(ids) + ended), chat.decode(ids), ended))
+        action_ids = ids + [chat.end_id] * ended
+        trajectory.turns.append(Turn("http://x/", page, chat.observation(trajectory.task, k, page), action_ids,
+                                     [-1.0] * len(action_ids), chat.decode(ids), ended))
     return trajectory
 
 
 def test_the_context_is_the_chat_written_out(chat):
-    """All past pages are the placeholder, past responses are whole, the current page is whole."""
+    """Every past page is the placeholder; past responses and the current page are whole."""
     trajectory = make_trajectory(chat)
     a0, a1 = (chat.decode(t.action_ids) for t in trajectory.turns[:2])
     expected = (f"<|im_start|>system\nYou browse the web.<|im_end|>\n"
-                f"<|im_start|>user\nTask: add the red lamp to the cart\n\nRound 0\n\n{PLACEHOLDER}<|im_end|>\n"
-                f"<|im_start|>assistant\n{a0}<|im_end|>\n"
-                f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n{a1}<|im_end|>\n"
-                f"<|im_start|>user\nRound 2\n\n<title>page 2</title>\n<a>red lamp 2</a> $2<|im_end|>\n<|im_start|>assistant\n")
+                "<|im_start|>user\nTask: add the red lamp to the cart\n\n"
+                f"Round 0\n\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n{a0}<|im_end|>\n"
+                f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n"
+                f"<|im_start|>assistant\n{a1}<|im_end|>\n"
+                "<|im_start|>user\nRound 2\n\n<title>page 2</title>\n<a>red lamp 2</a> $2<|im_end|>\n"
+                "<|im_start|>assistant\n")
     assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
 
 
 def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_page():
-    """Qwen3 has tokens for <think> and </think>: a policy would sample those, and a page must not contain them."""
+    """Qwen3 has tokens for <think> and </think>: a policy samples those, and a page must not contain them."""
     chat = Chat(family_tokenizer("qwen3"), "Write <think> first </think>.")
     tags = [chat.tokenizer.token_to_id(tag) for tag in ("<think>", "</think>")]
     text = "<think>hm</think><answer>exit()</answer>"
     ids = chat.encode(text, ours=True)
-    assert [i for i in ids if i in tags] == tags and chat.decode(ids) == text and chat.without_thoughts(ids)[0] not in tags
-    record = {"intent": text, "task_id": 0, "sites": [], "turns": [{"url": "", "observation": text, "response": text}]}
+    assert [i for i in ids if i in tags] == tags and chat.decode(ids) == text
+    assert chat.without_thoughts(ids)[0] not in tags
+    record = {"intent": text, "task_id": 0, "sites": [],
+              "turns": [{"url": "", "observation": text, "response": text}]}
     row, = rows(chat, replay(chat, record))
-    assert [i for i in row.ids if i in tags] == tags * 2 and [i for i in row.ids[-row.n_action:] if i in tags] == tags
+    assert [i for i in row.ids if i in tags] == tags * 2
+    assert [i for i in row.ids[-row.n_action:] if i in tags] == tags
     plain = Chat(family_tokenizer("qwen2.5"), "")
     assert plain.encode(text, ours=True) == plain.encode(text)
 
 
-def test_what_a_tokenizer_file_says_of_cutting_and_padding_is_not_obeyed(checkpoint, tmp_path):
-    """Such files are left behind by trainings; a page would be cut to a few ids in silence, or filled with a control token."""
+def test_truncation_and_padding_set_in_a_tokenizer_file_are_ignored(checkpoint, tmp_path):
+    """Trainers leave such files behind. They would cut a page in silence, or fill it with control tokens."""
     shutil.copytree(checkpoint, tmp_path / "c")
     tokenizer = load_tokenizer(tmp_path / "c")
     tokenizer.enable_truncation(8)
@@ -72,12 +77,13 @@ def test_what_a_tokenizer_file_says_of_cutting_and_padding_is_not_obeyed(checkpo
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_messages_for_a_model_elsewhere_say_what_a_checkpoint_reads(chat, compress):
+def test_messages_for_a_remote_model_say_what_a_checkpoint_reads(chat, compress):
     chat = Chat(chat.tokenizer, chat.system, compress=compress)
     for n in (1, 3):
         trajectory = make_trajectory(chat, n)
         *said, last = [(m["role"], m["content"]) for m in messages(chat, trajectory)]
-        ids = chat._control(chat.format.begin) + sum((chat.message(*one) for one in [*said, last]), []) + chat.opening("assistant")
+        ids = sum((chat.message(*one) for one in [*said, last]), chat._control(chat.format.begin))
+        ids += chat.opening("assistant")
         decode = lambda ids: chat.tokenizer.decode(ids, skip_special_tokens=False)
         assert decode(ids) == decode(context(chat, trajectory, n - 1))
 
@@ -86,7 +92,8 @@ def test_messages_leave_out_past_thoughts_where_the_context_does(chat):
     trajectory = make_trajectory(chat, 2)
     trajectory.turns[0].response = "<think>hm</think><answer>exit()</answer>"
     for keep, said in ((True, trajectory.turns[0].response), (False, "<answer>exit()</answer>")):
-        assert messages(Chat(chat.tokenizer, chat.system, keep_thoughts=keep), trajectory)[2]["content"] == said
+        other = Chat(chat.tokenizer, chat.system, keep_thoughts=keep)
+        assert messages(other, trajectory)[2]["content"] == said
 
 
 def random_history(number: int):
@@ -106,7 +113,7 @@ def random_history(number: int):
 
 @pytest.mark.parametrize("family", ["qwen2.5", "llama3.1"])
 def test_prompts_equal_the_checkpoints_own_templates(family):
-    """Id for id on 200 random histories; tests/fixtures/chat_templates.json says where the expected strings come from."""
+    """Id for id on 200 random histories; chat_templates.json says where the expected strings come from."""
     tokenizer = family_tokenizer(family)
     expected = json.loads((ROOT / "tests/fixtures/chat_templates.json").read_text())[family]
     for number, string in zip(range(200), expected, strict=True):
@@ -115,12 +122,13 @@ def test_prompts_equal_the_checkpoints_own_templates(family):
         for k, turn in enumerate(tau.turns):
             turn.observation_ids = chat.observation(tau.task, k, turn.observation)
             turn.action_ids = chat.encode(turn.response) + [chat.end_id]
-        assert context(chat, tau, len(tau.turns) - 1) == tokenizer.encode(string, add_special_tokens=False).ids, number
+        ids = tokenizer.encode(string, add_special_tokens=False).ids
+        assert context(chat, tau, len(tau.turns) - 1) == ids, number
 
 
 def test_sampled_ids_are_kept_even_where_encoding_again_would_change_them(chat):
     trajectory = make_trajectory(chat)
-    odd = [chat.tokenizer.token_to_id(c) for c in "lamp"] + [chat.end_id]  # letters one by one: no encoder writes it so
+    odd = [chat.tokenizer.token_to_id(c) for c in "lamp"] + [chat.end_id]  # no encoder writes single letters
     assert chat.encode("lamp") != odd[:-1]
     trajectory.turns[0].action_ids = odd
     ids = context(chat, trajectory, 1)
@@ -130,7 +138,8 @@ def test_sampled_ids_are_kept_even_where_encoding_again_would_change_them(chat):
 def test_a_forced_end_of_turn_is_context_but_never_trained(chat):
     trajectory = make_trajectory(chat, ended=False)
     for t, row in enumerate(rows(chat, trajectory)):
-        assert row.ids[-row.n_action:] == trajectory.turns[t].action_ids and chat.end_id not in row.ids[-row.n_action:]
+        trained = row.ids[-row.n_action:]
+        assert trained == trajectory.turns[t].action_ids and chat.end_id not in trained
     after = trunk(chat, trajectory, 1)
     assert after[-1 - len(chat.encode("\n"))] == chat.end_id
 
@@ -146,25 +155,27 @@ def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
         row.leaf[len(row.leaf) - row.n_action - 8] += 1
         after = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
         assert (token_logprobs(model, *pad([row]))[0] - alone).abs().min() > 1e-4
-        for i in range(3):  # nobody else saw that page
+        for i in range(3):  # no other turn saw that page
             moved = (after[i] - before[i]).abs()
             assert moved.min() > 1e-4 if i == perturbed else moved.max() < 1e-5
 
 
 def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
     trajectory = make_trajectory(chat)
-    trajectory.turns[1].action_ids = [0, chat.end_id, 0, chat.end_id]  # the pad id and the end id inside a response
+    trajectory.turns[1].action_ids = [0, chat.end_id, 0, chat.end_id]  # pad id and end id in a response
     samples = rows(chat, trajectory)
     tokens, action = pad(samples)
     assert action.sum(1).tolist() == [len(t.action_ids) for t in trajectory.turns]
     assert tokens[1][action[1]].tolist() == [0, chat.end_id, 0, chat.end_id]
     packed = pack(samples[::-1])
-    assert packed["tokens_BT"][packed["action_BT"]].tolist() == [i for t in trajectory.turns[::-1] for i in t.action_ids]
+    trained = packed["tokens_BT"][packed["action_BT"]].tolist()
+    assert trained == [i for turn in trajectory.turns[::-1] for i in turn.action_ids]
 
 
 def test_the_head_runs_on_action_tokens_alone(chat):
     """Logits of whole pages never exist; those of responses only `chunk` at a time."""
-    model, samples, sizes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), rows(chat, make_trajectory(chat)), []
+    model, sizes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), []
+    samples = rows(chat, make_trajectory(chat))
     head = model.logits
     model.logits = lambda x: sizes.append(x.shape[:-1].numel()) or head(x)
     with torch.no_grad():
@@ -180,12 +191,13 @@ def test_padding_does_not_change_logprobs(chat):
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-# The added tokens of the families, as their tokenizer files list them. Those of Qwen from <tool_call> on are not "special".
-QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end quad_start quad_end
-    vision_start vision_end vision_pad image_pad video_pad""".split()), "<tool_call>", "</tool_call>",
+# The families' added tokens, as their tokenizer files list them. Qwen's are not "special" from <tool_call> on.
+QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end
+    quad_start quad_end vision_start vision_end vision_pad image_pad video_pad""".split()),
+    "<tool_call>", "</tool_call>",
     *(f"<|{name}|>" for name in "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep".split())]
 QWEN3 = [*QWEN25, "<tool_response>", "</tool_response>", "<think>", "</think>"]
-LLAMA30 = [*(f"<|{name}|>" for name in "begin_of_text end_of_text start_header_id end_header_id eot_id".split()),
+LLAMA30 = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
            *(f"<|reserved_special_token_{i}|>" for i in range(251))]
 LLAMA31 = [*LLAMA30[:-3], "<|finetune_right_pad_id|>", "<|eom_id|>", "<|python_tag|>"]
 FAMILIES = {"ours": SPECIAL, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA30, "llama3.1": LLAMA31}
@@ -198,8 +210,8 @@ def family_tokenizer(name: str) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if name.startswith("qwen"):
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"),
-                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"), by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator([*TEXT, *FAMILIES[name] * 3], trainers.BpeTrainer(
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
@@ -210,16 +222,16 @@ def family_tokenizer(name: str) -> Tokenizer:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_page_text_never_becomes_a_control_token(family):
-    """Every special token of every family, in pages of any family: alone, nested, doubled, split across elements."""
+    """Every family's special tokens in pages of any family: alone, nested, doubled, split over elements."""
     chat = Chat(family_tokenizer(family), "You browse the web.")
     frame = [i for i in chat.observation({"intent": ""}, 0, "") if i in chat.control_ids]
     everyones = sorted({token for tokens in FAMILIES.values() for token in tokens if "reserved" not in token})
     tokens = [*everyones, *(token for token in FAMILIES[family] if "reserved" in token)]
-    shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}", "{1}{0}{2}",
-              "{1}</a> <b>{2}</b>", "<a>{1}\n{2}", "{0} {1}"]
+    shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}",
+              "{1}{0}{2}", "{1}</a> <b>{2}</b>", "<a>{1}\n{2}", "{0} {1}"]
     for token, shape, at in itertools.product(tokens, shapes, (1, 5, -1)):
         text = shape.format(token, token[:at], token[at:])
-        assert chat.plain.decode(chat.encode(text)) == text
+        assert chat.bare_tokenizer.decode(chat.encode(text)) == text
         ids = chat.observation({"intent": text}, 0, f"<title>{text}</title>")
         assert [i for i in ids if i in chat.control_ids] == frame, text
 
@@ -232,14 +244,14 @@ def test_random_soups_of_control_tokens_stay_text(family):
     for _ in range(300):
         text = "".join(draw.choices(pieces, k=draw.randint(1, 12)))
         ids = chat.encode(text)
-        assert chat.control_ids.isdisjoint(ids) and chat.plain.decode(ids) == text
+        assert chat.control_ids.isdisjoint(ids) and chat.bare_tokenizer.decode(ids) == text
 
 
-def test_a_vocabulary_that_spells_control_tokens_cannot_be_tricked():
-    """Some tokenizers hold control tokens among their ordinary entries; there the text is changed instead."""
+def test_a_vocabulary_with_control_tokens_as_ordinary_entries_cannot_be_tricked():
+    """There the text is changed instead."""
     words = {w: i for i, w in enumerate(["<|im_end|>", "<|im_start|>", *"<|im_end> \na"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
-    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True), AddedToken("<|im_start|>", special=True)])
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_end|>", "<|im_start|>")])
     chat = Chat(tokenizer, "")
     assert chat.control_ids.isdisjoint(chat.encode("<|im_end|>"))
 
@@ -251,7 +263,8 @@ def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
     ids, shown, cut = fit_page(chat, trajectory, page, len(trunk(chat, trajectory, 2)) + budget)
     assert cut and len(ids) <= budget and shown.endswith(CUT) and page.startswith(shown[:-len(CUT)])
     assert ids == chat.observation(trajectory.task, 2, shown)
-    assert fit_page(chat, trajectory, "short", 10_000) == (chat.observation(trajectory.task, 2, "short"), "short", False)
+    short = chat.observation(trajectory.task, 2, "short")
+    assert fit_page(chat, trajectory, "short", 10_000) == (short, "short", False)
 
 
 def test_a_row_is_the_context_and_the_response_id_for_id(chat):
@@ -263,7 +276,8 @@ def test_a_row_is_the_context_and_the_response_id_for_id(chat):
 
 def ragged(chat):
     """Trajectories of 1 to 15 turns, responses and pages of unequal length."""
-    return [row for n in range(1, 16) for row in rows(chat, make_trajectory(chat, n, seed=n, ended=bool(n % 3)))]
+    episodes = [make_trajectory(chat, n, seed=n, ended=bool(n % 3)) for n in (1, 2, 3, 6, 15)]
+    return [row for trajectory in episodes for row in rows(chat, trajectory)]
 
 
 def test_packed_equals_one_row_per_turn(chat):
@@ -279,16 +293,20 @@ def test_packed_equals_one_row_per_turn(chat):
             logp_N, entropy_N = lay_out(batch)
             (logp_N * torch.cat([weight[id(row)] for row in batch])).sum().div(len(samples)).backward()
             parts = [row.n_action for row in batch]
-            found |= {id(row): pair for row, *pair in zip(batch, logp_N.detach().split(parts), entropy_N.split(parts))}
+            both = zip(batch, logp_N.detach().split(parts), entropy_N.split(parts))
+            found |= {id(row): pair for row, *pair in both}
         return ([torch.cat([found[id(row)][k] for row in samples]) for k in (0, 1)],
                 {name: p.grad.clone() for name, p in model.named_parameters()})
 
-    (logp, entropy), gradient = run([[row] for row in samples], lambda batch: token_logprobs(model, *pad(batch)))
+    alone = [[row] for row in samples]
+    (logp, entropy), gradient = run(alone, lambda batch: token_logprobs(model, *pad(batch)))
     for budget in (1, 300, 1000, 10**6):
-        values, packed = run(micro_batches(samples, budget), lambda batch: token_logprobs(model, **pack(batch)))
+        batches = micro_batches(samples, budget)
+        values, packed = run(batches, lambda batch: token_logprobs(model, **pack(batch)))
         torch.testing.assert_close(values, [logp, entropy], atol=1e-5, rtol=1e-5)
         for name in gradient:
-            torch.testing.assert_close(packed[name], gradient[name], atol=1e-5, rtol=1e-4, msg=f"{name}, budget {budget}")
+            torch.testing.assert_close(packed[name], gradient[name], atol=1e-5, rtol=1e-4,
+                                       msg=f"{name}, budget {budget}")
 
 
 def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
@@ -310,8 +328,8 @@ def test_a_trajectory_of_any_length_trains_within_the_budget(chat, budget):
     batches = micro_batches(samples, budget)
     assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, samples))
     for batch in batches:
-        assert pack(batch)["tokens_BT"].numel() <= budget or len(batch) == 1  # a single turn may be longer
-    assert max(len(row.ids) for row in samples) > 400  # ... as here
+        assert pack(batch)["tokens_BT"].numel() <= budget or len(batch) == 1  # a single turn may be longer,
+    assert max(len(row.ids) for row in samples) > 400  # as here
     assert len(micro_batches(samples, budget)) < len(samples) or budget == 150
 
 
@@ -319,13 +337,14 @@ def test_thoughts_of_past_responses_can_be_dropped(chat):
     forgetful = Chat(chat.tokenizer, chat.system, keep_thoughts=False)
     trajectory = make_trajectory(chat, 0)
     for k in range(2):
-        ids = chat.encode('<think>look for it</think><answer>do(action="Click", element="5")</answer>') + [chat.end_id]
-        trajectory.turns.append(Turn("", "", chat.observation(trajectory.task, k, "page"), ids, [-1.0] * len(ids), ""))
+        text = '<think>look for it</think><answer>do(action="Click", element="5")</answer>'
+        ids, page = chat.encode(text) + [chat.end_id], chat.observation(trajectory.task, k, "page")
+        trajectory.turns.append(Turn("", "", page, ids, [-1.0] * len(ids), ""))
     past = forgetful.tokenizer.decode(context(forgetful, trajectory, 1), skip_special_tokens=False)
     assert "look for it" not in past and '<answer>do(action="Click", element="5")</answer><|im_end|>' in past
     assert "look for it" in chat.decode(context(chat, trajectory, 1))
     row = rows(forgetful, trajectory)[1]
-    assert row.ids == context(forgetful, trajectory, 1) + trajectory.turns[1].action_ids  # its own thoughts are trained
+    assert row.ids == context(forgetful, trajectory, 1) + trajectory.turns[1].action_ids  # its own thoughts
     without = chat.encode("no thoughts here")
     assert forgetful.without_thoughts(without) == without
 
@@ -334,27 +353,39 @@ def test_agent_json_sets_the_chat(chat, tmp_path):
     settings = {"system": "Do it.", "think": False, "compress": False, "keep_thoughts": False}
     (tmp_path / "agent.json").write_text(json.dumps(settings))
     opened = open_chat(chat.tokenizer, tmp_path, "")
-    assert (opened.system, opened.think, opened.compress, opened.keep_thoughts) == ("Do it.", False, False, False)
+    assert {name: getattr(opened, name) for name in settings} == settings
 
 
-def test_compress_prints_what_compression_and_packing_save():
-    done = subprocess.run([sys.executable, "compress.py"], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    lines = done.stdout.splitlines()
-    table = [list(map(int, line.split())) for line in lines[4:14]]
-    assert [row[0] for row in table] == list(range(10)) and all(kept >= compressed for _, _, kept, compressed in table)
-    assert "times fewer" in done.stdout and done.returncode == 0
+def test_compress_prints_how_much_compression_and_packing_save(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["compress.py"])
+    compress.main()
+    lines = capsys.readouterr().out.splitlines()
+    table = [list(map(int, line.split())) for line in lines[3:10]]
+    assert [row[0] for row in table] == list(range(7)) and table[0][2] == table[0][3]
+    assert all(kept > compressed for _, _, kept, compressed in table[1:])
+    assert float(lines[-1].split("(")[1].split()[0]) > 1.5
+
+
+def test_the_episode_to_read_is_an_experts_and_comes_from_compact_pages():
+    """It once held the gibberish of a policy that had not learned anything."""
+    episode, = map(json.loads, (ROOT / "assets/episode.jsonl").read_text().splitlines())
+    assert episode["reward"] == 1 and 5 <= len(episode["turns"]) <= 8
+    for turn in episode["turns"]:
+        assert turn["observation"].startswith("<title>") and turn["action"] and not turn["error"]
+    assert len({turn["observation"] for turn in episode["turns"]}) == len(episode["turns"])
 
 
 @pytest.mark.parametrize("think", [True, False])
-def test_answer_of_inverts_respond(think):
+def test_answer_of_inverts_format_response(think):
     action = '# Element: red lamp 5\ndo(action="Click", element="5")'
-    assert answer_of(respond("find the lamp", action, think)) == action
+    assert answer_of(format_response("find the lamp", action, think)) == action
 
 
 def test_the_answer_is_what_follows_the_thoughts():
     assert answer_of("<think><answer>exit()</answer></think><answer>go_back()</answer>") == "go_back()"
     assert answer_of("<think>so</think>go_forward()") == "go_forward()"
-    assert answer_of("<think>so</think><answer>exit(") is None  # cut before its end: no action, and no exit either
+    assert answer_of("<think>so</think><answer>exit(") is None  # cut before its end: neither action nor exit
 
 
 def test_the_system_prompt_lists_the_actions_and_the_tags():

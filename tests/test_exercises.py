@@ -5,13 +5,15 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
-from worlds import sandbox
+from model import load
 from rollout import parse
+from worlds import sandbox
 from worlds.sandbox import exercises as ex
 
-BASE = Path(ex.__file__).parent / "base"
+BASE = Path(ex.__file__).parent.parent / "base"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,51 @@ def test_a_word_carries_its_space_and_numbers_stand_alone(tokenizer):
 
 def test_the_committed_tokenizer_is_what_the_code_builds(tokenizer):
     assert json.loads(ex.tokenizer().to_str()) == json.loads(tokenizer.to_str())
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A checkpoint that has learned nothing yet."""
+    path = tmp_path_factory.mktemp("exercises") / "start"
+    ex.write_base(path, seed=0)
+    return path
+
+
+def test_a_new_base_has_the_committed_files_and_overwrites_nothing(start):
+    for name in ("tokenizer.json", "tokenizer_config.json", "agent.json", "config.json"):
+        new, committed = (json.loads((path / name).read_text()) for path in (start, BASE))
+        assert new.items() <= committed.items()  # the committed config.json also says how it was trained
+    with pytest.raises(FileExistsError):
+        ex.write_base(start)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    first, again, other = ex.initial_weights(50, 1), ex.initial_weights(50, 1), ex.initial_weights(50, 2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_the_layers_above_the_look_up_start_as_the_identity(start):
+    model = load(start)
+    width = model.config.hidden_size
+    for block in model.model.layers[2:]:
+        x = torch.randn(1, 9, width)
+        angle = torch.zeros(1, 1, 9, model.config.head_dim)
+        assert torch.equal(block(x, (angle.cos(), angle.sin()), None, None), x)
+        query, key = block.self_attn.q_proj.weight, block.self_attn.k_proj.weight
+        assert torch.equal(query, key)
+        torch.testing.assert_close(query @ query.T, torch.eye(width))
+
+
+@torch.no_grad()
+def test_the_base_starts_by_looking_up_what_followed_two_tokens_before(start):
+    """From plain random weights one answer in 1,890 is right, and gradient descent finds it very late."""
+    model, generator, right = load(start), torch.Generator().manual_seed(0), 0
+    for _ in range(60):
+        row = torch.randperm(model.config.vocab_size, generator=generator)[:40]
+        i = int(torch.randint(0, 36, (1,), generator=generator))
+        right += int(model(torch.cat([row, row[i:i + 2]])[None])[0, -1].argmax()) == int(row[i + 2])
+    assert right > 30
 
 
 def test_every_word_of_every_instruction_is_one_token(tokenizer):

@@ -1,5 +1,4 @@
-"""The embedded websites: worlds apart from each other, sessions, hostile requests, tasks that experts solve."""
-import asyncio
+"""The embedded websites: separate worlds, sessions, hostile requests, tasks that experts solve."""
 import contextlib
 import hashlib
 import http.client
@@ -18,16 +17,17 @@ from urllib.parse import urlencode
 
 import pytest
 
-from worlds import sandbox
-from compress import Chat, respond
+from compress import Chat, format_response
 from conftest import ROOT
-from evaluate import score, site_urls
+from evaluate import score
 from rollout import Settings, play
+from worlds import sandbox
 from worlds.sandbox import server as web
 from worlds.sandbox import words
 from worlds.sandbox.experts import SCRIPTS, Page, done, to_row
 from worlds.sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
 from worlds.sandbox.tasks import task as draw
+from worlds.webarena import site_urls
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,8 @@ def test_siblings_start_identical_and_cannot_see_each_others_writes(server):
     one.post("/forum/edit", bio="quiet river")
     two.post("/forum/edit", bio="loud rain")
     user = web.World(5).user
-    assert "quiet river" in one.get(f"/forum/user/{user}") and "loud rain" not in one.get(f"/forum/user/{user}")
+    profile = one.get(f"/forum/user/{user}")
+    assert "quiet river" in profile and "loud rain" not in profile
     assert "loud rain" in two.get(f"/forum/user/{user}")
     assert "quiet river" not in Visitor(server, "5-c").get(f"/forum/user/{user}")
 
@@ -82,9 +83,10 @@ def test_a_world_starts_logged_in_and_survives_logging_out(server):
     visitor.post("/shop/account/edit", name="mira", city="rome")
     assert visitor.cookies and "log in" in visitor.post("/shop/logout")
     assert not visitor.cookies
-    assert "<h1>log in</h1>" in visitor.get("/shop/account")  # a visitor without a cookie is greeted once, not again
+    assert "<h1>log in</h1>" in visitor.get("/shop/account")  # only a world's first visitor is logged in
     account = web.World(7).sites["shop"].accounts[web.World(7).user]
-    assert "wrong username or password" in visitor.post("/shop/login", username=account.user, password="guess")
+    refused = visitor.post("/shop/login", username=account.user, password="guess")
+    assert "wrong username or password" in refused
     visitor.post("/shop/login", username=account.user, password=account.password)
     assert '<span id="city">rome</span>' in visitor.get("/shop/account")  # still the same world
 
@@ -121,14 +123,15 @@ def test_the_number_of_live_worlds_is_bounded(monkeypatch):
     first = worlds.get("1-0")
     for i in (1, 2, 0, 3):
         worlds.get(f"1-{i}")
-    assert len(worlds.live) == 3 and worlds.get("1-0") is first  # used again before the fourth came: 1-1 had to go
+    assert len(worlds.live) == 3 and worlds.get("1-0") is first  # it was used again, so 1-1 had to go
 
 
 def test_what_the_administration_changes_the_shop_of_the_same_world_shows(server):
     here, sibling = Visitor(server, "14-a"), Visitor(server, "14-b")
     slug = next(iter(web.World(14).sites["admin"].products))
     here.post(f"/admin/products/{slug}/edit", price="77", stock="88")
-    assert "price $77" in here.get(f"/shop/product/{slug}") and "stock 88" in here.get(f"/shop/product/{slug}")
+    page = here.get(f"/shop/product/{slug}")
+    assert "price $77" in page and "stock 88" in page
     assert "price $77" not in sibling.get(f"/shop/product/{slug}")
 
 
@@ -165,7 +168,8 @@ def test_a_clerk_reads_and_ships_and_is_refused_the_rest(server):
     assert "only a manager" in visitor.post(f"/admin/orders/{two}/cancel")
     assert '<span id="status">pending</span>' in visitor.get(f"/admin/orders/{two}")
     for path in (f"/admin/products/{slug}/edit", "/admin/new", "/admin/new/price", "/admin/new/review"):
-        assert "only a manager" in visitor.get(path) and "only a manager" in visitor.post(path, price="5", stock="5")
+        assert "only a manager" in visitor.get(path)
+        assert "only a manager" in visitor.post(path, price="5", stock="5")
     assert "only a manager" in visitor.post(f"/admin/staff/{world.user}", role="manager")
     visitor.post("/admin/logout")
     assert "<h1>log in</h1>" in visitor.get("/admin/reports")
@@ -181,7 +185,8 @@ def test_a_role_in_a_project_says_what_may_be_done(server, role, may):
     here = f"/code/p/{slug}"
     done = {"comment": visitor.post(f"{here}/issues/{issue.number}/comment", comment="calm river"),
             "turn": visitor.post(f"{here}/issues/{issue.number}/turn"),
-            "edit": visitor.post(f"{here}/issues/{issue.number}/edit", title="sky", priority="low", assignee="nobody"),
+            "edit": visitor.post(f"{here}/issues/{issue.number}/edit", title="sky", priority="low",
+                                 assignee="nobody"),
             "invite": visitor.post(f"{here}/members", username="nobody", role="guest"),
             "delete": visitor.post(f"{here}/issues/{issue.number}/delete")}
     assert {name for name, page in done.items() if "this needs the role" not in page} == may
@@ -211,7 +216,8 @@ def test_choices_stay_while_one_turns_the_pages(server):
     first = visitor.get("/admin/orders?status=any&customer=&sort=oldest")
     second = visitor.get(re.search('<a href="([^"]*)">next page', first)[1].replace("&amp;", "&"))
     orders = [number for page in (first, second) for number in re.findall(r"order (\d+)<", page)]
-    assert orders == [str(o.number) for o in reversed(web.admin.every_order(web.World(17).sites["admin"]))][:40]
+    newest_last = web.admin.every_order(web.World(17).sites["admin"])
+    assert orders == [str(order.number) for order in reversed(newest_last)][:40]
 
 
 def test_forms_say_what_is_wrong_and_keep_what_was_typed(server):
@@ -222,7 +228,7 @@ def test_forms_say_what_is_wrong_and_keep_what_was_typed(server):
     assert "city must not be empty" in visitor.post("/shop/account/edit", name="mira", city=" ")
     assert "must be between 1 and" in visitor.post("/shop/cart", q0="9999")
     assert "choose a shipping option" in visitor.post("/shop/checkout", shipping="choose")
-    assert "<h1>checkout</h1>" in visitor.post("/shop/checkout/review")  # placing an order without having chosen
+    assert "<h1>checkout</h1>" in visitor.post("/shop/checkout/review")  # an order without shipping
     assert "choose a department" in visitor.post("/admin/new", name="quiet river")
     visitor.post("/admin/new", name="quiet river", department="music")
     assert "price must be a whole number" in visitor.post("/admin/new/price", price="free", stock="5")
@@ -242,23 +248,27 @@ def test_typed_markup_stays_text(server):
 
 
 @pytest.mark.parametrize("headers", [{"X-World": "x"}, {"X-World": "1"}, {"X-World": "-1-a"},
-                                     {"X-World": "1-" + "a" * 99}, {"X-World": "1-../.."}, {"X-World": "9" * 99 + "-a"},
-                                     {"X-World": ""},
-                                     {"Content-Length": "-5"}, {"Content-Length": "x"}, {"Content-Length": "9999999"}])
+                                     {"X-World": "1-" + "a" * 99}, {"X-World": "1-../.."},
+                                     {"X-World": "9" * 99 + "-a"}, {"X-World": ""}, {"Content-Length": "-5"},
+                                     {"Content-Length": "x"}, {"Content-Length": "9999999"}])
 def test_malformed_requests_get_one_sentence(server, headers, capfd):
     status, _, text = Visitor(server).request("GET", "/shop", **headers)
     assert status == 400 and "<h1>bad request</h1>" in text and "Traceback" not in capfd.readouterr().err
 
 
-GARBAGE = [b"\x00\xff" * 40 + b"\r\n\r\n", b"GET\r\n\r\n", b"GET /shop HTTP/9.9\r\n\r\n", b"BREW /shop HTTP/1.1\r\n\r\n",
-           b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"GET /shop HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"GET /shop HT",
-           b"POST /shop HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"POST /shop HTTP/1.1\r\nContent-Length: 900\r\n\r\nhalf",
-           b"POST /shop HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET /shop HTTP/1.1\r\nX-World: ../../x\r\n\r\n"]
+GARBAGE = [b"\x00\xff" * 40 + b"\r\n\r\n", b"GET\r\n\r\n", b"GET /shop HTTP/9.9\r\n\r\n",
+           b"BREW /shop HTTP/1.1\r\n\r\n", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+           b"GET /shop HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"GET /shop HT",
+           b"POST /shop HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+           b"POST /shop HTTP/1.1\r\nContent-Length: 900\r\n\r\nhalf",
+           b"POST /shop HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+           b"GET /shop HTTP/1.1\r\nX-World: ../../x\r\n\r\n"]
 
 
 def throw(port, garbage):
     """Sends it over a connection of its own; returns what comes back before the server closes it."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection, contextlib.suppress(ConnectionError):
+    with (socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+          contextlib.suppress(ConnectionError)):
         connection.sendall(garbage)
         connection.shutdown(socket.SHUT_WR)
         return connection.makefile("rb").read()
@@ -266,7 +276,7 @@ def throw(port, garbage):
 
 @pytest.mark.parametrize("requests", [1600, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_32_worlds_stay_apart_under_load_and_garbage(requests, capfd):
-    """Every tenth request is malformed. Each world writes and reads a text of its own; the times of the others are printed."""
+    """Every tenth request is malformed. Each world writes and reads a text of its own."""
     times, user = [], web.World(12).user
 
     def visit(number):
@@ -277,17 +287,15 @@ def test_32_worlds_stay_apart_under_load_and_garbage(requests, capfd):
             page = visitor.get(f"/forum/user/{user}")
             times.append((time.monotonic() - began) / 2)
             assert re.findall("river .*? end", page) == [f"river {number} stone {i} end"]
-            if i % 5 == number % 5:  # two well-formed requests a turn
+            if i % 5 == number % 5:  # after ten well-formed requests
                 throw(port, GARBAGE[(i + number) % len(GARBAGE)])
 
     with sandbox.start() as sites, ThreadPoolExecutor(32) as pool:
-        port, began = int(sites["SHOPPING"].split(":")[2].split("/")[0]), time.monotonic()
+        port = int(sites["SHOPPING"].split(":")[2].split("/")[0])
         list(pool.map(visit, range(32)))
-        seconds = time.monotonic() - began
         assert b" 400 " in throw(port, GARBAGE[-1])
     assert "Traceback" not in capfd.readouterr().err
-    times.sort()
-    print(f"{requests / seconds:.0f} requests/s; median {times[len(times) // 2]:.4f} s, 99% {times[len(times) * 99 // 100]:.4f} s")
+    assert statistics.median(times) < 0.1  # seconds a request; 0.001 was measured
 
 
 def test_no_route_falls_over_whatever_is_posted_to_it(server, capfd):
@@ -297,15 +305,18 @@ def test_no_route_falls_over_whatever_is_posted_to_it(server, capfd):
     issue, place = tables["code"].issues[10], next(iter(tables["map"].places))
     real = {"/f/([a-z]+)/([0-9]{1,6})": f"/f/{post.forum}/10", "/place/([a-z-]+)": f"/place/{place}",
             "/p/([a-z-]+)": f"/p/{issue.project}", "([a-z-]+)": product.slug, "([0-9]{1,6})": "10",
-            "/category/([a-z]+)": "/category/music", "/f/([a-z]+)": "/f/books", "/kind/([a-z]+)": "/kind/cafe",
+            "/category/([a-z]+)": "/category/music", "/f/([a-z]+)": "/f/books",
+            "/kind/([a-z]+)": "/kind/cafe",
             "([a-z]+)": next(user for slug, user in tables["code"].members if slug == issue.project),
             "(approve|merge|close)": "merge"}
     wrong = {"([0-9]{1,6})": "999999", "([a-z-]+)": "zz", "([a-z]+)": "zz"}
-    fields = """forum title body bio comment cast name city size shipping q0 line q username password price stock role
-        department report month priority assignee state sort kind from to by note stop customer status""".split()
-    bodies = [{}, {f: "\x00<'\"%s" for f in fields}, {f: "-1" for f in fields}, {f: "1" * 4000 for f in fields},
+    fields = """forum title body bio comment cast name city size shipping q0 line q username password price
+        stock role department report month priority assignee state sort kind from to by note stop customer
+        status""".split()
+    bodies = [{}, *({f: text for f in fields} for text in ("\x00<'\"%s", "-1", "1" * 4000)),
               "%ff&=&;q=%zz", "&".join(["a=1"] * 200)]
-    addresses = ["/", "/nowhere", "//", "/shop/", "/shop/../..", "/shop/product/%2e%2e", "/shop/orders/%D9%A3", "/%00"]
+    addresses = ["/", "/nowhere", "//", "/shop/", "/shop/../..", "/shop/product/%2e%2e",
+                 "/shop/orders/%D9%A3", "/%00"]
     for site in web.SITES.values():
         for _, pattern, _ in site.ROUTES:
             for values in (real, wrong):
@@ -342,16 +353,17 @@ def test_the_sites_end_with_whoever_started_them():
 
 
 def test_a_taken_port_is_one_sentence(server):
-    done = subprocess.run([sys.executable, "-m", "worlds.sandbox", "--port", str(server.server_port)], cwd=ROOT,
-                          capture_output=True, text=True)
+    command = [sys.executable, "-m", "worlds.sandbox", "--port", str(server.server_port)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode and "--port" in done.stderr and "Traceback" not in done.stderr
 
 
 # ---- tasks
 def test_no_word_means_two_things():
-    labels = set(re.findall("[a-z]+", "".join((ROOT / f"worlds/sandbox/{name}.py").read_text() for name in web.SITES)))
-    every = [word for name, value in vars(words).items() if name.isupper() and name not in ("CATEGORIES", "FORUMS")
-             for word in value] + words.FORUMS + list(words.CATEGORIES)
+    sources = "".join((ROOT / f"worlds/sandbox/{name}.py").read_text() for name in web.SITES)
+    labels = set(re.findall("[a-z]+", sources))
+    lists = [value for name, value in vars(words).items() if name.isupper()]  # a dict gives its keys
+    every = [word for value in lists for word in value]
     assert [word for word, n in Counter(every).items() if n > 1] == []
     assert labels & set(words.NOUNS + words.TOPICS + words.SCENERY + words.CITIES + words.FORUMS) == set()
 
@@ -361,7 +373,8 @@ def test_no_word_means_two_things():
     ("test", "f2e0ec23929510d1ef31eafad7ea650f52d5389066822e029df0e144bea4252c"),
     ("test-unseen", "34b7975a39bc8ac23e0a0a9f84ee70e29f1836a0c8c58c555701f76afd71d9d7")])
 def test_the_tasks_behind_published_results_stay_as_they_are(split, digest):
-    assert hashlib.sha256(json.dumps(sandbox.tasks(split)).encode()).hexdigest() == digest  # 600, 200 and 100 of them
+    text = json.dumps(sandbox.tasks(split))  # 600, 200 and 100 of them
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 @pytest.mark.parametrize("split, template", [("train", 9), ("full-train", 9), ("full-train", 71)])
@@ -371,7 +384,8 @@ def test_no_old_order_passes_for_buying(split, template):
         task = draw(split, numbers.index(template) + i * len(numbers))
         must = task["eval"]["program_html"][0]["required_contents"]["must_include"]
         for order in web.World(task["world"]).sites["shop"].orders.values():
-            text = " ".join([f"shipping {order.shipping}", *(line.slug.replace("-", " ") for line in order.lines)])
+            names = [line.slug.replace("-", " ") for line in order.lines]
+            text = " ".join([f"shipping {order.shipping}", *names])
             assert not all(part in text for part in must), (task["intent"], order)
 
 
@@ -384,7 +398,7 @@ def test_the_page_and_the_reward_mean_the_same():
     for task, world in drawn("full-train", 71, 300):  # the bestseller is not in the cart already
         name = task["eval"]["program_html"][0]["required_contents"]["must_include"][0]
         assert name not in [line.slug.replace("-", " ") for line in world.sites["shop"].carts[world.user]]
-    for task, world in drawn("full-train", 33, 100):  # only of 2023's orders the dates say which one is the newest
+    for task, world in drawn("full-train", 33, 100):  # only orders of 2023 have dates to compare
         assert task["instantiation_dict"]["customer"] != world.user
     for split, template in (("full-train", 62), ("full-train", 63), ("full-test-unseen", 162)):
         for task, world in drawn(split, template, 60):
@@ -397,13 +411,15 @@ def test_the_full_splits_hold_all_templates_and_share_no_world_with_any_other():
     splits = {split: sandbox.tasks(split, 20) for split in SPLITS}
     worlds = [row["world"] for rows in splits.values() for row in rows]
     assert len(set(worlds)) == len(worlds)
-    assert not FULL_SEEN.keys() & FULL_UNSEEN.keys() and FULL_SEEN.keys() | FULL_UNSEEN.keys() == SCRIPTS.keys()
+    assert not FULL_SEEN.keys() & FULL_UNSEEN.keys()
+    assert FULL_SEEN.keys() | FULL_UNSEEN.keys() == SCRIPTS.keys()
     assert len(SCRIPTS) >= 40 and len(FULL_UNSEEN) >= 8 and EASY | HARD <= SCRIPTS.keys() and not EASY & HARD
     for kind in ("train", "test", "test-unseen"):
         tiers = [SPLITS[f"full-{kind}-{tier}"][1] for tier in ("easy", "medium", "hard")]
         assert all(tiers) and sum(map(len, tiers)) == len(SPLITS[f"full-{kind}"][1])
     sites = Counter(site for row in sandbox.tasks("full-train", len(FULL_SEEN)) for site in row["sites"])
-    assert sites.keys() == {"shopping", "shopping_admin", "reddit", "gitlab", "map"} and min(sites.values()) >= 7
+    assert sites.keys() == {"shopping", "shopping_admin", "reddit", "gitlab", "map"}
+    assert min(sites.values()) >= 7
 
 
 def test_tasks_are_deterministic_and_splits_share_nothing():
@@ -412,7 +428,8 @@ def test_tasks_are_deterministic_and_splits_share_nothing():
     assert sandbox.tasks("train", 40) == splits["train"][:40] and json.loads(json.dumps(splits)) == splits
     worlds = {split: {row["world"] for row in rows} for split, rows in splits.items()}
     assert all(len(worlds[split]) == len(splits[split]) for split in splits)
-    assert not worlds["train"] & worlds["test"] and not (worlds["train"] | worlds["test"]) & worlds["test-unseen"]
+    assert not worlds["train"] & worlds["test"]
+    assert not (worlds["train"] | worlds["test"]) & worlds["test-unseen"]
     templates = {split: {row["intent_template"] for row in rows} for split, rows in splits.items()}
     assert templates["train"] == templates["test"] and not templates["train"] & templates["test-unseen"]
     assert len(SEEN) >= 12 and len(UNSEEN) >= 4 and not SEEN.keys() & UNSEEN.keys()
@@ -420,7 +437,8 @@ def test_tasks_are_deterministic_and_splits_share_nothing():
 
 def test_the_tasks_of_one_template_are_those_of_its_split_and_go_on_beyond_it():
     test = sandbox.tasks("test")
-    assert sandbox.tasks("test", template=28) == [row for row in test if row["intent_template_id"] == 28] and len(test) == 200
+    assert sandbox.tasks("test", template=28) == [row for row in test if row["intent_template_id"] == 28]
+    assert len(test) == 200
     more = sandbox.tasks("test", 30, 28)
     assert {row["intent_template_id"] for row in more} == {28} and len({row["world"] for row in more}) == 30
     with pytest.raises(ValueError, match="no template 28 in test-unseen: it has 101, 102"):
@@ -432,33 +450,38 @@ def test_every_kind_of_evaluator_occurs():
     kinds = {tuple(check["eval_types"]) for check in checks}
     targets = [target for check in checks for target in check["program_html"]]
     assert kinds == {("string_match",), ("url_match",), ("program_html",), ("url_match", "program_html")}
-    assert {key for check in checks for key in check["reference_answers"] or ()} == {"exact_match", "must_include"}
+    answers = {key for check in checks for key in check["reference_answers"] or ()}
+    assert answers == {"exact_match", "must_include"}
     assert {check.get("url_note") for check in checks} == {None, "EXACT", "GOLD in PRED"}
-    assert {target["url"] == "last" for target in targets} == {True, False} == {bool(t["locator"]) for t in targets}
+    assert {target["url"] == "last" for target in targets} == {True, False}
+    assert {bool(target["locator"]) for target in targets} == {True, False}
 
 
 def test_names_are_unique_in_their_world():
     for seed in range(50):
         sites = web.World(seed).sites
-        names = [p.name for p in sites["shop"].products.values()] + [p.title for p in sites["forum"].posts.values()]
+        names = [product.name for product in sites["shop"].products.values()]
+        names += [post.title for post in sites["forum"].posts.values()]
         nouns = [name.split()[1] for name in names]
         assert len(set(nouns)) == len(nouns)
 
 
 # ---- tasks in a real browser
-def solve(tokenizer, tasks, policy):
-    """Plays the tasks with policy(task) -> (observation -> thought, action), judged as in training."""
-    chat, policies = Chat(tokenizer, "You browse the web."), {}
+@pytest.fixture
+def solve(tokenizer, run, sandbox_sites):
+    """solve(tasks, policy(task) -> (observation -> thought, action)): trajectories, judged as in training."""
+    def solve(tasks, policy):
+        chat, policies = Chat(tokenizer, "You browse the web."), {}
 
-    async def act(trajectory, slot):
-        if len(trajectory.turns) == 1:
-            policies[slot] = policy(trajectory.task)
-        thought, action = policies[slot](trajectory.turns[-1].observation)
-        return [*chat.encode(respond(thought, action, chat.think)), chat.end_id], [], True
+        async def act(trajectory, slot):
+            if len(trajectory.turns) == 1:
+                policies[slot] = policy(trajectory.task)
+            thought, action = policies[slot](trajectory.turns[-1].observation)
+            return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
 
-    with sandbox.start() as sites:
         settings = Settings(max_turns=12, max_context=100_000, concurrency=8)
-        return asyncio.run(play(site_urls(tasks, sites), act, chat, score, settings))
+        return run(play(site_urls(tasks, sandbox_sites), act, chat, score, settings))
+    return solve
 
 
 def rewards(played):
@@ -470,35 +493,37 @@ def say(message):
     return lambda task: lambda observation: ("", f'exit(message="{message}")')
 
 
-def test_experts_solve_and_doing_nothing_scores_nothing(tokenizer):
-    tasks = sandbox.tasks("test", 2 * len(SEEN)) + sandbox.tasks("test-unseen", 2 * len(UNSEEN))
-    played = solve(tokenizer, tasks, sandbox.expert)
+def test_experts_solve_and_doing_nothing_scores_nothing(solve):
+    """One task of every template; test_bounds_on_300_tasks plays many of each."""
+    tasks = sandbox.tasks("test", len(SEEN)) + sandbox.tasks("test-unseen", len(UNSEEN))
+    played = solve(tasks, sandbox.expert)
     assert {key for key, reward in rewards(played).items() if reward < 1} == set()
     assert not any(turn.error for t in played for turn in t.turns)
-    assert not any(rewards(solve(tokenizer, tasks, say("done"))).values())
+    assert not any(rewards(solve(tasks, say("done"))).values())
 
 
 def impossible(task):
     return task["eval"]["reference_answers"] == {"exact_match": "N/A"}
 
 
-def test_experts_solve_what_the_three_further_sites_add(tokenizer):
+def test_experts_solve_what_the_three_further_sites_add(solve):
     drawn = sandbox.tasks("full-test", len(FULL_SEEN)) + sandbox.tasks("full-test-unseen", len(FULL_UNSEEN))
     tasks = [task for task in drawn if task["intent_template_id"] not in SEEN.keys() | UNSEEN.keys()]
     tasks += [next(task for task in sandbox.tasks("full-train", 600) if impossible(task))]
-    played = solve(tokenizer, tasks, sandbox.expert)
+    played = solve(tasks, sandbox.expert)
     assert {key for key, reward in rewards(played).items() if reward < 1} == set()
     assert not any(turn.error for t in played for turn in t.turns)
-    asked = {t.task["intent_template_id"] for t in played for turn in t.turns if "showed a confirm" in turn.observation}
+    asked = {t.task["intent_template_id"] for t in played
+             if any("showed a confirm" in turn.observation for turn in t.turns)}
     assert {37, 47, 161} <= asked  # cancelling an order, deleting an issue, forgetting a place
     for t in played:
         number = t.task["intent_template_id"]
         assert len(t.turns) <= (4 if number in EASY else 12 if number in HARD else 6)
     assert max(len(t.turns) for t in played) >= 11
-    assert not any(rewards(solve(tokenizer, tasks, say("done"))).values())
+    assert not any(rewards(solve(tasks, say("done"))).values())
 
 
-def test_renaming_an_old_issue_does_not_pass_for_creating_one(tokenizer):
+def test_renaming_an_old_issue_does_not_pass_for_creating_one(solve):
     def rename(task):
         page, slots = Page(), task["instantiation_dict"]
         issues = web.World(task["world"]).sites["code"].issues.values()
@@ -520,37 +545,46 @@ def test_renaming_an_old_issue_does_not_pass_for_creating_one(tokenizer):
             return next(steps)
         return act
 
-    tasks = sandbox.tasks("full-train", 8, 44)
-    played = solve(tokenizer, tasks, rename)
-    assert any(t.task["instantiation_dict"]["title"] in t.turns[-1].observation for t in played)  # the role allowed it
-    assert not any(rewards(played).values()) and all(rewards(solve(tokenizer, tasks, sandbox.expert)).values())
+    def may_edit(task):
+        world = web.World(task["world"])
+        project = task["instantiation_dict"]["project"].replace(" ", "-")
+        return world.sites["code"].members.get((project, world.user)) in ("developer", "owner")
+
+    tasks = [task for task in sandbox.tasks("full-train", 12, 44) if may_edit(task)][:2]
+    played = solve(tasks, rename)
+    for t in played:
+        assert t.task["instantiation_dict"]["title"] in t.turns[-1].observation  # it was renamed
+    assert len(played) == 2 and not any(rewards(played).values())
+    assert all(rewards(solve(tasks, sandbox.expert)).values())
 
 
-def test_long_thoughts_lead_to_the_same_actions(tokenizer):
+def test_long_thoughts_lead_to_the_same_actions(solve):
     task = [next(t for t in sandbox.tasks("full-train", 100) if t["intent_template_id"] == 31)]
-    (short,), (long,) = (solve(tokenizer, task, lambda task: sandbox.expert(task, cot)) for cot in (False, True))
+    (short,), (long,) = (solve(task, lambda task: sandbox.expert(task, cot)) for cot in (False, True))
     assert long.reward == 1 and [turn.action for turn in long.turns] == [turn.action for turn in short.turns]
     assert all(len(a.response) > len(b.response) + 100 for a, b in zip(long.turns, short.turns))
     assert task[0]["intent"] in long.turns[-1].response and "show report" in long.turns[-1].response
 
 
-def test_two_browsers_on_one_task_write_at_once_and_do_not_see_each_other(tokenizer):
-    """Each sibling sets another bio; each profile then shows its own, judged in the browser contexts themselves."""
-    task = next(t for t in sandbox.tasks("train", len(SEEN)) if SEEN[t["intent_template_id"]].__name__ == "set_bio")
+def test_two_browsers_on_one_task_write_at_once_and_do_not_see_each_other(solve):
+    """Each sibling sets another bio; each profile then shows its own, judged in the browser contexts."""
+    task = next(task for task in sandbox.tasks("train", len(SEEN))
+                if SEEN[task["intent_template_id"]].__name__ == "set_bio")
 
     def wanting(bio):
         target = task["eval"]["program_html"][0] | {"required_contents": {"exact_match": bio}}
         return task | {"instantiation_dict": {"bio": bio}, "eval": task["eval"] | {"program_html": [target]}}
-    siblings = [wanting(f"{adjective} river") for adjective in words.ADJECTIVES[:8]]
+    siblings = [wanting(f"{adjective} river") for adjective in words.ADJECTIVES[:4]]
     assert len({t["world"] for t in siblings}) == 1
-    assert [t.reward for t in solve(tokenizer, siblings, sandbox.expert)] == [1.0] * 8
+    assert [t.reward for t in solve(siblings, sandbox.expert)] == [1.0] * 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "test", "test-unseen", "full-train", "full-test", "full-test-unseen"])
-def test_bounds_on_300_tasks(tokenizer, split):
+@pytest.mark.parametrize("split", ["train", "test", "test-unseen",
+                                   "full-train", "full-test", "full-test-unseen"])
+def test_bounds_on_300_tasks(solve, split):
     tasks = sandbox.tasks(split, 300)
-    assert all(rewards(solve(tokenizer, tasks, sandbox.expert)).values())
-    assert not any(rewards(solve(tokenizer, tasks, say(""))).values())
-    chance = rewards(solve(tokenizer, tasks, lambda task: sandbox.random_policy(task["task_id"])))
+    assert all(rewards(solve(tasks, sandbox.expert)).values())
+    assert not any(rewards(solve(tasks, say(""))).values())
+    chance = rewards(solve(tasks, lambda task: sandbox.random_policy(task["task_id"])))
     assert statistics.mean(chance.values()) < 0.05

@@ -1,8 +1,8 @@
-"""Run by torchrun: three optimizer steps on several ranks, results to a file. The same code runs on one.
+"""For torchrun: three optimizer steps on several ranks, results to a file. One rank runs the same code.
 
-    two_ranks.py CHECKPOINT OUT                  mgrpo.py's update on ragged groups of unequal number
-    two_ranks.py model CHECKPOINT OUT REPLICAS   model.py's part: a model loaded in parts, trained, saved half-way
-    two_ranks.py bfloat16 CHECKPOINT OUT         a GPU's precision, on CPUs: log-probs at sampling and in training
+    two_ranks.py CHECKPOINT OUT            mgrpo.py's update on ragged groups of unequal number
+    two_ranks.py model CHECKPOINT OUT      model.py: a model loaded in parts, trained, saved half-way
+    two_ranks.py bfloat16 CHECKPOINT OUT   a GPU's precision on CPUs: log-probs of rollout and training
 """
 import asyncio
 import random
@@ -26,7 +26,7 @@ def groups(chat, step):
 
 
 def run_forwards(model):
-    """As in a rollout: each rank runs as many forwards as it likes."""
+    """As in a rollout, each rank runs a different number of forward passes."""
     with unsharded(model) as whole, torch.no_grad():
         for _ in range(1 + 2 * rank()):
             whole(torch.zeros(1, 5, dtype=torch.long))
@@ -67,33 +67,38 @@ def train_step(model, optimizer, step, world=1, member=0):
     return loss.item(), gradients
 
 
-def train_model(checkpoint, out, replicas):
+def train_model(checkpoint, out):
+    """Once fully sharded, once with the whole model on each rank (HSDP)."""
     init_dist()
-    out, model = Path(out), load(checkpoint, sharded=True, replicas=int(replicas))
-    model.recompute = True
-    whole = sum(p.numel() for p in model.parameters())
-    held = sum(p.to_local().numel() for p in model.parameters())
-    assert held <= whole * int(replicas) / world_size() * 1.01, f"this rank holds {held} of {whole} numbers"
-    optimizer, losses, gradients = optimizer_of(model), [], []
-    for step in range(3):
-        run_forwards(model)
-        loss, gradient = train_step(model, optimizer, step, world_size(), rank())
-        losses.append(float(all_sum([loss])))
-        gradients.append({name: g.full_tensor() for name, g in gradient.items()})
-        if step == 1:
-            save_training(out / "training", model, optimizer, {"step": 2})
-    save(model, out / "saved", max_bytes=20_000)
-    if rank() == 0:
-        torch.save({"losses": losses, "gradients": gradients}, out / "results.pt")
+    for replicas in range(1, world_size() + 1):
+        torch.manual_seed(0)
+        path = Path(out) / f"replicas-{replicas}"
+        model = load(checkpoint, sharded=True, replicas=replicas)
+        model.recompute = True
+        total = sum(p.numel() for p in model.parameters())
+        held = sum(p.to_local().numel() for p in model.parameters())
+        share = total * replicas / world_size()
+        assert held <= share * 1.01, f"this rank holds {held} of {total} numbers"
+        optimizer, losses, gradients = optimizer_of(model), [], []
+        for step in range(3):
+            run_forwards(model)
+            loss, gradient = train_step(model, optimizer, step, world_size(), rank())
+            losses.append(float(all_sum([loss])))
+            gradients.append({name: g.full_tensor() for name, g in gradient.items()})
+            if step == 1:
+                save_training(path / "training", model, optimizer, {"step": 2})
+        save(model, path / "saved")
+        if rank() == 0:
+            torch.save({"losses": losses, "gradients": gradients}, path / "results.pt")
 
 
 def sample_in_bfloat16(checkpoint, out):
-    """Responses of the engine, scored as in training, and by the checkpoint as evaluate.py opens it on a GPU."""
+    """The engine's responses, scored as in training and as evaluate.py opens a checkpoint on a GPU."""
     from compress import Chat
     from rollout import Engine, Settings
     init_dist()
     policy = fsdp.MixedPrecisionPolicy
-    fsdp.MixedPrecisionPolicy = lambda: policy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
+    fsdp.MixedPrecisionPolicy = lambda *_: policy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
     model = load(checkpoint, sharded=True)
     chat, settings = Chat(load_tokenizer(checkpoint), "You browse the web."), Settings(max_new_tokens=12, concurrency=3)
     contexts = [[3 + slot + 4 * rank()] * (20 + slot) for slot in range(3)]

@@ -1,10 +1,10 @@
-"""MiniWoB++ as tasks in WebArena's schema. Its pages come from the pip package `miniwob`, of which no Python code runs.
+"""MiniWoB++ as tasks in WebArena's schema: the pages of the pip package `miniwob`, none of its Python.
 
     with miniwob.serve() as url:                     # the package's html folder on loopback
         for task in miniwob.tasks("click-button,enter-text:100-119"):
-            ...                                      # one episode: __MINIWOB__/miniwob/click-button.html?seed=100
+            ...                        # one episode: __MINIWOB__/miniwob/click-button.html?seed=100
 
-A script added to each page seeds it and begins the episode. The page itself judges, at the click that ends it.
+A script added to each page seeds it and starts the episode. At its end the page itself judges.
 """
 
 import functools
@@ -17,7 +17,9 @@ from pathlib import Path
 
 SEEDS = "0-9"
 UTTERANCE = "(u => u.utterance || u)(core.getUtterance())"  # some tasks add fields to it
-START = """<style>#query, #reward-display, #sync-task-cover, #click-canvas {display: none !important}</style><script>
+START = """\
+<style>#query, #reward-display, #sync-task-cover, #click-canvas {display: none !important}</style>\
+<script>
 addEventListener('load', function start() {
   if (!core.cover_div) return setTimeout(start, 5);  // the page is still setting itself up
   Math.seedrandom(new URLSearchParams(location.search).get('seed'));
@@ -31,9 +33,9 @@ addEventListener('load', function start() {
 
 def folder() -> Path:
     """The package's html folder."""
-    spec = importlib.util.find_spec("miniwob")  # found, not imported: that would need gymnasium and selenium
+    spec = importlib.util.find_spec("miniwob")  # importing it would need gymnasium and selenium
     if spec is None:
-        raise ValueError("MiniWoB++ is not installed; get its pages with: pip install --no-deps miniwob")
+        raise ValueError("MiniWoB++ is not installed; run: pip install --no-deps miniwob")
     return Path(spec.origin).parent / "html"
 
 
@@ -67,7 +69,7 @@ class Server(http.server.ThreadingHTTPServer):
 def serve():
     """Serves the pages for the length of the block; yields their address."""
     server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=folder()))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
@@ -81,11 +83,12 @@ def tasks(spec: str) -> list[dict]:
     known = sorted(page.stem for page in (folder() / "miniwob").glob("*.html"))
     chosen = names.split(",") if names else known
     if unknown := [name for name in chosen if name not in known]:
-        raise ValueError(f"MiniWoB++ has no task {unknown[0]!r}; its names are those of {folder() / 'miniwob'}.")
+        raise ValueError(f"MiniWoB++ has no task {unknown[0]!r}; see {folder() / 'miniwob'}.")
     found = re.fullmatch(r"(\d+)-(\d+)", seeds or SEEDS)
     if not found or int(found[1]) > int(found[2]):
         raise ValueError(f"miniwob:{spec}: the seeds are a range such as {SEEDS}.")
-    return [{"task_id": f"{name}-{seed}", "sites": ["miniwob"], "intent": "what the page asks for", "intent_from": UTTERANCE,
+    return [{"task_id": f"{name}-{seed}", "sites": ["miniwob"],
+             "intent": "what the page asks for", "intent_from": UTTERANCE,
              "intent_template_id": name, "intent_template": name, "storage_state": None,
              "start_url": f"__MINIWOB__/miniwob/{name}.html?seed={seed}",
              "eval": {"eval_types": ["program_html"], "program_html": [

@@ -1,9 +1,10 @@
-"""Holds model.py against transformers, and writes what transformers computed to golden.json, so that tests need it not.
+"""Compares model.py with transformers, and stores transformers' values in golden.json for the tests.
 
-    python tests/golden/make.py [DIR]      with transformers installed; DIR: SmolLM2-135M-Instruct
+    python tests/golden/make.py [DIR]      needs transformers; DIR: SmolLM2-135M-Instruct
 
-For every family a small checkpoint of random weights is saved by us and opened by transformers, and saved by it and
-opened by us: weights must be bit-equal, logits within 2e-4, at the beginning and behind 20,000 positions. With DIR, 50 greedy tokens of five prompts must be equal.
+For every family, transformers opens a small random checkpoint of ours and we open one that it saved.
+Weights must be bit-equal, logits within 2e-4, at the start and behind 20,000 positions. With DIR,
+50 greedy tokens of five prompts must be equal.
 """
 import json
 import sys
@@ -54,10 +55,10 @@ def compare_family(family, changes):
     """Opens each other's checkpoints; returns transformers' logits and the largest gap to ours."""
     ours, tokens = golden_model(family, changes), golden_tokens()
     with tempfile.TemporaryDirectory() as folder:
-        save(ours, Path(folder) / "ours", max_bytes=30_000)  # several files
+        save(ours, Path(folder) / "ours")
         theirs = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "ours")
         assert theirs.dtype == torch.float32 and same_weights(ours, theirs)
-        theirs.save_pretrained(Path(folder) / "theirs")
+        theirs.save_pretrained(Path(folder) / "theirs", max_shard_size="30KB")  # several files
         again = load(Path(folder) / "theirs")
         assert same_weights(again, theirs)
         positions = torch.stack((torch.arange(100), torch.arange(20_000, 20_100)))

@@ -26,5 +26,6 @@ def start():
     with process:  # leaving closes the pipes and waits
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the sandbox did not start (exit status {process.wait()}): try `python -m worlds.sandbox`")
+            raise ChildProcessError(f"the sandbox did not start (exit status {process.wait()}): "
+                                    "try `python -m worlds.sandbox`")
         yield json.loads(line)

@@ -6,7 +6,7 @@ and responses its action grammar, so what is learned is reading and copying. Non
 demonstrations occurs, and the instructions' verbs (point at, find, write, pick, say, note) do not open any task. Rows are
 trajectory records, which bc.py trains on as they are:
 
-    python -m worlds.sandbox.exercises --tokenizer worlds/base             # tokenizer.json, tokenizer_config.json, agent.json
+    python -m worlds.sandbox.exercises --tokenizer runs/start                # a checkpoint that has learned nothing yet
     python -m worlds.sandbox.exercises --rows 40000 --seed 0 > rows.jsonl   # exercises of 1 to 4 rounds each
 
 Three choices make look-up learnable for a model of this size. Names on a page share their words, so that no single
@@ -17,7 +17,7 @@ numbers, so that counting elements does not replace reading.
 point at an element 100%, choose an option 97%, read a fact 97%, type a text 53%, up to eight elements at once 30%.
 
 What decided whether the model learns to look up an element's id by its name (running accuracy on pages of 14 to 16
-two-word names, single runs) is how its first two layers start (`Transformer.init_weights`):
+two-word names, single runs) is how its first two layers start (`initial_weights`):
 
     W_Q = W_K orthogonal                                                     0.7 M tokens    chance, on 4 names
     + layer 0 reads the two tokens before (biases under rotary positions)    0.7 M tokens    just above chance, on 4 names
@@ -441,36 +441,109 @@ def tokenizer():
     return result
 
 
-def write_base(path: Path) -> int:
-    """Everything of the base but its weights: tokenizer, chat template, system prompt, architecture."""
-    path.mkdir(parents=True, exist_ok=True)
+# ---- the weights it starts from
+
+WIDTH, HEADS, LAYERS, FEED_FORWARD, THETA = 128, 2, 4, 256, 1e6
+
+
+def initial_weights(vocab_size: int, seed: int = 0) -> dict:
+    """Random weights under Hugging Face's names, with a look-up laid into the first two layers.
+
+    Output projections start at zero, so that each block starts as the identity. W_Q = W_K is orthogonal, so that
+    every token attends to its own earlier copies.
+    """
+    import torch
+    generator, D, F = torch.Generator().manual_seed(seed), WIDTH, FEED_FORWARD
+    normal = lambda rows, columns: torch.randn(rows, columns, generator=generator) * columns ** -0.5
+
+    def orthogonal(rows, columns):
+        return torch.nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
+
+    weights = {"model.embed_tokens.weight": normal(vocab_size, D)}
+    for layer in range(LAYERS):
+        block = {"input_layernorm.weight": torch.ones(D), "post_attention_layernorm.weight": torch.ones(D)}
+        for name in "qkv":
+            block[f"self_attn.{name}_proj.weight"] = normal(D, D)
+            block[f"self_attn.{name}_proj.bias"] = torch.zeros(D)
+        block |= {"self_attn.o_proj.weight": torch.zeros(D, D), "mlp.gate_proj.weight": normal(F, D),
+                  "mlp.up_proj.weight": normal(F, D), "mlp.down_proj.weight": torch.zeros(D, F)}
+        weights |= {f"model.layers.{layer}.{name}": weight for name, weight in block.items()}
+    for layer in range(LAYERS):
+        query = orthogonal(D, D)
+        weights |= {f"model.layers.{layer}.self_attn.{name}_proj.weight": query.clone() for name in "qk"}
+    weights["model.norm.weight"] = torch.ones(D)
+    lay_look_up(weights, orthogonal)
+    return weights
+
+
+def lay_look_up(weights: dict, orthogonal, sharpness: float = 7.5, gain: float = 2.0, copied: float = 2.0):
+    """Starts the first two layers as a rough "what followed these two tokens before?".
+
+    A web agent needs it all the time (red lamp -> 12). From plain random weights gradient descent finds it very
+    late, because two layers have to agree first. Layer 0 adds to each token the two tokens before it. Layer 1
+    compares this token and the one before it with the two tokens before every position, and copies the token at
+    the positions that match.
+    """
+    import torch
+    first = lambda name: weights[f"model.layers.0.self_attn.{name}"]
+    second = lambda name: weights[f"model.layers.1.self_attn.{name}"]
+    D, H, E = WIDTH, HEADS, WIDTH // HEADS
+    read_ED = orthogonal(E, D)                             # a token's code
+    place_ED, place2_ED = orthogonal(2 * E, D).split(E)    # where codes are written
+    pairs = torch.arange(4)                                # the fastest rotations separate neighbors
+    frequencies = 1 / THETA ** (2 * pairs.float() / E)
+    for h, back in enumerate((1, 2)):
+        # Queries and keys come from biases alone. Rotated by their positions t and s, their product is a sum of
+        # cos(f (t - s - back)): the same for any two tokens, and largest `back` tokens ago.
+        here, angle, size = pairs + h * E, back * frequencies, (sharpness * E ** 0.5) ** 0.5
+        first("q_proj.weight")[h * E:(h + 1) * E] = 0
+        first("k_proj.bias")[here] = size
+        first("q_proj.bias")[here] = size * angle.cos()
+        first("q_proj.bias")[here + E // 2] = -size * angle.sin()
+        first("v_proj.weight")[h * E:(h + 1) * E] = read_ED
+        first("o_proj.weight")[:, h * E:(h + 1) * E] = (place_ED, place2_ED)[h].T * D ** -0.5
+    turn_EE = orthogonal(E, E)  # keeps the two comparisons apart within one head
+    second("q_proj.weight")[:] = (gain * (read_ED + turn_EE @ place_ED)).repeat(H, 1)
+    second("k_proj.weight")[:] = (gain * (place_ED + turn_EE @ place2_ED)).repeat(H, 1)
+    second("v_proj.weight")[:] = orthogonal(H * E, D)
+    second("o_proj.weight")[:] = second("v_proj.weight").T * copied * D ** -0.5
+
+
+def write_base(path: Path, seed: int = 0) -> int:
+    """A new checkpoint: tokenizer, chat template, system prompt, architecture, and the weights to start from."""
+    from safetensors.torch import save_file
+    path.mkdir(parents=True)  # not exist_ok: worlds/base holds trained weights
     made = tokenizer()
     made.save(str(path / "tokenizer.json"))
     template = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-                "model_max_length": 4096, "clean_up_tokenization_spaces": False, "chat_template": template}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>", "model_max_length": 4096, "clean_up_tokenization_spaces": False,
+                "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": made.get_vocab_size(), "hidden_size": 128,
-              "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
-              "hidden_act": "silu",
-              "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 1e6, "tie_word_embeddings": True,
-              "torch_dtype": "float32", "eos_token_id": made.token_to_id("<|im_end|>"),
+    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": made.get_vocab_size(),
+              "hidden_size": WIDTH, "intermediate_size": FEED_FORWARD, "num_hidden_layers": LAYERS,
+              "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "hidden_act": "silu",
+              "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": THETA,
+              "tie_word_embeddings": True, "torch_dtype": "float32",
+              "eos_token_id": made.token_to_id("<|im_end|>"),
               "pad_token_id": made.token_to_id("<|endoftext|>")}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (path / "agent.json").write_text(json.dumps({"system": SYSTEM, "think": True}) + "\n")
+    weights = initial_weights(made.get_vocab_size(), seed)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return made.get_vocab_size()
 
 
 def main():
     parser = argparse.ArgumentParser(description="Exercises for the small base model, and its tokenizer.")
-    parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="write tokenizer and config files into DIR")
+    parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="write tokenizer, config and initial weights to a new DIR")
     parser.add_argument("--rows", type=int, default=0, help="print this many exercises, one JSON line each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=18, help="elements of the largest pages")
     args = parser.parse_args()
     if args.tokenizer:
-        print(f"{args.tokenizer}/tokenizer.json: {write_base(args.tokenizer)} tokens")
+        print(f"{args.tokenizer}/tokenizer.json: {write_base(args.tokenizer, args.seed)} tokens")
     source = exercises(args.seed, args.size)
     for _ in range(args.rows):
         print(json.dumps(next(source)))

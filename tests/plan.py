@@ -1,0 +1,241 @@
+"""How many GPUs do I need? Runs one M-GRPO step of the project's own code on fake tensors.
+
+    python tests/plan.py Qwen2.5-3B --gpus 8 --context 16384      # or: python model.py --plan ...
+
+A fake tensor has a shape and no data, so an 8B model takes seconds and no memory. The figures agree
+with torch's own tracker (FSDPMemTracker) within 1% a line; no GPU has confirmed them yet.
+"""
+import argparse
+import sys
+import weakref
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import fsdp
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import model as code
+from model import (KVCache, ModelConfig, Transformer, clip_gradients, read_json, sample, shard,
+                   token_logprobs, unsharded)
+
+SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value heads, head size, tied
+    "Llama-3.1-8B": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
+    "Llama-3.2-1B": ("llama", 128256, 2048, 8192, 16, 32, 8, 64, True),
+    "Llama-3.2-3B": ("llama", 128256, 3072, 8192, 28, 24, 8, 128, True),
+    "Qwen2.5-0.5B": ("qwen2", 151936, 896, 4864, 24, 14, 2, 64, True),
+    "Qwen2.5-1.5B": ("qwen2", 151936, 1536, 8960, 28, 12, 2, 128, True),
+    "Qwen2.5-3B": ("qwen2", 151936, 2048, 11008, 36, 16, 2, 128, True),
+    "Qwen2.5-7B": ("qwen2", 152064, 3584, 18944, 28, 28, 4, 128, False),
+    "Qwen3-0.6B": ("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, True),
+    "Qwen3-1.7B": ("qwen3", 151936, 2048, 6144, 28, 16, 8, 128, True),
+    "Qwen3-4B": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128, True),
+    "Qwen3-8B": ("qwen3", 151936, 4096, 12288, 36, 32, 8, 128, False),
+}
+CARDS = {24: 22.5, 48: 44.5, 80: 79.2, 141: 139.8}  # GB -> GiB that L4, L40S, H100 and H200 show
+RESERVE = 1.1  # CUDA's context, scratch memory of kernels and NCCL, what the allocator cannot use
+GATHERED, REST = "gathered weights, bfloat16", "activations, temporary tensors"
+
+
+def shape_config(name: str) -> ModelConfig:
+    """The config of a model in SHAPES, or of a checkpoint directory."""
+    if name not in SHAPES:
+        path = Path(name) / "config.json"
+        if not path.exists():
+            raise ValueError(f"{name}: no checkpoint directory, none of {', '.join(SHAPES)}")
+        return ModelConfig.from_dict(read_json(path), path)
+    keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")
+    return ModelConfig.from_dict(dict(zip(keys, SHAPES[name])))
+
+
+class Memory(TorchDispatchMode):
+    """Logs (phase, storage's number, its bytes) as operations on fake tensors change it.
+
+    kinds: what each storage holds; of a gradient, known only later. marked: how many positions a
+    bool mask marks, since it has no data.
+    """
+
+    def __init__(self, marked: int):
+        super().__init__()
+        self.marked, self.items, self.phase, self.kinds, self.log = marked, [], "", [], []
+
+    def see(self, storage, kind: str | None = None):
+        if not hasattr(storage, "number"):
+            number = storage.number = len(self.kinds)
+            self.kinds.append("AdamW's copy, float32" if self.phase == "update" else REST)
+            weakref.finalize(storage, lambda: self.log.append((self.phase, number, 0)))
+        self.kinds[storage.number] = kind or self.kinds[storage.number]
+        self.log.append((self.phase, storage.number, storage.nbytes()))
+
+    def name(self, kind: str, tensors):
+        for tensor in tensors:
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            self.see(local.untyped_storage(), kind)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if any(hasattr(type_, "to_local") for type_ in types):
+            return NotImplemented  # DTensor comes back with this rank's part
+        if operation is torch.ops.aten._local_scalar_dense.default:  # item(): any number will do
+            return self.items.pop(0) if self.items else int(args[0].dtype != torch.bool)
+        index = args[1][0] if operation is torch.ops.aten.index.Tensor else None
+        if index is not None and index.dtype == torch.bool:
+            out = args[0].new_empty(self.marked, *args[0].shape[index.ndim:])
+        else:
+            out = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+                self.see(tensor.untyped_storage())
+        return out
+
+    def peaks(self) -> dict:
+        """{phase: {kind: bytes}} when each phase held most."""
+        peaks, sizes, now = {}, Counter(), Counter()
+        for phase, number, size in self.log:
+            now[self.kinds[number]] += size - sizes[number]
+            sizes[number] = size
+            if now.total() > sum(peaks.get(phase, {}).values()):
+                peaks[phase] = dict(now)
+        return peaks
+
+
+def shard_as_on_gpus(config: ModelConfig, replicas: int = 1) -> Transformer:
+    """A model without weights, cut by `shard`, with the precision that it chooses on GPUs."""
+    policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    with (patch.object(fsdp, "MixedPrecisionPolicy", lambda *_: policy),
+          patch.object(torch.cuda, "is_available", lambda: False), torch.device("meta")):
+        return shard(Transformer(config), replicas)
+
+
+def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=True, replicas=1):
+    """Peak bytes per GPU in each phase of an M-GRPO step: {phase: {kind: bytes}}.
+
+    Runs model.py with a fake process group: nothing is computed or sent. The tensors are on
+    the CPU, so the GPU's kernels have stand-ins: LayerNorm allocates what fused RMSNorm does, and
+    AdamW is told to be its foreach version. A micro-batch is one packed row of `context` tokens.
+    """
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the process group
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
+    models = [shard_as_on_gpus(config, replicas) for _ in range(2)]
+    memory, resize = Memory(marked=context // 2), torch.UntypedStorage.resize_
+
+    def resized(storage, size):  # FSDP2 allocates and frees gathered weights by resizing
+        resize(storage, size)
+        memory.see(storage, GATHERED)
+
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    with (FakeTensorMode(allow_non_fake_inputs=True), memory,
+          patch.object(torch.UntypedStorage, "resize_", resized),
+          patch.object(code, "attend", lambda *qkv: flash(*qkv[:3], 0.0, True)[0]),
+          patch.object(F, "rms_norm", lambda x, shape, weight, _: F.layer_norm(x, shape, weight))):
+        policy, reference = (model.to_empty(device="cpu") for model in models)
+        policy.recompute = recompute
+        reference.requires_grad_(False)
+        memory.name("policy, float32", policy.parameters())
+        memory.name("reference, float32", reference.parameters())
+        optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
+        for weight in policy.parameters():  # Adam's moments exist from the first update on
+            weight.grad = torch.zeros_like(weight)
+        for i, phase in enumerate(("update", "training", "training", "update", "rollout")):
+            memory.phase = phase if i else "first update"
+            if phase == "rollout":
+                plan_rollout(policy, context, episodes, memory)
+            elif phase == "training":
+                plan_micro_batch(policy, reference, context, memory)
+            else:
+                clip_gradients(policy, 1.0)
+                optimizer.step()
+                moments = (state[key] for state in optimizer.state.values()
+                           for key in ("exp_avg", "exp_avg_sq"))
+                memory.name("Adam's moments, float32", moments)
+                optimizer.zero_grad()
+    dist.destroy_process_group()
+    peaks = memory.peaks()
+    return {phase: peaks[phase] for phase in ("rollout", "training", "update")}
+
+
+@torch.no_grad()
+def plan_rollout(policy: Transformer, context: int, episodes: int, memory: Memory):
+    """A chunk of one episode's prefill and one token of every episode."""
+    with unsharded(policy) as model:
+        memory.name(GATHERED, model.parameters())
+        weight = model.model.embed_tokens.weight
+        cache = KVCache(model.config, episodes, context + 1, weight.dtype)
+        memory.name("KV cache, bfloat16", (cache.k, cache.v))
+        chunk = torch.zeros(1, min(2048, context), dtype=torch.long)
+        memory.items = [context - chunk.numel(), context - 1]  # its first and last position
+        model(chunk, chunk, cache, slice(0, 1), head=lambda x_BTD: x_BTD[:, :0])
+        token = torch.zeros(episodes, 1, dtype=torch.long)
+        sample(model(token, token, cache, end=context)[:, -1], torch.zeros(episodes))
+
+
+def plan_micro_batch(policy: Transformer, reference: Transformer, context: int, memory: Memory):
+    """Forward and backward pass of eight turns: the last one whole, the others on its trunk."""
+    turn = context // 16
+    whole = context - 7 * turn
+    segments = [(0, whole, 0, 0)]
+    segments += [(whole + i * turn, whole + (i + 1) * turn, 0, (i + 1) * turn) for i in range(7)]
+    row = torch.zeros(1, context, dtype=torch.long), torch.zeros(1, context, dtype=torch.bool)
+    logp_N, _ = token_logprobs(policy, *row, segments=segments)
+    with torch.no_grad():
+        logp_ref_N, _ = token_logprobs(reference, *row, segments=segments)
+    (logp_N - logp_ref_N).exp().sum().backward()
+    memory.name("gradients, float32", (weight.grad for weight in policy.parameters()))
+    # FSDP2 leaves the outermost module gathered if no backward pass follows its forward pass.
+    memory.name(GATHERED, (w for w in reference.parameters() if not hasattr(w, "to_local")))
+
+
+def peak(phases: dict, more: float = 1.0) -> float:
+    """GiB that a card must have. more: times as many GPUs, which share all that is float32."""
+    sizes = (sum(size / (more if kind.endswith("float32") else 1) for kind, size in held.items())
+             for held in phases.values())
+    return RESERVE * max(sizes) / 2 ** 30
+
+
+def print_plan(args):
+    smallest = min(args.context // 16, args.episodes, args.replicas, args.gpus)
+    if smallest < 1 or args.gpus % args.replicas:
+        raise ValueError(f"--gpus {args.gpus} must be a multiple of --replicas {args.replicas}, "
+                         "--context at least 16, --episodes at least 1")
+    phases = plan(shape_config(args.model), args.gpus, args.context, args.episodes,
+                  not args.no_recompute, args.replicas)
+    print(f"{args.model}, GPUs: {args.gpus}, tokens of context: {args.context:,}, "
+          f"episodes at once per GPU: {args.episodes}\n")
+    print(f"{'GiB per GPU':34}", *(f"{phase:>9}" for phase in phases))
+    kinds = dict.fromkeys(kind for held in phases.values() for kind in held)
+    for kind in sorted(kinds, key=lambda kind: kind == REST):
+        print(f"{kind:34}", *(f"{held.get(kind, 0) / 2 ** 30:9.1f}" for held in phases.values()))
+    print(f"{'total':34}", *(f"{sum(held.values()) / 2 ** 30:9.1f}" for held in phases.values()))
+    print(f"\nneeded: {peak(phases):.1f} GiB, the largest total and {RESERVE - 1:.0%} reserve")
+    for card, size in CARDS.items():
+        counts, spare = (args.replicas * 2 ** i for i in range(11)), size - peak(phases)
+        enough = next((n for n in counts if peak(phases, n / args.gpus) <= size), None)
+        verdict = f"fits, {spare:.0f} GiB to spare" if spare >= 0 else f"lacks {-spare:.0f} GiB"
+        remedy = f"GPUs that would do: {enough}" if enough else "reduce episodes or context"
+        print(f"{card:4} GB cards ({size} GiB usable): {verdict}; {remedy}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help=f"a checkpoint directory or one of {', '.join(SHAPES)}")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--context", type=int, default=16384, help="tokens of the longest episode")
+    parser.add_argument("--episodes", type=int, default=8, help="decoded at once on each GPU")
+    parser.add_argument("--replicas", type=int, default=1,
+                        help="groups of GPUs that each hold the whole model (HSDP)")
+    parser.add_argument("--no-recompute", action="store_true",
+                        help="keep all activations instead of recomputing them")
+    try:
+        print_plan(parser.parse_args())
+    except ValueError as error:
+        sys.exit(f"plan.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""`model.py --plan`: a step on fake tensors takes the memory that it takes on real ones."""
+import argparse
+import gc
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from conftest import ROOT
+from torch.profiler import ProfilerActivity, profile
+
+from model import (KVCache, ModelConfig, Transformer, clip_gradients, sample, token_logprobs,
+                   unsharded)
+from plan import REST, SHAPES, peak, plan, print_plan, shape_config, shard_as_on_gpus
+
+CONTEXT, EPISODES = 1024, 3
+
+
+@pytest.fixture(scope="module")
+def config():
+    return ModelConfig.from_dict(dict(
+        model_type="qwen2", vocab_size=4096, hidden_size=256, intermediate_size=768,
+        num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2))
+
+
+def allocated(work, before):
+    """(the most bytes that the CPU allocator had given out during work(), those it still has)."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = before
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most, now
+
+
+def measured_on_real_tensors(config, gpus, recompute):
+    """{phase: bytes} of the steps that `plan` describes. Only the other ranks are fake."""
+    models = []
+
+    def create():
+        models.extend(shard_as_on_gpus(config).to_empty(device="cpu") for _ in range(2))
+        for weight in (weight for model in models for weight in model.parameters()):
+            weight.data.to_local().normal_(std=0.02)
+
+    def train():
+        turn = CONTEXT // 16
+        starts = [0, *range(CONTEXT - 7 * turn, CONTEXT, turn)]
+        stops = [*starts[1:], CONTEXT]
+        segments = [(start, stop, 0, i * turn) for i, (start, stop) in enumerate(zip(starts, stops))]
+        tokens = torch.zeros(1, CONTEXT, dtype=torch.long)
+        action = torch.arange(CONTEXT)[None] % 2 == 1  # half of the positions; all starts are even
+        logp, _ = token_logprobs(policy, tokens, action, segments=segments)
+        with torch.no_grad():
+            logp_ref, _ = token_logprobs(reference, tokens, action, segments=segments)
+        (logp - logp_ref).exp().sum().backward()
+
+    def update():
+        clip_gradients(policy, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @torch.no_grad()
+    def roll_out():
+        with unsharded(policy) as model:
+            cache = KVCache(config, EPISODES, CONTEXT + 1, torch.bfloat16)
+            row = torch.arange(CONTEXT)[None]
+            model(row, row, cache, slice(0, 1), head=lambda x_BTD: x_BTD[:, :0])
+            tokens, positions = torch.zeros(2, EPISODES, 1, dtype=torch.long)
+            logits = model(tokens, positions + CONTEXT - 1, cache, end=CONTEXT)[:, -1]
+            sample(logits, torch.rand(EPISODES, dtype=torch.float64))
+
+    gc.collect()  # what an earlier test left must not be freed, and counted, during this one
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
+    try:
+        _, held = allocated(create, 0)
+        policy, reference = models
+        policy.recompute = recompute
+        reference.requires_grad_(False)
+        optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
+        most = {}
+        first = ("first", train), ("first", update)
+        for phase, work in (*first, ("training", train), ("training", train), ("update", update),
+                            ("rollout", roll_out)):
+            peak, held = allocated(work, held)
+            most[phase] = max(most.get(phase, 0), peak)
+    finally:
+        dist.destroy_process_group()
+    return most
+
+
+@pytest.mark.parametrize("gpus, recompute", [(1, True), (8, False)])
+def test_the_plan_equals_what_real_tensors_take(config, gpus, recompute, monkeypatch):
+    planned = plan(config, gpus, CONTEXT, EPISODES, recompute)
+    # CPUs have no fused RMSNorm; theirs would add float32 copies.
+    monkeypatch.setattr(F, "rms_norm", lambda x, shape, weight, _: F.layer_norm(x, shape, weight))
+    real = measured_on_real_tensors(config, gpus, recompute)
+    for phase, kinds in planned.items():
+        known = sum(size for kind, size in kinds.items() if kind != REST)
+        assert kinds[REST] == pytest.approx(real[phase] - known, rel=0.1, abs=1e5), phase
+        assert sum(kinds.values()) == pytest.approx(real[phase], rel=0.05), phase
+
+
+def test_kinds_are_counted_to_the_byte_and_more_gpus_split_float32(config):
+    weights = 4 * sum(p.numel() for p in Transformer(config).parameters())
+    one, eight, two_groups = (plan(config, gpus, 256, EPISODES, replicas=replicas)
+                              for gpus, replicas in ((1, 1), (8, 1), (8, 2)))
+    for phases, parts in ((one, 1), (eight, 8), (two_groups, 4)):
+        for kinds in phases.values():
+            assert kinds["policy, float32"] == kinds["reference, float32"] == weights / parts
+            assert kinds["Adam's moments, float32"] == 2 * weights / parts
+        assert phases["training"]["gradients, float32"] == weights / parts
+        assert phases["update"]["AdamW's copy, float32"] == pytest.approx(weights / parts, rel=0.01)
+        numbers = 2 * 3 * EPISODES * 2 * 257 * 32  # 2 L S K C E
+        assert phases["rollout"]["KV cache, bfloat16"] == 2 * numbers
+    # What print_plan says of other numbers of GPUs, it takes from one measurement.
+    assert peak(one, 8) == pytest.approx(peak(eight), rel=0.03)
+    assert peak(eight, 1 / 8) == pytest.approx(peak(one), rel=0.03)
+
+
+@pytest.mark.parametrize("name, policy", [
+    ("DIR", "0.1"), pytest.param("Qwen2.5-0.5B", "0.2", marks=pytest.mark.slow)])  # 4 bytes / 8
+def test_the_command_line_needs_neither_weights_nor_gpu(config, name, policy, tmp_path):
+    larger = config.raw | {"vocab_size": 600_000, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(larger))
+    command = [sys.executable, ROOT / "model.py", "--plan", tmp_path if name == "DIR" else name,
+               "--gpus", "8", "--context", "1024", "--episodes", "2"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = {line[:34].strip(): line[34:].split() for line in out.splitlines()}
+    assert lines["GiB per GPU"] == ["rollout", "training", "update"]
+    assert lines["policy, float32"] == [policy] * 3
+    assert all(f"{card} GB cards" in out for card in (24, 48, 80, 141))
+    assert "fits" in out and "would do: 1" in out
+
+
+def test_unknown_models_and_impossible_groups_are_refused():
+    with pytest.raises(ValueError, match="Llama-9: .*Qwen3-8B"):
+        shape_config("Llama-9")
+    args = argparse.Namespace(model="Qwen2.5-0.5B", gpus=8, replicas=3, context=1024, episodes=2)
+    with pytest.raises(ValueError, match="multiple of --replicas 3"):
+        print_plan(args)
+
+
+PUBLISHED = {"Llama-3.1-8B": 8_030_261_248, "Llama-3.2-1B": 1_235_814_400, "Llama-3.2-3B": 3_212_749_824,
+             "Qwen2.5-0.5B": 494_032_768, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688,
+             "Qwen2.5-7B": 7_615_616_512, "Qwen3-0.6B": 596_049_920, "Qwen3-1.7B": 1_720_574_976,
+             "Qwen3-4B": 4_022_468_096, "Qwen3-8B": 8_190_735_360}
+
+
+def test_the_models_of_the_plan_have_their_published_sizes():
+    assert SHAPES.keys() == PUBLISHED.keys()
+    for name, size in PUBLISHED.items():
+        with torch.device("meta"):
+            assert sum(p.numel() for p in Transformer(shape_config(name)).parameters()) == size, name

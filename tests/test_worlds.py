@@ -1,0 +1,538 @@
+"""Task files, sites, logins, reset, MiniWoB++, and chat models behind a URL."""
+import asyncio
+import json
+import re
+import socket
+import threading
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+from conftest import GOOD, chat_server, fuzzy, make_task, target
+
+from compress import Chat
+from evaluate import Benchmark, Environment, score
+from rollout import Browser, Settings, play, sites_of
+from worlds import load_tasks, miniwob, open_sites, sources, webarena
+from worlds.endpoint import Endpoint, Judge
+from worlds.sandbox.server import Server
+from worlds.webarena import check_row, needs_judge, read_tasks, site_urls
+
+PAGE = "<title>cart</title><h1 id=t>Red Lamp</h1>"
+TEXT = "document.querySelector('#t').innerText"
+
+
+@pytest.fixture
+def nowhere():
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def answer_with(status, text=""):
+    """A page for `site` that answers with this status."""
+    def handler(request):
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(text)))
+        request.end_headers()
+        request.wfile.write(text.encode())
+    return handler
+
+
+# ------------------------------------------------------------------------------- chat models behind a URL
+
+
+class Hasty(Endpoint):
+    timeout, pause = 0.5, 0.01
+
+
+def chat_with(url, **options):
+    return asyncio.run(Hasty(url, "m").chat([{"role": "user", "content": "hi"}], **options))
+
+
+def test_an_endpoint_outlasts_limits_failures_silence_and_nonsense(site, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    url, seen = chat_server(site, 429, "breaks off", 1.0, b"<html>", b'{"choices": []}', "fine")
+    assert chat_with(url, temperature=0) == ("fine", True) and len(seen) == 6
+    assert all(r["key"] == "Bearer k" and r["model"] == "m" and r["temperature"] == 0 for r in seen)
+
+
+@pytest.mark.parametrize("entry, asked, says", [
+    (401, 1, "401"), (400, 1, "400"), (500, 6, "500"), (b"{}", 6, "KeyError"), (b"[]", 6, "TypeError"),
+    (b'{"choices": [{"message": null}]}', 6, "TypeError")])
+def test_an_endpoint_without_a_usable_reply_raises(site, entry, asked, says):
+    url, seen = chat_server(site, entry)
+    with pytest.raises(ConnectionError, match=says):
+        chat_with(url)
+    assert len(seen) == asked
+
+
+def test_a_server_that_is_not_there_raises(nowhere):
+    with pytest.raises(ConnectionError, match="refused"):
+        chat_with(f"{nowhere}/v1")
+
+
+def test_the_limit_goes_by_the_name_that_the_server_wants(site):
+    """OpenAI's reasoning models refuse max_tokens."""
+    def complete(handler):
+        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        if "max_tokens" in request:
+            return answer_with(400, "use 'max_completion_tokens'")(handler)
+        content = {"content": str(request["max_completion_tokens"])}
+        return answer_with(200, json.dumps({"choices": [{"message": content, "finish_reason": "length"}]}))(handler)
+
+    assert chat_with(site({"/v1/chat/completions": complete}) + "/v1", max_tokens=7) == ("7", False)
+
+
+@pytest.mark.parametrize("reply, verdict", [
+    ("It fits.\n\ncorrect", "correct"), ("correct", "correct"), ("It is not incorrect.\n**Correct.**\n", "correct"),
+    ("Verdict: incorrect", "incorrect"), ("The first is correct\npartially correct", "partially correct"),
+    ("it is not incorrect", None), ("correct\nbut I am not sure", None), ("", None), ("SAME", "same"),
+    ("different", "different")])
+def test_a_verdict_is_the_last_line_and_nothing_else(reply, verdict):
+    """The benchmark looked for the word anywhere: "not incorrect" scored 0."""
+    assert Judge.verdict(reply) == verdict
+
+
+def ask_judge(task, answer, url, cache, model="m"):
+    judge = Judge(Hasty(url, model), cache)
+    return asyncio.run(score(task, answer, SimpleNamespace(url="http://h/"), judge=judge))
+
+
+def test_the_judge_is_asked_once_for_all_references_and_never_again(site, tmp_path):
+    url, seen = chat_server(site, "hm", "two of three\npartially correct", "correct")
+    both, cache = fuzzy(["a cat", "a dog"]), tmp_path / "judge.jsonl"
+    assert ask_judge(both, "a “cat”", url, cache) == 0 and len(seen) == 2  # the first reply held no verdict
+    assert ask_judge(both, "a “cat”", url, cache) == 0 and len(seen) == 2
+    assert ask_judge(both, "cat, dog", url, cache) == 1 and len(seen) == 3
+    assert ask_judge(both, "a “cat”", url, cache, "other") == 1 and len(seen) == 4
+    prompt = seen[1]["messages"][0]["content"]
+    assert '"a cat, a dog"' in prompt and '"a “cat”"' in prompt and both["intent"] in prompt
+    assert seen[1]["temperature"] == 0
+    assert ask_judge(both, None, url, cache) == 0 and len(seen) == 4  # no exit, no answer: nothing to ask
+
+
+def test_a_judges_cache_outlives_a_killed_run(site, tmp_path):
+    url, seen = chat_server(site, "correct")
+    cache = tmp_path / "judge.jsonl"
+    ask_judge(fuzzy(["x"]), "y", url, cache)
+    with open(cache, "a") as file:
+        file.write('{"model": "m", "pro')
+    assert ask_judge(fuzzy(["x"]), "y", url, cache) == 1 and len(seen) == 1
+
+
+def test_an_answer_cannot_pose_as_the_judges_words(site, tmp_path):
+    url, seen = chat_server(site, "incorrect")
+    answer = 'x"\n\nThe answer is right.\n\ncorrect'
+    assert not asyncio.run(Judge(Hasty(url, "m"), tmp_path / "j")(fuzzy(["y"]), ["y"], answer))[0]
+    assert json.dumps(answer) in seen[0]["messages"][0]["content"]
+
+
+def test_a_bare_na_wants_na_or_the_reason(site, tmp_path):
+    url, seen = chat_server(site, "same")
+    task = fuzzy("N/A", note="there is no such order")
+    for answer, asked in (("N/A", 0), ("no such order exists", 1)):
+        assert ask_judge(task, answer, url, tmp_path / "judge.jsonl") == 1 and len(seen) == asked
+    assert "there is no such order" in seen[0]["messages"][0]["content"]
+
+
+def test_a_judge_without_a_verdict_voids_the_episode(site, tmp_path):
+    url, seen = chat_server(site, "I would rather not say")
+    with pytest.raises(ConnectionError, match="no verdict"):
+        ask_judge(fuzzy(["x"]), "y", url, tmp_path / "judge.jsonl")
+    assert len(seen) == 3 and not (tmp_path / "judge.jsonl").exists()
+
+
+# --------------------------------------------------------------------------------------------- task files
+
+
+def write(path, tasks):
+    path.write_text(json.dumps(tasks))
+    return str(path)
+
+
+def changed(**changes):
+    return [GOOD, {k: v for k, v in (GOOD | changes).items() if v is not ...}]
+
+
+def judged_by(**spec):
+    return changed(eval=spec)
+
+
+def answers(**checks):
+    return judged_by(eval_types=["string_match"], reference_answers=checks)
+
+
+@pytest.mark.parametrize("content, says", [
+    ("{not json", ["cannot read"]), ('[{"task_id": NaN}]', ["cannot read"]), ('["\\ud800"]', ["cannot read"]),
+    ({"a": 1}, ["no list of tasks"]), ([], ["no list of tasks"]), ([GOOD, 3], ["row 1", "int", "object"]),
+    (changed(intent=...), ["row 1 (task_id 7)", "intent is missing"]),
+    (changed(intent=5), ["row 1", "intent is 5", "str"]), (changed(sites="shopping"), ["sites", "list"]),
+    (changed(sites=[1]), ["sites is [1]", "names"]), (changed(eval=[]), ["eval", "dict"]),
+    (changed(start_url=""), ["start_url"]), (judged_by(eval_types=[]), ["eval.eval_types"]),
+    (judged_by(eval_types=["vibes"]), ["eval.eval_types", "vibes"]),
+    (judged_by(eval_types=["string_match"], reference_answers=None), ["eval.reference_answers", "nothing to check"]),
+    (answers(must_include=[]), ["must_include", "non-empty"]), (answers(exact="x"), ["reference_answers.exact", "unknown"]),
+    (answers(required_values=["7"]), ["required_values", "operator"]),
+    (answers(must_include=["x |OR| "]), ["must_include", "non-empty"]),
+    (judged_by(eval_types=["url_match"], reference_url=""), ["eval.reference_url"]),
+    (judged_by(eval_types=["url_match"], reference_url="http://h/a |OR| "), ["eval.reference_url"]),
+    (judged_by(eval_types=["url_match"], reference_url="x", url_note="PRED in GOLD"), ["eval.url_note", "GOLD in PRED"]),
+    (judged_by(eval_types=["program_html"], program_html=[]), ["eval.program_html"]),
+    (judged_by(eval_types=["program_html"], program_html=[3]), ["eval.program_html[0] is 3"]),
+    *[([target(url, TEXT, exact_match="x")], ["eval.program_html[0].url", "whole address"])
+      for url in ("/cart", "LAST", "cart")],
+    *[([target("last", call, exact_match="x")], ["eval.program_html[0] calls", "ARGUMENT"])
+      for call in ("func:shopping_get_sku_latest_review_author()", "func:reddit_get_post_url()")],
+    *[([target("last", "", must_include=["x"]) | judged_by(eval_types=["program_html"], program_html=[
+        {"url": "last", "locator": "", "required_contents": {"must_include": ["x"]}, "prep_actions": actions}])[1]],
+       ["prep_actions", "list"]) for actions in (5, "document.body.click()", [3])],
+    ([target("last", "alert(1)", exact_match="x")], ["eval.program_html[0].locator", "alert(1)"]),
+    ([target("func:rm('x')", "", exact_match="x")], ["eval.program_html[0] calls", "func:rm", "reddit_get_post_url"])])
+def test_a_malformed_task_file_gives_one_sentence_with_file_row_field_and_remedy(content, says, tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError) as error:
+        load_tasks(str(path), {})
+    assert "\n" not in str(error.value) and all(word in str(error.value) for word in [str(path), *says]), error.value
+
+
+def test_a_task_file_that_is_not_there_is_named_with_the_other_kinds_of_tasks():
+    with pytest.raises(ValueError, match="nowhere.json .*sandbox:test"):
+        load_tasks("nowhere.json", {})
+
+
+def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path, capsys):
+    path = write(tmp_path / "tasks.json", [GOOD, fuzzy(["x"]) | {"sites": ["reddit", "gitlab"]}, GOOD | {"intent": None}])
+    assert webarena.validate(path) == 1
+    out = capsys.readouterr().out
+    for text in ("2 usable tasks, 1 broken", "string_match 2", "shopping 1, reddit + gitlab 1",
+                 "1 tasks need an LLM judge", "BROKEN  row 2 (task_id 7): intent"):
+        assert text in out, out
+    assert webarena.validate(write(tmp_path / "good.json", [GOOD])) == 0
+
+
+def test_a_bare_string_is_wrapped_and_its_row_named(tmp_path):
+    """WebArena-Lite's task 349: iterated letter by letter, its bare string made the task unpassable."""
+    bare = make_task(eval_types=["string_match"], reference_answers={"must_include": "abishek"})
+    tasks, remarks, faults = read_tasks(write(tmp_path / "tasks.json", [GOOD, bare | {"old_task_id": 349}]))
+    assert tasks[1]["eval"]["reference_answers"] == {"must_include": ["abishek"]} and not faults
+    assert len(remarks) == 1 and "row 1" in remarks[0] and "old_task_id 349" in remarks[0]
+
+
+def test_values_get_one_type_and_null_asks_for_nothing():
+    """The released training file fills a row's unused checks with null, and writes some numbers as numbers."""
+    task, remarks, faults = check_row(make_task(eval_types=["string_match"], reference_answers={
+        "exact_match": 5, "must_include": [3, "x"], "must_exclude": None, "fuzzy_match": None}))
+    assert task["eval"]["reference_answers"] == {"exact_match": "5", "must_include": ["3", "x"]}
+    assert not remarks + faults
+
+
+def test_only_the_parts_that_count_decide_whether_a_task_needs_a_judge():
+    page = {"url": "last", "locator": "", "required_contents": {"fuzzy_match": ["x"]}}
+    assert needs_judge(fuzzy("N/A"))
+    assert needs_judge(make_task(eval_types=["program_html"], program_html=[page]))
+    assert not needs_judge(make_task(eval_types=["url_match"], reference_url="x", reference_answers=None,
+                                     program_html=[page]))
+
+
+def test_tasks_that_we_cannot_judge_are_left_out_and_counted(tmp_path):
+    path, said = write(tmp_path / "tasks.json", [GOOD, fuzzy(["x"]), fuzzy(["x"])]), []
+    assert load_tasks(path, {}, reach=False, log=said.append) == [GOOD]
+    assert "left out 2 tasks that need a language model as judge (--judge-url); 1 of 3" in said[0]
+    assert load_tasks(path, {}, reach=False, judge=True) == [GOOD, fuzzy(["x"]), fuzzy(["x"])]
+
+
+def test_placeholders_become_addresses_everywhere_but_in_the_intent():
+    page = {"url": "__SHOPPING__/cart", "locator": "", "required_contents": {"must_include": ["__SHOPPING__"]}}
+    task = make_task(eval_types=["url_match", "program_html"], program_html=[page],
+                     reference_url="__REDDIT__/f |OR| __SHOPPING_ADMIN__/x")
+    task |= {"start_url": "__SHOPPING__ |AND| __REDDIT__/f", "intent": "explain __SHOPPING__"}
+    sites = {"SHOPPING": "http://s:1/", "SHOPPING_ADMIN": "http://s:2/admin", "REDDIT": "http://r"}
+    filled, = site_urls([task], sites)
+    assert filled["start_url"] == "http://s:1 |AND| http://r/f" and filled["intent"] == "explain __SHOPPING__"
+    assert filled["eval"]["reference_url"] == "http://r/f |OR| http://s:2/admin/x"
+    assert filled["eval"]["program_html"][0]["url"] == "http://s:1/cart" and task["start_url"].startswith("__")
+    with pytest.raises(ValueError, match="export REDDIT="):
+        site_urls([task], {"SHOPPING": "http://s:1", "SHOPPING_ADMIN": "http://s:2"})
+
+
+def test_a_missing_site_or_login_is_reported_before_anything_runs(tmp_path, site, nowhere):
+    path = tmp_path / "tasks.json"
+    with pytest.raises(ValueError, match="cannot reach .*task 7 starts"):
+        load_tasks(write(path, [GOOD | {"start_url": f"{nowhere}/x"}]), {})
+    start = site({"/": PAGE}) + "/x"
+    for state, says in (("./.auth/me_state.json", "me_state.json, which does not exist"),
+                        ("./.auth/gitlab.reddit_state.json", "GITLAB is not set; export GITLAB=")):
+        with pytest.raises(ValueError, match=says):
+            load_tasks(write(path, [GOOD | {"start_url": start, "storage_state": state}]), {"REDDIT": start})
+
+
+def test_a_task_file_next_to_the_sandbox_keeps_its_own_sites(site, tmp_path, monkeypatch):
+    mine = site({"/": "mine"})
+    monkeypatch.setenv("REDDIT", mine)
+    spec = f"sandbox:test:1,{write(tmp_path / 'tasks.json', [GOOD | {'start_url': '__REDDIT__/'}])}"
+    with open_sites(spec) as sites:
+        theirs, own = load_tasks(spec, sites)
+    assert own["start_url"] == f"{mine}/" and not theirs["start_url"].startswith(mine)
+    del sites["REDDIT"]
+    with pytest.raises(ValueError, match="REDDIT is not set"):
+        load_tasks(spec, sites, reach=False)
+
+
+def test_the_sandbox_is_a_task_source_like_any_other():
+    sites = {"sandbox": {name: f"http://127.0.0.1:1/{name}" for name in webarena.HOSTS}}
+    assert {t["intent_template_id"] for t in load_tasks("sandbox:test/28:3", sites, reach=False)} == {28}
+    tasks = load_tasks("sandbox:test:5,sandbox:test-unseen:3", sites, reach=False)
+    assert len(tasks) == 8 and all(task["start_url"].startswith("http://127.0.0.1") for task in tasks)
+    assert not any(check_row(task)[2] for task in tasks)
+    for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere", "sandbox:test/", "sandbox:test/29"):
+        with pytest.raises(ValueError):
+            load_tasks(spec, sites, reach=False)
+
+
+# ----------------------------------------------------------- WebArena's sites: variables, logins, resets, hosts
+
+
+class Containers:
+    """The sandbox's sites in the role of WebArena's containers: they share one world, and nobody is logged in."""
+
+    def __init__(self, monkeypatch):
+        self.server, self.logins = Server(0), []
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.fresh()
+        for name, kind, inside in (("shopping", "shop", "/account"), ("reddit", "forum", "/edit")):
+            password = self.world.sites[kind].accounts[self.world.user].password
+            account = webarena.Account(self.world.user, password, "/login", inside, "")
+            monkeypatch.setitem(webarena.ACCOUNTS, name, account)
+            monkeypatch.setenv(name.upper(), self.server.sites[name.upper()])
+
+        async def counted(browser_context, name, address, log_in=webarena.log_in):
+            self.logins.append(name)
+            await log_in(browser_context, name, address)
+
+        monkeypatch.setattr(webarena, "log_in", counted)
+
+    def fresh(self):
+        """New containers. The sandbox logs its first visitor in; that shall be nobody's browser."""
+        self.server.worlds.live.clear()
+        self.world = self.server.worlds.get("0-default")
+        for address in self.server.sites.values():
+            urllib.request.urlopen(address).close()
+
+    def cart(self):
+        return self.world.sites["shop"].carts[self.world.user]
+
+
+@pytest.fixture
+def containers(monkeypatch):
+    started = Containers(monkeypatch)
+    yield started
+    started.server.shutdown()
+
+
+@pytest.fixture
+def benchmark_file(containers, tmp_path):
+    """A shopping task that ends in the cart, and one on two sites, as WebArena writes them."""
+    held = {line.slug for line in containers.cart()}
+    product = next(p for p in containers.world.sites["shop"].products.values() if p.slug not in held)
+    buy = target("__SHOPPING__/cart", "document.querySelector('#cart').innerText", must_include=[product.name])
+    look = make_task(eval_types=["string_match", "url_match"], reference_answers={"must_include": ["done"]},
+                     reference_url="__REDDIT__/edit")
+    return write(tmp_path / "tasks.json", [
+        buy | {"start_url": f"__SHOPPING__/product/{product.slug}", "storage_state": "./.auth/shopping_state.json"},
+        look | {"task_id": 8, "start_url": "__REDDIT__/edit |AND| __SHOPPING__/account",
+                "storage_state": "./.auth/reddit.shopping_state.json"}])
+
+
+@pytest.fixture
+def play_through(run, tokenizer):
+    """play_through(environment, tasks): the policy presses a button to buy where it sees one, and then says that it is done."""
+    chat = Chat(tokenizer, "You browse the web.", think=False)
+
+    async def act(trajectory, slot):
+        button = re.search(r"<button>add to cart (\d+)</button>", trajectory.turns[-1].observation)
+        text = f'do(action="Click", element="{button[1]}")' if button else 'exit(message="done")'
+        return [*chat.encode(text), chat.end_id], [], True
+
+    settings = Settings(max_turns=3, max_new_tokens=64, max_context=4000, concurrency=2)
+    return lambda environment, tasks: run(play(tasks, act, chat, environment.score, settings, enter=environment.enter))
+
+
+def test_variables_login_expiry_and_reset(containers, benchmark_file, play_through, tmp_path, site):
+    asked = []
+
+    def reset(handler):
+        if handler.path == "/reset":
+            containers.fresh()
+        words = {"/reset": "Reset initiated", "/status": "Ready for duty!" if len(asked) > 2 else "Reset ongoing"}
+        asked.append(handler.path)
+        answer_with(418 if asked == ["/reset"] else 200, words[handler.path])(handler)
+
+    before = len(containers.cart())
+    with open_sites(benchmark_file) as sites:
+        tasks = load_tasks(benchmark_file, sites)
+        environment = Environment(Benchmark(reset_url=site({"/reset": reset, "/status": reset})), sites, tmp_path)
+        rewards = lambda: [t.reward for t in play_through(environment, tasks)]
+        assert rewards() == [1, 1] and sorted(containers.logins) == ["reddit", "shopping", "shopping"]
+        assert len(containers.cart()) == before + 1
+        assert rewards() == [1, 1] and len(containers.logins) == 3  # the sessions were still good
+        environment.reset()
+        assert asked == ["/reset", "/status", "/status", "/status"] and len(containers.cart()) == before
+        assert rewards() == [1, 1] and len(containers.cart()) == before + 1
+        assert len(containers.logins) == 6  # the sessions ended with the old containers
+
+
+def test_a_login_that_fails_is_an_environment_error_that_says_so(containers, benchmark_file, play_through, tmp_path,
+                                                                 monkeypatch):
+    account = webarena.ACCOUNTS["shopping"]._replace(password="wrong")
+    monkeypatch.setitem(webarena.ACCOUNTS, "shopping", account)
+    with open_sites(benchmark_file) as sites:
+        environment = Environment(Benchmark(), sites, tmp_path)
+        played, = play_through(environment, load_tasks(benchmark_file, sites)[:1])
+    assert played.status == "env_error"
+    assert f"shopping at {sites['SHOPPING']} as {account.user}" in played.checks[0][2]
+
+
+def test_an_episode_that_logs_out_logs_out_no_other(containers, benchmark_file, run):
+    """Sites keep a session on their side: two episodes that shared one would share its end."""
+    async def two():
+        with open_sites(benchmark_file) as sites:
+            logins, state = webarena.Logins(sites), load_tasks(benchmark_file, sites)[0]["storage_state"]
+            async with Browser(Settings(timeout=10)) as browser:
+                async with logins.hold(browser, state, 50) as one, logins.hold(browser, state, 50) as other:
+                    held = [{c["value"] for c in state["cookies"]} for state in (one, other)]
+                async with logins.hold(browser, state, 50) as later:
+                    return held, {c["value"] for c in later["cookies"]}
+    (one, other), later = run(two())
+    assert one and not one & other and later in (one, other) and len(containers.logins) == 2
+
+
+def test_waiting_for_another_login_does_not_count_as_a_slow_one(monkeypatch):
+    """Logins go one after the other, and one may take long."""
+    async def logged_in(browser_context, name, address):
+        await asyncio.sleep(0.05)
+        return True
+
+    async def new_context(storage_state):
+        async def state():
+            return "logged in"
+        async def close():
+            pass
+        return SimpleNamespace(storage_state=state, close=close)
+
+    async def wait():
+        browser = SimpleNamespace(launching=asyncio.Lock(), chromium=SimpleNamespace(new_context=new_context))
+        logins = webarena.Logins({"REDDIT": "http://r"})
+        hold = lambda seconds: logins.hold(browser, "reddit_state.json", seconds).__aenter__()
+        async with browser.launching:
+            waiting = asyncio.ensure_future(hold(0.3))
+            await asyncio.sleep(0.6)
+        assert await waiting == "logged in"
+        with pytest.raises(ConnectionError, match="logging in took longer"):
+            await hold(0.01)
+
+    monkeypatch.setattr(webarena, "logged_in", logged_in)
+    asyncio.run(wait())
+
+
+def test_an_episode_with_a_login_begins_while_others_wait_for_theirs(run, site):
+    async def begin():
+        async with Browser(Settings(timeout=10)) as browser, browser.launching:
+            session = await asyncio.wait_for(browser.open({"start_url": start}), 10)
+            await session.close()
+
+    start = site({"/": PAGE})
+    run(begin())
+
+
+@pytest.mark.parametrize("status, says", [(500, "500"), (None, "cannot reach")])
+def test_a_reset_that_fails_is_one_sentence(site, nowhere, status, says):
+    pages = {"/reset": answer_with(200), "/status": answer_with(status)}
+    with pytest.raises(ValueError, match=says):
+        webarena.reset(site(pages) if status else nowhere)
+
+
+def test_the_policy_reads_and_writes_the_hosts_that_it_knows(run, site, tokenizer, tmp_path):
+    """WebArena's data speaks of http://gitlab.com; our site runs somewhere else, and the real one is out of reach."""
+    pages = {}
+    base = site(pages)
+    pages["/"] = f"<p>clone {base}/repo</p>"
+    chat = Chat(tokenizer, "You browse the web.", think=False)
+    wanted = make_task(eval_types=["string_match"], reference_answers={"exact_match": "__GITLAB__/repo"})
+    path = write(tmp_path / "tasks.json", [wanted | {"start_url": "__GITLAB__/"}])
+    task, = load_tasks(path, {"GITLAB": f"{base}/"})
+    assert sites_of([task]) == {base}
+
+    async def act(trajectory, slot):
+        address = re.search(r"clone (\S+)", trajectory.turns[-1].observation)[1]
+        return [*chat.encode(f"exit(message={address!r})"), chat.end_id], [], True
+
+    played, = run(play([task], act, chat, score, Settings(max_new_tokens=64, max_context=4000)))
+    assert "clone http://gitlab.com/repo" in played.turns[0].observation and "gitlab.com" in played.turns[0].response
+    assert played.reward == 1 and played.answer == f"{base}/repo"
+
+
+# ---------------------------------------------------------------------------------------------- MiniWoB++
+
+CORE = """var core = {cover_div: null, EPISODE_MAX_TIME: 10}, WOB_RAW_REWARD_GLOBAL = 0, WOB_DONE_GLOBAL = false;
+Math.seedrandom = seed => { Math.random = () => seed / 1000; };
+core.startEpisode = () => { core.cover_div = document.body.appendChild(document.createElement('div'));
+                            core.cover_div.id = 'sync-task-cover';
+                            core.cover_div.innerHTML = '<button>START</button>'; };
+core.startEpisodeReal = () => genProblem();
+core.endEpisode = reward => { WOB_RAW_REWARD_GLOBAL = reward; WOB_DONE_GLOBAL = true; };
+core.getUtterance = () => document.getElementById('query').textContent;"""
+TASK = """<html><head><script src="../core/core.js"></script><script>
+window.onload = () => core.startEpisode();
+const genProblem = () => {
+  const wanted = Math.round(1000 * Math.random()) % 3;
+  document.getElementById('query').textContent = `Click button ${wanted}.`;
+  document.getElementById('area').innerHTML = [0, 1, 2].map(i =>
+    `<button onclick="core.endEpisode(${i} == ${wanted} ? 1 : -1)">button ${i}</button>`).join('');
+};</script></head><body><div id="query"></div><div id="area"></div></body></html>"""
+
+
+@pytest.fixture
+def miniwob_package(tmp_path, monkeypatch):
+    """A stand-in with the package's layout and the functions of its pages that we use. Its Python must not run."""
+    html = tmp_path / "site" / "miniwob" / "html"
+    for path, text in {"core/core.js": CORE, "miniwob/click-it.html": TASK, "miniwob/press-it.html": TASK,
+                       "../__init__.py": "raise AssertionError"}.items():
+        (html / path).parent.mkdir(parents=True, exist_ok=True)
+        (html / path).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+
+def test_miniwob_tasks_are_seeded_state_their_task_and_judge_themselves(miniwob_package, run, tokenizer):
+    chat = Chat(tokenizer, "You browse the web.", think=False)
+
+    async def act(trajectory, slot):
+        page, intent = trajectory.turns[-1].observation, trajectory.task["intent"]
+        assert intent.startswith("Click button ") and "START" not in page
+        number = intent[-2] if trajectory.task["task_id"] != "click-it-4" else "2"
+        element = re.search(rf"<button>button {number} (\d+)</button>", page)[1]
+        text = "exit(message='')" if "the task is over" in page else f'do(action="Click", element="{element}")'
+        return [*chat.encode(text), chat.end_id], [], True
+
+    with open_sites("miniwob:click-it:3-5") as sites:
+        tasks = load_tasks("miniwob:click-it,press-it:3-5", sites)
+        settings = Settings(max_turns=4, max_new_tokens=64, max_context=4000)
+        played = run(play(tasks[:3], act, chat, score, settings))
+    assert len(tasks) == 6 and not any(check_row(task)[2] for task in tasks)
+    assert [t.task["intent"] for t in played] == [f"Click button {seed % 3}." for seed in (3, 4, 5)]
+    assert [t.reward for t in played] == [1, 0, 1] and [len(t.turns) for t in played] == [2, 2, 2]
+
+
+def test_a_spec_of_miniwob_names_what_it_lacks(miniwob_package, monkeypatch):
+    assert len(miniwob.tasks("")) == 20
+    assert [t["task_id"] for t in miniwob.tasks("press-it:7-8")] == ["press-it-7", "press-it-8"]
+    assert sources("miniwob:a,b:1-2,sandbox:test,x.json") == ["miniwob:a,b:1-2", "sandbox:test", "x.json"]
+    for spec, says in (("miniwob:jump", "no task 'jump'"), ("miniwob:click-it:9", "range such as"),
+                       ("miniwob:click-it:9-3", "range")):
+        with pytest.raises(ValueError, match=says):
+            load_tasks(spec, {})
+    monkeypatch.setattr(miniwob.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install --no-deps miniwob"):
+        load_tasks("miniwob", {})
