@@ -55,7 +55,7 @@ class Config(Settings):
     recompute: bool = False      # activation checkpointing
     replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
     seed: int = 0                # of the order of the demonstrations
-    save_every: int = 100        # steps between saves of the training state; the end deletes it
+    save_every: int = 20         # steps between saves of the training state; the end deletes it
     resume: bool = True          # continue the run in OUT from its last save, if there is one
     force: bool = False          # continue even if that run has other settings
     # Rollout, sized for the sandbox and a CPU
@@ -75,7 +75,7 @@ PAPER = dict(lr=5e-5, batch=128, warmup=0.05, max_context=16384, max_new_tokens=
 def record_demonstrations(chat: Chat, cfg: Config, run: Run, name: str, log):
     """Writes OUT/name: the sandbox's experts act in the real browser, on the policy's own pages.
 
-    A file that already holds the same tasks with the same pages stays. An expert that fails is a
+    An existing file with the same tasks and page settings is reused. An expert that fails is a
     bug of the sandbox, so it is an error and not a dropped row.
     """
     tasks, path = sandbox.tasks(cfg.split, cfg.demos), run.path / name
@@ -259,7 +259,8 @@ def main(cfg: Config):
         all_max(0)  # the other ranks wait for the recording
     demonstrations = read_demonstrations(data, chat, log)
     # Rows. A turn whose page is missing stays in the history of later turns but is not learned.
-    dataset = [row for tau in demonstrations for row, turn in zip(rows(chat, tau), tau.turns)
+    responses = lambda tau: [turn for turn in tau.turns if turn.action_ids]  # `rows` has one for each
+    dataset = [row for tau in demonstrations for row, turn in zip(rows(chat, tau), responses(tau))
                if turn.observation != PLACEHOLDER]
     fitting = [row for row in dataset if len(row.ids) <= cfg.max_context]
     if not fitting:

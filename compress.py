@@ -5,10 +5,10 @@ Under dynamic context compression (paper §3.2) the policy draws action a_t from
     h_t = system, task, s'_1, a_1, ..., s'_{t-1}, a_{t-1}, s_t
 
 where s_t is a whole page and s' a placeholder of a few tokens: only the current page is seen, but
-every past response stays. `past` and `context` alone put h_t together; rollout samples from it and
-training scores under it, id for id. Sampled ids are kept as drawn, never decoded and encoded again.
-For training, `pack` writes the history once with the turns as its leaves, so that every action
-token still sees exactly what it was sampled from.
+every past response stays. Only `past` decides what the history keeps; rollout samples from h_t
+and training scores under it, id for id. Sampled ids are kept as drawn, never decoded and encoded again.
+For training, `pack` stores the shared history once and appends each turn's page and response; a turn
+sees only its own beginning of the history, so every action keeps the context it was sampled from.
 
 The released code trains one flat sequence per trajectory in which every page is replaced. It scores
 actions in contexts they were not sampled from (tests/flat_sequence.py measures the gap).

@@ -6,7 +6,8 @@ Each factor is 0 or 1, and the task's "eval_types" says which ones count. This o
 training reward and the benchmark's metric. It follows VisualAgentBench, which produced the paper's
 numbers (WebArena's own evaluators differ in places). We differ from it on purpose:
 
-    - An episode that never exits has no answer. It scores 0, even where the reference is "N/A".
+    - An episode that never exits has no answer. Every check of its answer fails, even where
+      the reference is "N/A".
     - A missing element fails its check. A site that does not answer raises: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
@@ -14,7 +15,7 @@ numbers (WebArena's own evaluators differ in places). We differ from it on purpo
       that need a judge are left out and counted.
 
     python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
-    torchrun --nproc_per_node 8 evaluate.py --model runs/r1 --tasks test.json  # SHOPPING=http://...
+    torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
     python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini
     python evaluate.py --validate test.json        # what a task file holds, what is broken in it
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
@@ -32,6 +33,7 @@ import json
 import math
 import operator
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -324,8 +326,8 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
 def rate(trajectories: list[Trajectory]) -> dict:
     """Success rate with its interval.
 
-    Runs of one task are not independent. The interval is that of as many independent episodes as
-    would scatter like the tasks' means: between the number of tasks and the number of episodes.
+    Runs of one task are not independent. The interval uses an effective sample size: the number of
+    independent episodes that would vary as the tasks' means do, from #tasks to #episodes.
     """
     rewards = by_task(trajectories)
     n, tasks = sum(map(len, rewards)), len(rewards)
@@ -425,7 +427,7 @@ class Run:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def write(self, row: dict):
-        """A row of metrics. JSON knows no NaN: a number that is not finite becomes null."""
+        """A row of metrics. JSON has no NaN, so non-finite numbers become null."""
         odd = {key: None for key, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
         self.append("metrics.jsonl", [row | odd])
 
@@ -451,11 +453,13 @@ def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> 
     for name in ("model", "data"):
         given, out = Path(getattr(cfg, name, "") or "/").resolve(), Path(cfg.out).resolve()
         if first == 0 and given.exists() and out in (given, given.parent):
-            raise ValueError(f"--{name} {given} is in --out, where a new run begins with nothing; "
-                             "give another --out.")
+            raise ValueError(f"--{name} {given} is in --out, which a new run overwrites; "
+                             "choose another --out.")
     run = Run(cfg.out, describe_run(cfg, device))
     run.claim()
     if rank() == 0:
+        if first == 0:  # the next start must not continue the run that was here before
+            shutil.rmtree(run.path / "state", ignore_errors=True)
         for path in (run.path / "metrics.jsonl", run.path / "trajectories.jsonl"):
             with writing(path):
                 if first == 0:
@@ -536,7 +540,7 @@ def compare(runs: list[str]) -> str:
         with reading(path):
             splits = read_json(path)["splits"]
             rows += [(f"{split}  {path.parent.name}", figures) for split, figures in splits.items()]
-            table(rows)
+            table(rows)  # raises here, while we know the file, if figures are missing
     return f"{table(sorted(rows, key=lambda row: row[0].split()[0]))}\nreport: {report(runs[-1])}"
 
 

@@ -1,7 +1,7 @@
 """WebAgent-R1 (arXiv 2505.16421): end-to-end reinforcement learning of a web agent with M-GRPO,
 multi-turn group relative policy optimization.
 
-For each task the policy plays a group of G episodes in parallel browsers. A finished episode tau_i
+For each task the policy plays a group of G episodes in parallel. A finished episode tau_i
 earns r_i = 1 if the task is done, else 0. All its tokens share the advantage
 A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, the policy minimizes
 
@@ -23,9 +23,10 @@ training began with. The entropy in the metrics says how much pi still varies.
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
 
 Differs from the paper: a group with equal rewards leaves the step, with its KL term (the formula
-would divide by a standard deviation of 0). An episode that the environment broke leaves its group
-and is no failure. An episode without exit earns nothing for its answer. By default all tokens of a
-batch weigh the same (--loss-norm paper: as above). compress.py says how the released code differs.
+would divide by a standard deviation of 0). An episode broken by the environment is dropped from its
+group, not counted as a failure. An episode without exit earns nothing for its answer. By default all
+tokens of a batch weigh the same (--loss-norm paper: as above). compress.py says how the released
+code differs.
 
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens.
 """
@@ -69,7 +70,7 @@ class Config(Benchmark):
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
     # Optimization
     lr: float = 2e-4             # peak learning rate
-    warmup: float = 0.2          # share of the steps in which lr rises; Adam's first are noisy
+    warmup: float = 0.2          # share of the steps spent warming up: Adam's first are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out

@@ -3,8 +3,8 @@
     x = x + Attention(RMSNorm(x));   x = x + SwiGLU(RMSNorm(x));   logits = RMSNorm(x) · W_head
 
 The project's correctness argument is in this file: `sample` (what a rollout records) and
-`token_logprobs` (what training differentiates) read the same forward pass, so their log-probs agree
-to rounding.
+`token_logprobs` (what training differentiates) use the same `forward`, so their log-probs agree to
+rounding.
 
     python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
     python model.py --plan Llama-3.1-8B --gpus 8 --context 16384     # how many GPUs do I need?
@@ -198,8 +198,8 @@ def recomputed(function, *inputs):
 def rope_frequencies(config: ModelConfig) -> torch.Tensor:
     """Speed of each of the E/2 rotations, radians per token. Llama 3.1 slows the slow ones.
 
-    NOTE transformers' order of operations: one wrong last bit turns a head by another angle at
-    position 16,000, and logits drift by 5e-3.
+    NOTE Keep transformers' order of operations: a difference in the last bit becomes another angle
+    at position 16,000, and logits drift by 5e-3.
     """
     exponent_E = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
     freq_E = 1 / config.rope_theta ** (exponent_E / config.head_dim)
@@ -252,7 +252,7 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     starts, lengths = zip(*((start, stop - start) for start, stop, *_ in segments))
     alone = {start: stop for start, stop, first, last in segments if first == last}
     assert all(last <= alone.get(first, first) for *_, first, last in segments), \
-        "a context must be the beginning of an earlier segment that has none"
+        "a context is the first tokens of an earlier segment that itself has no context"
     q_parts, k_parts, v_parts = (x.split(lengths, dim=2) for x in (q_BHTE, k_BKTE, v_BKTE))
     out = []
     for q, k, v, (_, _, first, last) in zip(q_parts, k_parts, v_parts, segments):
@@ -289,7 +289,7 @@ class CacheView:
         if end is None:  # read the positions, for which Python must wait for the GPU
             low, high = torch.stack(positions_BT.aminmax()).tolist()
             assert high < cache.length, f"position {high} does not fit the cache's {cache.length}"
-            # T rising positions within a span of T are the same in every row.
+            # Then every row holds the same T consecutive positions: causal attention needs no mask.
             end, aligned = high + 1, high - low == positions_BT.shape[1] - 1
         if not aligned:  # a float mask, because every layer would have to convert a bool one
             unseen = torch.arange(end, device=positions_BT.device) > positions_BT[:, None, :, None]
@@ -412,7 +412,7 @@ class GraphedStep:
     def capture(self, end: int):
         self.step(end)  # libraries set themselves up at their first call, which cannot be captured
         graph = torch.cuda.CUDAGraph()
-        # One memory pool for all: only one runs at a time. NCCL's watchdog goes on in its thread.
+        # Graphs share a memory pool, since one runs at a time. thread_local: NCCL has a thread.
         pool = next((other.pool() for other, _ in self.graphs.values()), None)
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits_SV = self.step(end)
@@ -518,9 +518,10 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
             for name in TOKENIZER_FILES if like else ():
                 if (resolve(like) / name).exists():
                     shutil.copy(resolve(like) / name, fresh)
-                else:  # an agent.json left over would change the policy's prompt
-                    (path / name).unlink(missing_ok=True)
             save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
+            for name in TOKENIZER_FILES if like else ():
+                if not (fresh / name).exists():  # an old agent.json changes the prompt
+                    (path / name).unlink(missing_ok=True)
             for file in sorted(fresh.iterdir(), key=lambda file: file.suffix == ".safetensors"):
                 file.replace(path / file.name)
             fresh.rmdir()

@@ -7,7 +7,7 @@ One turn:   observe -> page as text with element ids -> response -> parse -> exe
       elements that the page holds. An id that a page merely prints means nothing.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). The
       world's failures end the episode as "env_error" (`EnvError`), which is not a reward of 0.
-    - Nothing sleeps, except the action Wait. `settle` waits for the navigations that Chromium reports,
+    - No fixed sleeps, except the action Wait. `settle` waits for the navigations that Chromium reports,
       and up to three seconds for requests, timers and frames that scripts have begun (init.js).
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn prefills only what is new.
@@ -79,7 +79,7 @@ class EnvError(Exception):
 
 # act(trajectory, slot) -> (action_ids, logps, ended): the last turn's response, by a model or an expert
 Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
-# score(task, answer, page, checks) -> reward, with its reasons in `checks`: evaluate.score
+# score(task, answer, page, why) -> reward; it appends the checks to `why`: evaluate.score
 Score = Callable[..., Awaitable[float]]
 # enter(browser, task): a block with the episode's storage state: evaluate.Environment.enter
 Enter = Callable[["Browser", dict], contextlib.AbstractAsyncContextManager]
@@ -716,7 +716,7 @@ class Engine:
     @torch.no_grad()
     def decode(self) -> list[Request]:
         """One token for every running request; returns those that are complete."""
-        # Neighbouring slots are a view of the cache. Idle slots among them write one unused position.
+        # Neighboring slots are a view of the cache. Idle slots among them write one unused position.
         slots = range(self.cache.slots) if self.graphed else [r.slot for r in self.running]
         low, rows = min(slots), slice(min(slots), max(slots) + 1)
         tokens, uniform = [[0]] * (rows.stop - low), [0.0] * (rows.stop - low)

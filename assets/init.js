@@ -65,7 +65,7 @@
   // ---- waiting
 
   const busy = () => [...begun.values()].some(end => now() < end);
-  let tired = 0;  // after three seconds in vain, the next second does not wait at all
+  let tired = 0;  // after waiting 3 s in vain, do not wait again for 1 s
   const done = async () => {
     const end = now() + 3000;
     while (busy() && now() > tired) {

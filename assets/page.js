@@ -1,5 +1,5 @@
 // rollout.py evaluates this function in the page with [name, ...given] and receives what the function of
-// that name returns. The names stand in the last line.
+// that name returns. The last statement lists the names.
 //
 // `observe` writes the page as text and numbers the elements that can be used. The page keeps those elements
 // in an array on the window, so an id in an action is an index into what the last observation numbered.
@@ -245,7 +245,7 @@
     await window[WORK]?.done();
   };
 
-  // Where to aim the mouse: the centre of the element's box, scrolled into view, in window coordinates.
+  // Where to aim the mouse: the center of the element's box, scrolled into view, in window coordinates.
   const locate = id => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};

@@ -80,8 +80,9 @@ def draw(files: list[Path]) -> str:
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("files", nargs="+", type=Path, help="metrics.jsonl files, each named after its folder; "
-                                                            "or POLICY-turns.json, one per policy and seed")
+    parser.add_argument("files", nargs="+", type=Path,
+                        help="metrics.jsonl files, each named after its folder; or POLICY-turns.json, one per "
+                             "policy and seed")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.write_text(draw(args.files))

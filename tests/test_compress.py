@@ -27,8 +27,9 @@ def make_trajectory(chat, n_turns=3, seed=0, ended=True):
         page = f"<title>page {k}</title>\n<a>red lamp {k}</a> ${k}"
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
         action_ids = ids + [chat.end_id] * ended
-        trajectory.turns.append(Turn("http://x/", page, chat.observation(trajectory.task, k, page), action_ids,
-                                     [-1.0] * len(action_ids), chat.decode(ids), ended))
+        observation_ids, logps = chat.observation(trajectory.task, k, page), [-1.0] * len(action_ids)
+        trajectory.turns.append(Turn("http://x/", page, observation_ids, action_ids, logps, chat.decode(ids),
+                                     ended))
     return trajectory
 
 
@@ -191,7 +192,7 @@ def test_padding_does_not_change_logprobs(chat):
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-# The families' added tokens, as their tokenizer files list them. Qwen's are not "special" from <tool_call> on.
+# The families' added tokens, from their tokenizer files. Qwen's from <tool_call> on are not "special".
 QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end
     quad_start quad_end vision_start vision_end vision_pad image_pad video_pad""".split()),
     "<tool_call>", "</tool_call>",

@@ -528,6 +528,14 @@ def look_at(run):
     return lambda path, script: run(play(path, script))
 
 
+def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
+    (tmp_path / "state" / "00001").mkdir(parents=True)
+    start_run(Config(out=str(tmp_path)), "cpu", first=2).lock.close()
+    assert (tmp_path / "state" / "00001").exists()
+    start_run(Config(out=str(tmp_path)), "cpu", first=0).lock.close()
+    assert not (tmp_path / "state").exists()
+
+
 def test_the_report_opens_without_a_network_and_hostile_text_in_it_is_inert(look_at, tmp_path):
     write_run(tmp_path)
     seen, complaints, asked = look_at(

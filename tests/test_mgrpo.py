@@ -416,7 +416,8 @@ def test_another_configuration_is_refused_unless_forced(chat, play, tmp_path):
 
 
 @pytest.mark.parametrize("schedule, may_grow", [
-    ({"decay": True, "warmup": 0.0}, False), ({"decay": False}, False), ({"decay": False, "warmup": 0.0}, True)])
+    ({"decay": True, "warmup": 0.0}, False), ({"decay": False}, False),
+    ({"decay": False, "warmup": 0.0}, True)])
 def test_a_run_can_be_prolonged_if_its_learning_rate_does_not_depend_on_steps(chat, play, schedule, may_grow):
     play(even_tasks_teach(chat), "x", steps=2, **schedule)
     with contextlib.nullcontext() if may_grow else pytest.raises(ValueError, match="steps 2, not 3"):

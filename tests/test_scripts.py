@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,8 +28,9 @@ from worlds.sandbox import tasks
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = ["--max-turns", "2", "--max-new-tokens", "8", "--max-context", "1200", "--concurrency", "4"]
-METRICS = """step reward success_rate turns response_tokens trajectory_tokens kl clip_frac entropy logp_gap grad_norm
-groups_kept env_errors truncated invalid_actions seconds_rollout seconds_train tokens_per_second""".split()
+METRICS = """step reward success_rate turns response_tokens trajectory_tokens kl clip_frac entropy logp_gap
+grad_norm groups_kept env_errors truncated invalid_actions seconds_rollout seconds_train
+tokens_per_second""".split()
 # What the end of each script gives to command_line.
 SCRIPTS = {"bc.py": (bc, {"paper": bc.PAPER}, ""), "mgrpo.py": (mgrpo, {"paper": mgrpo.PAPER}, "runs/bc"),
            "evaluate.py": (evaluate, {}, "runs/mgrpo")}
@@ -40,8 +42,8 @@ def command(name, *arguments, ranks=0):
 
 
 def script(name, *arguments, ranks=0, env=ENV):
-    return subprocess.run(command(name, *arguments, ranks=ranks), capture_output=True, text=True, cwd=ROOT, env=env,
-                          timeout=300)
+    return subprocess.run(command(name, *arguments, ranks=ranks), capture_output=True, text=True, cwd=ROOT,
+                          env=env, timeout=300)
 
 
 def run_here(name, *arguments, **env):
@@ -85,9 +87,11 @@ def test_bc_records_demonstrations_and_leaves_a_checkpoint(cloned):
     assert load(cloned) and (cloned / "tokenizer.json").exists() and (cloned / "agent.json").exists()
 
 
-@pytest.mark.parametrize("ranks, more", [(0, []), (2, []), pytest.param(2, ["--replicas", 2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks, more", [
+    (0, []), (2, []), pytest.param(2, ["--replicas", 2], marks=pytest.mark.slow)])
 def test_mgrpo_runs_logs_and_saves(cloned, tmp_path, ranks, more):
-    arguments = ["--model", cloned, "--out", tmp_path, "--steps", 2, "--batch", 2, "--G", 2, "--beta", 0.01, *SMALL]
+    arguments = ["--model", cloned, "--out", tmp_path, "--steps", 2, "--batch", 2, "--G", 2, "--beta", 0.01,
+                 *SMALL]
     if ranks:
         done = script("mgrpo.py", *arguments, *more, ranks=ranks)
         assert done.returncode == 0, done.stderr
@@ -113,12 +117,13 @@ def test_evaluate_writes_a_summary_and_a_report(cloned, tmp_path):
 
 @pytest.fixture(scope="module")
 def lock_step(tmp_path_factory, sandbox_sites):
-    """Arguments of mgrpo.py on tasks that the small base solves now and then: every run is equal bit for bit."""
+    """Arguments of mgrpo.py on tasks that the small base solves now and then; runs are equal bit for bit."""
     places = "kitchen garden office music sports travel".split()
-    wanted = [{"sites": ["shopping"], "task_id": i, "world": i, "start_url": "__SHOPPING__", "require_login": False,
-               "storage_state": None, "intent": f"point at {a} else at {b}", "intent_template_id": 1,
-               "eval": {"eval_types": ["url_match"], "reference_answers": None, "program_html": [],
-                        "url_note": "EXACT", "reference_url": f"__SHOPPING__/category/{a}"}}
+    wanted = [{"sites": ["shopping"], "task_id": i, "world": i, "start_url": "__SHOPPING__",
+               "require_login": False, "storage_state": None, "intent": f"point at {a} else at {b}",
+               "intent_template_id": 1, "eval": {
+                   "eval_types": ["url_match"], "reference_answers": None, "program_html": [],
+                   "url_note": "EXACT", "reference_url": f"__SHOPPING__/category/{a}"}}
               for i, (a, b) in enumerate(permutations(places, 2))]
     path = tmp_path_factory.mktemp("tasks") / "tasks.json"
     path.write_text(json.dumps(wanted))
@@ -145,8 +150,9 @@ def test_a_signal_ends_a_run_with_one_line_and_the_same_command_continues_it(
     run_here("mgrpo.py", *lock_step, "--steps", 4, "--out", tmp_path / "whole", **sandbox_sites)
     out = tmp_path / "parts"
     same = command("mgrpo.py", *lock_step, "--steps", 4, "--out", out)
+    env = ENV | sandbox_sites
     for step, number in signals:
-        process = subprocess.Popen(same, cwd=ROOT, env=ENV | sandbox_sites, text=True, stdout=subprocess.PIPE,
+        process = subprocess.Popen(same, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, start_new_session=True)
         while f"step {step}/4" not in (line := process.stdout.readline()):
             assert line, process.stderr.read()
@@ -156,18 +162,18 @@ def test_a_signal_ends_a_run_with_one_line_and_the_same_command_continues_it(
         assert complaint.startswith(f"mgrpo.py: ended by {number.name}") and complaint.count("\n") == 1
         with open(out / "metrics.jsonl", "a") as file:
             file.write('{"step": 3, "reward": 1.0}\n{"step": 3, "rew')
-    done = subprocess.run(same, cwd=ROOT, env=ENV | sandbox_sites, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(same, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     first = step, step + 1  # the last step may have been saved or not
     assert done.returncode == 0 and any(f"from step {i} on" in done.stdout for i in first), done.stderr
     other = refusal("mgrpo.py", *lock_step, "--steps", 5, "--eps", 0.3, "--out", out, **sandbox_sites)
     assert "steps 4, not 5" in other and "eps 0.2, not 0.3" in other and "--no-resume" in other
     whole, parts = outcome(tmp_path / "whole"), outcome(out)
     assert whole == parts and [row["step"] for row in whole[1]] == [0, 1, 2, 3]
-    assert all(row["groups_kept"] for row in whole[1][1:])  # there was something to resume: every step trained
+    assert all(row["groups_kept"] for row in whole[1][1:])  # every step after the first trained
 
 
 def killed(phase, step, delay, victim, *arguments):
-    """What the next tests run of this file: mgrpo.py, with SIGKILL for one rank some seconds into a phase of a step."""
+    """What the next tests run of this file: mgrpo.py, with SIGKILL for a rank some seconds into a phase."""
     now = []
 
     def armed(name, function):
@@ -178,7 +184,8 @@ def killed(phase, step, delay, victim, *arguments):
             return function(*given, **named)
         return wrapped
 
-    for name, function in (("rollout", "collect"), ("update", "update"), ("save", "save"), ("save", "save_training")):
+    for name, function in (("rollout", "collect"), ("update", "update"), ("save", "save"),
+                           ("save", "save_training")):
         setattr(mgrpo, function, armed(name, getattr(mgrpo, function)))
     sys.argv = ["mgrpo.py", *arguments]
     evaluate.command_line(mgrpo.main, mgrpo.Config, mgrpo.__doc__, {"paper": mgrpo.PAPER}, "runs/bc")
@@ -197,7 +204,7 @@ def six_steps(lock_step, sandbox_sites):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_sigkill_at_any_moment_costs_nothing_but_time(six_steps, tmp_path, ranks):
-    """Ten runs of six steps, each killed in one of steps 2 to 5 and started again, against one that was left alone."""
+    """Ten runs, each killed in one of steps 2 to 5 and started again, against one that was left alone."""
     done = six_steps(tmp_path / "whole", ranks)
     assert done.returncode == 0, done.stderr
     whole = outcome(tmp_path / "whole")
@@ -218,7 +225,8 @@ def test_when_a_rank_dies_the_others_end_and_say_so_and_the_same_command_continu
     began = time.monotonic()
     done = six_steps(tmp_path, 2, kill=("rollout", 3, 0.1, 1))
     assert time.monotonic() - began < 120 and done.returncode != 0
-    assert "mgrpo.py: rank 0 lost another rank" in done.stderr
+    last, = re.findall("mgrpo.py: .*", done.stderr)  # of rank 0: torchrun ends it, unless it notices first
+    assert "ended by SIGTERM" in last or "rank 0 lost another rank" in last
     assert "gloo" not in done.stderr
     done = six_steps(tmp_path, 2)
     assert done.returncode == 0 and "from step 3 on" in done.stdout, done.stderr
@@ -283,7 +291,7 @@ def test_ranks_with_unequal_work_run_equally_many_forwards_and_agree(two_ranks):
 
 
 def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(two_ranks):
-    """On CPUs, with the bfloat16 that `shard` chooses on GPUs: float32 masters, all three compute in bfloat16."""
+    """On CPUs, with the bfloat16 that `shard` chooses on GPUs: float32 masters, bfloat16 computations."""
     said = torch.load(two_ranks / "bfloat16.pt", weights_only=True)
     assert said["cache"] == torch.bfloat16 and said["master"] == torch.float32
     assert 1e-6 < max(said["sampling"]) < 1e-2  # below: float32, where sums in another order differ by 1e-7
@@ -310,31 +318,32 @@ def test_bad_input_is_one_sentence(name, arguments, says, tmp_path):
 
 def test_the_command_line_prints_this_sentence_alone(tmp_path):
     done = script("mgrpo.py", "--loss-norm", "mean", "--out", tmp_path / "x")
-    assert (done.returncode, done.stderr) == (1, "mgrpo.py: --loss-norm mean: use paper, token or constant.\n")
+    assert done.stderr == "mgrpo.py: --loss-norm mean: use paper, token or constant.\n"
+    assert done.returncode == 1
 
 
-@pytest.mark.parametrize("name, given", [("mgrpo.py", ["--model", "RUN"]), ("bc.py", ["--data", "RUN/trajectories.jsonl"])])
-def test_a_new_run_does_not_empty_the_directory_that_it_starts_from(name, given, checkpoint, tmp_path):
+@pytest.mark.parametrize("name, flag, path", [("mgrpo.py", "--model", "."),
+                                              ("bc.py", "--data", "trajectories.jsonl")])
+def test_a_new_run_does_not_empty_the_directory_that_it_starts_from(name, flag, path, checkpoint, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(checkpoint, run)
     earned = (ROOT / "assets/episode.jsonl").read_text()
     (run / "trajectories.jsonl").write_text(earned)
-    flag, path = given
-    assert "where a new run begins with nothing" in refusal(name, flag, path.replace("RUN", str(run)), "--out", run)
+    assert "which a new run overwrites" in refusal(name, flag, run / path, "--out", run)
     assert (run / "trajectories.jsonl").read_text() == earned
 
 
 def test_an_unreachable_site_is_one_sentence(checkpoint, tmp_path):
     (tmp_path / "tasks.json").write_text(json.dumps([tasks("test", 1)[0]]))
     nobody = "http://127.0.0.1:9"
-    sentence = refusal("mgrpo.py", "--model", checkpoint, "--tasks", tmp_path / "tasks.json", "--out", tmp_path / "x",
-                       SHOPPING=nobody, REDDIT=nobody)
+    sentence = refusal("mgrpo.py", "--model", checkpoint, "--tasks", tmp_path / "tasks.json",
+                       "--out", tmp_path / "x", SHOPPING=nobody, REDDIT=nobody)
     assert f"cannot reach {nobody}" in sentence and "\n" not in sentence
 
 
 def test_no_chromium_is_one_sentence(checkpoint, tmp_path):
-    sentence = refusal("evaluate.py", "--model", checkpoint, "--tasks", "sandbox:test:1", "--out", tmp_path, *SMALL,
-                       PATH="", PLAYWRIGHT_BROWSERS_PATH=str(tmp_path))
+    sentence = refusal("evaluate.py", "--model", checkpoint, "--tasks", "sandbox:test:1", "--out", tmp_path,
+                       *SMALL, PATH="", PLAYWRIGHT_BROWSERS_PATH=str(tmp_path))
     assert "playwright install" in sentence and "\n" not in sentence
 
 
