@@ -540,6 +540,7 @@ def init_dist() -> torch.device:
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
     if cuda:
         torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
     if (cuda or not alone) and not dist.is_initialized():
         group = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
         # Ranks wait for the longest episodes. torchrun notices a dead rank long before this limit.

@@ -30,7 +30,7 @@ import time
 import uuid
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Awaitable, Callable
@@ -748,7 +748,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2))  # the browser needs the others
     with unsharded(model) as whole:
-        engine = Engine(whole, chat, settings, temperature)
+        slots = min(settings.concurrency, len(tasks) * group)  # each takes gigabytes of cache
+        engine = Engine(whole, chat, replace(settings, concurrency=slots), temperature)
         rngs: dict[int, random.Random] = {}
 
         async def act(trajectory: Trajectory, slot: int):

@@ -635,13 +635,17 @@ def test_a_rollout_does_not_depend_on_how_many_run_at_once(site, chat, run, n_ta
 
 
 def test_nothing_of_a_rollout_holds_its_cache(site, chat, monkeypatch):
-    """A cache takes gigabytes. It goes with the rollout, even if something still refers to the engine."""
-    caches = []
+    """A cache takes gigabytes. It goes with the rollout, even if something still refers to the engine.
+
+    It has a slot for each episode at once: for the one episode here, not for --concurrency.
+    """
+    caches, slots = [], []
 
     class Watched(KVCache):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             caches.append(weakref.ref(self))
+            slots.append(self.slots)
 
     monkeypatch.setattr("rollout.KVCache", Watched)
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
@@ -650,7 +654,7 @@ def test_nothing_of_a_rollout_holds_its_cache(site, chat, monkeypatch):
     gc.disable()
     try:
         asyncio.run(rollout(model, chat, tasks, always_one, SETTINGS))
-        assert len(caches) == 1 and caches[0]() is None
+        assert len(caches) == 1 and caches[0]() is None and slots == [1]
     finally:
         gc.enable()
 
