@@ -44,6 +44,7 @@ from model import GraphedStep, KVCache, Transformer, sample, unsharded
 
 ASSETS = Path(__file__).parent / "assets"
 INIT_JS, PAGE_JS = ((ASSETS / name).read_text(encoding="utf-8") for name in ("init.js", "page.js"))
+NUMBER = re.compile("[0-9]{1,6}")  # of an element or a tab
 
 
 @dataclass
@@ -205,9 +206,6 @@ def progress(done: list[Trajectory], total: int, workers: int, seconds: float) -
 
 
 # --------------------------------------------------------------------------------------- Actions --
-
-NUMBER = re.compile("[0-9]{1,6}")
-
 
 @dataclass
 class Call:
