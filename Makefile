@@ -3,7 +3,7 @@ SEED ?= 0
 OUT ?= runs/demo-$(SEED)
 PY := .venv/bin/python
 
-.PHONY: help setup demo test test-slow base experiments
+.PHONY: help setup demo test test-slow pictures base experiments
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -15,8 +15,8 @@ setup: .venv/ready ## virtual environment, packages and a browser
 	.ci/browser $(PY)
 	touch $@
 
-demo: setup ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
-	.ci/demo $(PY) $(OUT) $(SEED)
+demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
+	@.ci/demo $(PY) $(OUT) $(SEED)
 
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 	$(PY) -m pytest -q -m "not slow" tests
@@ -24,13 +24,23 @@ test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
 
-base: setup ## pre-train worlds/base again from random weights, about 20 minutes on one core, into runs/base
-	rm -rf runs/start
-	$(PY) -m worlds.sandbox.exercises --tokenizer runs/start
-	$(PY) -m worlds.sandbox.exercises --rows 14000 --size 7 --seed 1 > runs/exercises-small.jsonl
-	$(PY) bc.py --model runs/start --data runs/exercises-small.jsonl --lr 2e-3 --epochs 1 --batch 48 --max-tokens 4096 --out runs/base-small
-	$(PY) -m worlds.sandbox.exercises --rows 24000 > runs/exercises-large.jsonl
-	$(PY) bc.py --model runs/base-small --data runs/exercises-large.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --max-tokens 4096 --out runs/base
+pictures: setup ## draw the README's pictures again, from a demo that is done
+	$(PY) tests/pictures.py $(OUT)/r1
+
+base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, 75 minutes on one core, into runs/base; resumable
+EXERCISES := $(PY) -m worlds.sandbox.exercises
+PRETRAIN := OMP_NUM_THREADS=1 $(PY) bc.py --max-tokens 4096
+runs/base-0/model.safetensors:
+	rm -rf $(@D) && $(EXERCISES) --tokenizer $(@D)
+runs/base-1/model.safetensors: runs/base-0/model.safetensors # small pages
+	$(EXERCISES) --rows 14000 --size 7 --visits 0 --seed 1 > runs/exercises-1.jsonl
+	$(PRETRAIN) --model $(<D) --data runs/exercises-1.jsonl --lr 2e-3 --epochs 1 --batch 48 --out $(@D)
+runs/base-2/model.safetensors: runs/base-1/model.safetensors # larger ones
+	$(EXERCISES) --rows 16000 --visits 0 --seed 2 > runs/exercises-2.jsonl
+	$(PRETRAIN) --model $(<D) --data runs/exercises-2.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --out $(@D)
+runs/base/model.safetensors: runs/base-2/model.safetensors # and visits to little websites
+	$(EXERCISES) --rows 24000 --visits 0.65 --seed 4 > runs/exercises-3.jsonl
+	$(PRETRAIN) --model $(<D) --data runs/exercises-3.jsonl --lr 1.5e-3 --warmup 0.01 --epochs 2 --batch 40 --out $(@D)
 
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)

@@ -25,7 +25,7 @@ class Page:
         return next((number for _, found, number, _ in ELEMENT.findall(self.text) if found == name), None)
 
     def at(self, heading: str) -> bool:
-        return f"<h1>{heading}</h1>" in self.text
+        return f"# {heading}" in self.text.splitlines()
 
     def read(self, pattern: str) -> re.Match:
         match = re.search(pattern, self.text, re.MULTILINE)
@@ -510,7 +510,7 @@ def buy_bestseller(page, month, shipping):
 
 
 def post_to_issue(page, project, section):
-    title = page.read(r"</h1>\n<a>([a-z ]+) ")[1]
+    title = page.read(r"^# .*\n<a>([a-z ]+) ")[1]
     yield f"the newest post is {title} so go to tab 1", page.switch(1)[1]
     yield from create_issue(page, project, title)
 
@@ -543,7 +543,7 @@ SCRIPTS = {  # by intent_template_id
 
 def chain_of_thought(task: dict, page: Page, told: list[str], thought: str) -> str:
     """A long chain of thought around a short one: the task, the page, what was done so far, what comes next and why."""
-    title = re.search("<title>([^<]*)</title>", page.text)
+    title = re.search("^title: (.*)$", page.text, re.MULTILINE)
     controls = [name for _, name, _, _ in ELEMENT.findall(page.text)]
     wanted = [str(value) for value in task["instantiation_dict"].values()]
     seen = [value for value in wanted if value in page.text]

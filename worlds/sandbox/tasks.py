@@ -4,7 +4,7 @@ A template is a function (world, rng) -> Draft that picks its slots from the dat
 of its own, so no product, post or order is known from another task, and no two splits share a world. Whatever a task
 names exists once in its world, and the world as it starts never satisfies the task's check.
 
-    train, test, test-unseen                  the small tier: 25 templates on shop and forum, up to 8 actions each
+    train, dev, test, test-unseen             the small tier: 25 templates on shop and forum, up to 8 actions each
     full-train, full-test, full-test-unseen   all templates on all five sites, up to 12 actions
     full-train-easy ... full-test-unseen-hard one tier of difficulty of these
 
@@ -623,8 +623,8 @@ FULL_UNSEEN = UNSEEN | {131: best_customer, 132: promote, 141: member_role, 142:
 # By the expert's longest way: at most 4 actions are easy, 7 and more are hard, what lies between is medium.
 EASY = {1, 2, 3, 4, 7, 8, 10, 21, 22, 23, 27, 31, 33, 34, 36, 37, 49, 61, 66, 101, 103, 121, 122, 141, 161}
 HARD = {9, 38, 44, 45, 46, 47, 48, 50, 67, 71, 72, 102, 142, 143}
-SPLITS = {"train": (600, SEEN), "test": (200, SEEN), "test-unseen": (100, UNSEEN)}  # default size and templates
-SMALL = len(SPLITS)
+SPLITS = {"train": (600, SEEN), "test": (200, SEEN), "test-unseen": (100, UNSEEN),  # default size and templates
+          "dev": (5 * len(SEEN), SEEN)}  # held out, to watch training and choose by; test is for the end
 for kind, size, templates in (("train", 600, FULL_SEEN), ("test", 300, FULL_SEEN), ("test-unseen", 150, FULL_UNSEEN)):
     SPLITS[f"full-{kind}"] = size, templates
     for tier, numbers in {"easy": EASY, "medium": templates.keys() - EASY - HARD, "hard": HARD}.items():
@@ -647,8 +647,11 @@ def tasks(split: str, n: int | None = None, template: int | None = None) -> list
 
 def world_seed(split: str, i: int) -> int:
     """Splits never share a world, however many tasks are drawn."""
-    k = list(SPLITS).index(split)
-    return SMALL * (i + 1) + k if k < SMALL else 500_000_000 + (len(SPLITS) - SMALL) * (i + 1) + k - SMALL
+    if split == "dev":  # it came last, and the other splits keep the worlds of published results
+        return 400_000_000 + i
+    full = split.startswith("full-")
+    kin = [name for name in SPLITS if name.startswith("full-") == full and name != "dev"]
+    return 500_000_000 * full + len(kin) * (i + 1) + kin.index(split)
 
 
 def task(split: str, i: int) -> dict:

@@ -1,0 +1,71 @@
+"""How well the small base reads: exercises that it was not trained on, by kind.
+
+    python tests/reading.py worlds/base --n 100
+
+A response counts if every token is the likeliest one after those before it, which is what greedy decoding would write.
+`whole` judges thought and action; `action` judges the action behind the right thought, since a visit can be thought
+about in more than one way.
+"""
+import argparse
+import sys
+from pathlib import Path
+from random import Random
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from compress import PLACEHOLDER, micro_batches, open_chat, pack, replay, rows
+from model import load, load_tokenizer
+from rollout import actions_help
+from worlds.sandbox import exercises, websites
+
+
+@torch.no_grad()
+def judge(model, chat, record: dict) -> list[tuple[bool, bool]]:
+    """(whole response right, action right) for every response of an exercise that is learned."""
+    tau = replay(chat, record)
+    learned = [row for row, turn in zip(rows(chat, tau), tau.turns) if turn.observation != PLACEHOLDER]
+    answer, out = chat.tokenizer.token_to_id("<answer>"), []
+    for batch in micro_batches(learned, 10**9):
+        inputs = pack(batch, "cpu")
+        predicts = inputs["action_BT"].roll(-1, 1)  # the positions before those of responses
+        logits_ND = model(inputs["tokens_BT"], inputs["positions_BT"], segments=inputs["segments"],
+                          head=lambda x_BTD: model.logits(x_BTD[predicts]))
+        ids = inputs["tokens_BT"][inputs["action_BT"]]
+        for right, token in zip((logits_ND.argmax(-1) == ids).split([row.n_action for row in batch]),
+                                ids.split([row.n_action for row in batch])):
+            start = token.tolist().index(answer) if answer in token else 0
+            out.append((bool(right.all()), bool(right[start:].all())))
+    return out
+
+
+def table(model, chat, n: int, seed: str):
+    """Prints a line for each kind of exercise: n of each kind about one page, n // 2 visits with each kind of goal."""
+    rng = Random(f"reading {seed}")
+
+    def line(name: str, records: list[dict]):
+        judged = [judge(model, chat, record) for record in records]
+        turns = sum(judged, [])
+        share = lambda hits: f"{sum(hits) / len(hits):7.1%}"
+        print(f"{name:20}{share([w for w, _ in turns])}{share([a for _, a in turns])}"
+              f"{share([all(a for _, a in one) for one in judged])}{len(turns):7}", flush=True)
+
+    print(f"{'':20}  whole action   all of its actions, responses")
+    for kind in exercises.FULL:
+        line(kind, [exercises.exercise(rng, kind=kind) for _ in range(n)])
+    for goal in websites.GOALS:
+        line(f"visit: {goal}", [exercises.record("visit", visit.task, visit.turns) for visit in
+                                (websites.Visit(rng, goal) for _ in range(n // 2))])
+    line("all visits", [exercises.exercise(rng, kind="visit") for _ in range(n)])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--n", type=int, default=100, help="exercises of each kind")
+    parser.add_argument("--seed", default="0", help="of the exercises; training draws from others")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    chat = open_chat(load_tokenizer(args.model), args.model, actions_help())
+    table(load(args.model, torch.float32, torch.device("cpu")), chat, args.n, args.seed)
