@@ -48,6 +48,8 @@ class Turn:
     page_cut: bool = False      # the page did not fit the context
     action: str = ""            # the call that was executed, "" if none could be read
     error: str = ""             # why the call failed; the next observation opens with this
+    advantage: float = 0.0      # what this turn adds to its trajectory's
+    shot: dict | None = None    # a picture of the page before the action: its file and the frame in it
 
 
 @dataclass
@@ -69,7 +71,8 @@ class Trajectory:
         turns = [{"url": t.url, "observation": t.observation, "response": t.response,
                   "action": t.action, "error": t.error, "tokens": [decode(i) for i in t.action_ids],
                   "logps": [round(x, 4) for x in t.logps], "truncated": not t.ended,
-                  "context_tokens": len(context(chat, self, k)), "page_cut": t.page_cut}
+                  "context_tokens": len(context(chat, self, k)), "page_cut": t.page_cut,
+                  **({"shot": t.shot} if t.shot else {})}
                  for k, t in enumerate(self.turns)]
         ours = ("member", "reward", "advantage", "status", "fault", "answer", "checks")
         return {"task_id": self.task["task_id"], "sites": self.task["sites"],
@@ -109,8 +112,8 @@ def system_prompt(actions_help: str, think: bool) -> str:
 Then act.
 Write <think> your thoughts </think><answer> one action </answer> and nothing else."""
     return f"""You operate a web browser to carry out a task for a user. Each round you are shown \
-the current page as simplified HTML; pages of earlier rounds are left out. An element that can be \
-used ends with its id, for example <a>Orders 7</a>.
+the current page as simplified HTML; pages of earlier rounds are left out. Only elements that can \
+be used stand in tags, and each ends with its id, for example <a>Orders 7</a>.
 
 {how if think else "Write one action and nothing else."}
 
@@ -325,7 +328,8 @@ def rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     for t, turn in enumerate(trajectory.turns):
         if turn.action_ids:
             leaf, n = turn.observation_ids + turn.action_ids, len(turn.action_ids)
-            out.append(Row(trunk, len(trunk), leaf, n, 1.0, trajectory.advantage, turn.logps))
+            advantage = trajectory.advantage + turn.advantage
+            out.append(Row(trunk, len(trunk), leaf, n, 1.0, advantage, turn.logps))
         trunk += past(chat, trajectory, t)  # grows in place: earlier rows know their prefix
     return out
 

@@ -7,8 +7,7 @@ One turn:   observe -> page as text with element ids -> response -> parse -> exe
       elements that the page holds. An id that a page merely prints means nothing.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). The
       world's failures end the episode as "env_error" (`EnvError`), which is not a reward of 0.
-    - No fixed sleeps, except the action Wait. `settle` waits for the navigations that Chromium reports,
-      and up to three seconds for requests, timers and frames that scripts have begun (init.js).
+    - No fixed sleeps but Wait. `settle` waits for navigations and, up to 3 s, for what scripts began.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn prefills only what is new.
 
@@ -61,6 +60,7 @@ class Settings:
     allow: str = ""                # more origins that pages may reach (http://host:port,...), or all
     viewport_only: bool = False    # show only the 1280 x 720 window instead of the whole page
     max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
+    onlooker = None  # evaluate.Onlooker, called before each action. Without a type it is no flag
 
     def __post_init__(self):
         if self.max_new_tokens >= self.max_context:
@@ -103,6 +103,8 @@ async def take_turns(session: "Session", chat: Chat, trajectory: Trajectory, slo
         trajectory.turns.append(turn)
         turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
         turn.response = response = chat.decode(turn.action_ids)
+        if settings.onlooker:
+            await settings.onlooker(session, trajectory)
         for host, address in hosts.items():
             response = response.replace(f"http://{host}", address)
         error = ""
@@ -147,10 +149,9 @@ async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: 
     workers, done = min(settings.concurrency, len(jobs)), {}
     lock_step, queue = LockStep(workers, act), iter(jobs)
     policy = lock_step.act if settings.deterministic else act
-    start = logged = time.monotonic()
+    start = time.monotonic()
 
     async def work(slot):
-        nonlocal logged
         # Workers draw from one queue, but in deterministic runs a slot always plays the same episodes.
         for number, (task, member) in jobs[slot::workers] if settings.deterministic else queue:
             trajectory = await episode(browser, chat, task, member, slot, policy, score)
@@ -159,9 +160,8 @@ async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: 
                 trajectory = await episode(browser, chat, task, member, slot, policy, score)
                 trajectory.fault = fault
             done[number] = trajectory
-            if log and (time.monotonic() - logged > 5 or len(done) == len(jobs)):
-                logged = time.monotonic()
-                log(progress(list(done.values()), len(jobs), workers, logged - start))
+            if log:  # evaluate.ticker, which shows some of these lines
+                log(progress(list(done.values()), len(jobs), time.monotonic() - start))
         lock_step.update(left=1)
 
     async with Browser(settings, sites_of(tasks, settings.allow), enter) as browser:
@@ -193,15 +193,14 @@ class LockStep:
             self.ready, self.go = 0, asyncio.Event()
 
 
-def progress(done: list[Trajectory], total: int, workers: int, seconds: float) -> str:
-    """One line: how far, how fast, how well, and how the world failed."""
-    ok, turns = [tau for tau in done if tau.status == "ok"], [turn for tau in done for turn in tau.turns]
-    tokens, running = sum(len(turn.action_ids) for turn in turns), min(workers, total - len(done))
-    success = sum(tau.reward for tau in ok) / max(len(ok), 1)
+def progress(done: list[Trajectory], total: int, seconds: float) -> str:
+    """One line: how far, how well, how fast, and how the world failed."""
+    ok, turns = [tau for tau in done if tau.status == "ok"], sum(len(tau.turns) for tau in done)
+    success, left = sum(tau.reward for tau in ok) / max(len(ok), 1), total / len(done) - 1
     faults = [tau.fault for tau in done] + [tau.checks[0][2] for tau in done if tau.status != "ok"]
     counts = Counter(fault.split(" at http")[0] for fault in faults if fault)
-    return (f"{len(done)}/{total} episodes, {running} running, {len(turns) / seconds:.1f} turns/s, "
-            f"{tokens / seconds:.0f} tokens/s, success {success:.0%}, env errors {len(done) - len(ok)}"
+    return (f"{len(done)}/{total} episodes ({100 * len(done) // total}%), success {success:.0%}, "
+            f"{turns / seconds:.1f} turns/s, {left * seconds:.0f} s left, env errors {len(done) - len(ok)}"
             + "".join(f"; {count} x {fault}" for fault, count in counts.most_common()))
 
 
@@ -230,18 +229,17 @@ async def mouse(session: "Session", call: Call, does="click", **options):
 
 
 async def type_text(session, call, enter=False):
-    handle = await session.page.evaluate_handle(PAGE_JS, ["numbered", int(call.element)])
-    if not (box := handle.as_element()):
-        raise ActionError(f"there is no element {call.element} on this page")
-    try:  # ask first, because `fill` would wait for a locked or hidden field until the time is up
-        takes_text = await box.is_visible() and await box.is_editable()
-    except PlaywrightError as error:  # neither a field nor editable in any other way
-        raise ActionError(f"element {call.element} does not take text ({first_line(error)})") from None
-    if not takes_text:
-        raise ActionError(f"element {call.element} does not take text: it is locked or hidden")
-    await box.fill(call.argument)
-    await session.ask("typeLastKey", int(call.element), call.argument[-1:] or "Backspace")
+    handle = await session.page.evaluate_handle(PAGE_JS, ["focus", int(call.element)])
+    if not (field := handle.as_element()):
+        raise ActionError(str(handle))  # the reason
+    if await field.evaluate("field => field.isContentEditable"):  # rich editors follow the keys
+        await session.page.keyboard.press("Backspace")  # `focus` has selected the text
+        await session.page.keyboard.type(call.argument)
+    else:
+        await field.fill(call.argument, force=True)  # without waiting, since `focus` has checked
+        await session.ask("typed", int(call.element), call.argument)
     if enter:
+        await session.settle()  # scripts may answer what was typed before they expect Enter
         await session.page.keyboard.press("Enter")
 
 
@@ -250,21 +248,19 @@ async def select(session, call):
         raise ActionError(f"cannot select {call.argument!r} in element {call.element}: {problem}")
 
 
-async def go_back(session, call, forward=False):
-    page, before = session.page, session.page.url
-    there, back = (page.go_forward, page.go_back) if forward else (page.go_back, page.go_forward)
-    try:
-        moved = await there()
-    except PlaywrightError as error:
-        if "ERR_CACHE_MISS" not in str(error):
-            raise
-        await session.settle()
-        await back()
-        raise ActionError("that page answered a form and cannot be shown again") from None
-    if moved is None and page.url in (before, "about:blank"):
-        if page.url != before:  # each tab began on an empty page, where there is nothing to do
-            await page.go_forward()
+async def go_back(session, call, step=-1):
+    history = await session.devtools[session.page].send("Page.getNavigationHistory")
+    entries, to = history["entries"], history["currentIndex"] + step
+    if not 0 <= to < len(entries) or entries[to]["url"] == "about:blank":  # as each tab begins
         raise ActionError("there is no further page in the history")
+    there, back = (session.page.go_back, session.page.go_forward)[::-step]
+    try:
+        await there(wait_until="commit", timeout=1000)  # `settle` waits for the rest
+    except PlaywrightError as error:
+        if "ERR_CACHE_MISS" in str(error):
+            await session.settle()
+            await back()
+            raise ActionError("that page answered a form and cannot be shown again") from None
 
 
 async def switch_tab(session, call):
@@ -297,7 +293,7 @@ ACTIONS = {
                           lambda s, call: s.page.keyboard.press("Enter")),
     "Switch Tab": Action("go to another tab, counted from 0", switch_tab, "0"),
     "Go Backward": Action("return to the previous page", go_back, shorthand="go_backward()"),
-    "Go Forward": Action("undo a go_backward", partial(go_back, forward=True), shorthand="go_forward()"),
+    "Go Forward": Action("undo a go_backward", partial(go_back, step=1), shorthand="go_forward()"),
     "Wait": Action("wait for one second", lambda s, call: s.page.wait_for_timeout(1000)),
     "exit": Action("end the task; the message is the answer, or empty", None,
                    shorthand='exit(message="...")'),
@@ -331,8 +327,7 @@ def read_call(text: str) -> tuple[str, dict[str, str], list[str]] | None:
 
 def parse(response: str) -> Call:
     """The one call in a response, between comment lines and code fences. Raises ActionError."""
-    answer = answer_of(response)
-    if answer is None:
+    if (answer := answer_of(response)) is None:
         raise ActionError("the response was cut before </answer>")
     lines = re.split(r"\r\n?|\n", answer)
     while lines and not re.match(r"\s*(do|exit|go_backward|go_forward)\s*\(", lines[0]):
@@ -346,11 +341,11 @@ def parse(response: str) -> Call:
     if not read:
         raise ActionError(f"cannot read the action {lines[0].strip()[:80]!r}; write exactly one call a round")
     function, arguments, positional = read
-    if function == "exit":
+    name = {"go_backward": "Go Backward", "go_forward": "Go Forward", "exit": "exit"}.get(function)
+    name = name or arguments.pop("action", None) or (positional.pop(0) if positional else "")
+    if name == "exit":
         return Call("exit", arguments.get("message", next(iter([*positional, *arguments.values()]), "")))
-    name = {"go_backward": "Go Backward", "go_forward": "Go Forward"}.get(function)
-    name = name or arguments.get("action") or (positional[0] if positional else "")
-    if name not in ACTIONS or name == "exit":
+    if name not in ACTIONS:
         raise ActionError(f"unknown action {name!r}; use one of: {', '.join(ACTIONS)}")
     action, element = ACTIONS[name], arguments.get("element", "").strip("[]# ")
     if action.element and not NUMBER.fullmatch(element):
@@ -381,14 +376,15 @@ async def bounded(work: Awaitable, seconds: float, what: str):
         raise EnvError(f"{what} took more than {seconds:.0f} s") from None
 
 
-def find_chromium(playwright) -> str:
-    """Playwright's own Chromium if it was downloaded, else one of the system."""
-    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-    for path in [playwright.chromium.executable_path, *filter(None, map(shutil.which, names))]:
-        if os.path.exists(path):
-            return path
-    raise ValueError("no Chromium found: run `playwright install chromium --only-shell`, or install a "
-                     "system one (Debian: apt-get install chromium-headless-shell).")
+def find_chromium(playwright, visible=False) -> str:
+    """Playwright's own Chromium if it was downloaded, else one of the system. visible: has windows."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")[visible:]
+    own = Path(playwright.chromium.executable_path)  # CACHE/chromium-1234/SYSTEM/chrome
+    shells = [] if visible else own.parents[2].glob("chromium_headless_shell-*/*/*headless[-_]shell")
+    for path in filter(os.path.exists, [*shells, own, *filter(None, map(shutil.which, names))]):
+        return str(path)
+    raise ValueError("no Chromium found: run `playwright install chromium`, or install a system one "
+                     "(Debian: apt-get install chromium).")
 
 
 # Chromium obeys only the last --disable-features, so this repeats those of Playwright's own that matter
@@ -454,8 +450,9 @@ class Browser:
             rules = [f"MAP {host} {host}" for host in hosts] + ["MAP * ~NOTFOUND"]  # the first match counts
             flags.append("--host-resolver-rules=" + ", ".join(rules))
             flags.append("--force-webrtc-ip-handling-policy=disable_non_proxied_udp")  # asks no resolver
-        path = find_chromium(self.playwright)
-        return await self.playwright.chromium.launch(executable_path=path, args=flags)
+        visible = bool(self.settings.onlooker) and self.settings.onlooker.visible
+        return await self.playwright.chromium.launch(
+            executable_path=find_chromium(self.playwright, visible), args=flags, headless=not visible)
 
     async def revive(self):
         """Starts Chromium again after a crash. The episodes that were in it are environment errors."""
@@ -520,6 +517,9 @@ class Session:
                 await self._leave_error_page()
                 continue
             try:
+                for tab in self.browser_context.pages[1:-7]:
+                    self.notes.append("an old tab was closed: there may be eight, the first and the newest")
+                    await tab.close()
                 text = await self.ask("observe", settings.viewport_only, settings.max_page_chars)
                 return self.page.url, readable(f"{self._take_notes()}{text}")
             except PlaywrightError as error:
@@ -529,9 +529,8 @@ class Session:
 
     async def ask(self, *call, script=PAGE_JS):
         """Calls a function of page.js: ask("scroll", 1). A hostile page can change what it returns."""
-        work = self.page.evaluate(script, call)
         try:
-            return await bounded(work, self.settings.timeout, "reading the page")
+            return await bounded(self.page.evaluate(script, call), self.settings.timeout, "reading the page")
         except (ValueError, TypeError, KeyError) as error:  # Playwright cannot decode the result
             raise EnvError(f"the page garbles what is read of it ({first_line(error)})") from None
 
@@ -547,10 +546,12 @@ class Session:
 
     async def settle(self):
         """Waits for the navigations under way. Stops one that takes too long and tells the agent."""
-        timeout = self.settings.timeout
+        timeout, end, files = self.settings.timeout, time.monotonic() + 3, None
         try:
-            with contextlib.suppress(PlaywrightError):  # the page may navigate away meanwhile
-                await self.ask("settled")
+            with contextlib.suppress(PlaywrightError, KeyError):  # the page may navigate away meanwhile
+                while (left := end - time.monotonic()) > 0 and await self.ask("settled", files, 1000 * left):
+                    tree = self.devtools[self.page].send("Page.getResourceTree")
+                    files = (await bounded(tree, timeout, "loading"))["frameTree"]["resources"]
             await bounded(self.quiet.wait(), timeout, "loading")
         except EnvError:
             self.notes.append(f"the page did not finish loading within {timeout:.0f} s and was stopped")
@@ -566,7 +567,8 @@ class Session:
             await bounded(self.browser_context.close(), self.settings.timeout, "closing")
 
     def _take_notes(self) -> str:
-        notes, self.notes, tabs = Counter(self.notes).most_common(8), [], self.browser_context.pages
+        notes, self.notes, tabs = Counter(self.notes).most_common(), [], self.browser_context.pages
+        notes[8:] = [(f"{len(notes) - 8} more notes like these", 1)] if len(notes) > 8 else []
         text = "".join(f"note: {note}{f' ({n} times)' * (n > 1)}\n" for note, n in notes)
         if len(tabs) > 1 and self.page in tabs:
             text += f"note: this is tab {tabs.index(self.page)} of {len(tabs)}, counted from 0\n"
@@ -585,9 +587,8 @@ class Session:
             # `settle` has an answer, it knows whether an action started a navigation: no polling.
             devtools.on("Page.frameRequestedNavigation",
                         lambda e: self._loads(e["frameId"], e["disposition"] == "currentTab"))
-            devtools.on("Page.frameStartedLoading", lambda e: self._loads(e["frameId"], True))
-            devtools.on("Page.frameStoppedLoading", lambda e: self._loads(e["frameId"], False))
-            devtools.on("Page.frameDetached", lambda e: self._loads(e["frameId"], False))
+            for event, starts in ("StartedLoading", True), ("StoppedLoading", False), ("Detached", False):
+                devtools.on(f"Page.frame{event}", lambda e, starts=starts: self._loads(e["frameId"], starts))
             devtools.on("Page.windowOpen", lambda e: self._opens(e["url"]))
             await devtools.send("Page.enable")
             if self.opening:

@@ -1,37 +1,43 @@
-// Chromium runs this in every document before the document's own scripts. It records two things that
-// page.js needs and that the DOM does not show. Both hang on the window under symbols:
+// Chromium runs this in every document before the document's own scripts. It records what page.js needs and
+// the DOM does not show. All of it hangs on the window under symbols:
 //
 //   'click handlers'  the elements that listen for clicks through addEventListener
-//   'work'            waits for what the page's scripts have begun and what may change the page:
-//                     requests, short timers and animation frames
+//   'refusals'        what the browser refused without a word: element -> why
+//   'work'            waits for what the page's scripts have begun and what may change the page: requests,
+//                     scripts and styles, short timers, animation frames, transitions
 //
-// Each piece of work has an end after which nobody waits for it any more. Work that starts other work is
-// followed three levels deep, so an animation that never ends is not waited for.
+// Work begins other work, and an animation or a poll goes on without end. So every chain of work has a
+// budget: a timer costs its delay, the rest little. What a chain begins after that is not waited for.
 (() => {
   const later = window.setTimeout.bind(window), now = performance.now.bind(performance);
+  const BUDGET = 1000;    // of a chain, in ms; events, scripts and timers of more than 500 ms begin a new one
   const begun = new Map();  // a piece of work -> the time at which waiting for it ends
-  let depth = 0;            // of the callback that is running now: 0 for a script of the page
-  const begin = ms => {
-    const work = {};
-    if (depth < 3) begun.set(work, now() + ms);
+  let budget = BUDGET;      // what is left to the chain of the callback that is running now
+
+  const begin = cost => {
+    const work = {left: budget - cost};
+    if (work.left >= 0) begun.set(work, now() + 3000);
     return work;
+  };
+  // What runs now goes on with the chain of this work, and so do the promises that it fulfills: their
+  // callbacks run right afterwards, up to twenty one after another.
+  const end = async work => {
+    begun.delete(work);
+    budget = work.left;
+    for (let i = 0; i < 20; i++) await null;
+    budget = BUDGET;
   };
 
   // ---- timers and animation frames
 
-  const counted = (schedule, pending) => (callback, ...rest) => {
-    if (typeof callback !== 'function' || rest[0] > 500) return schedule(callback, ...rest);
-    const work = begin(1000), within = depth + 1;
+  const counted = (schedule, pending, costOf) => (callback, ...rest) => {
+    const cost = costOf(rest[0]);
+    if (typeof callback !== 'function' || cost > 500) return schedule(callback, ...rest);
+    const work = begin(cost);
     const id = schedule((...given) => {
-      const before = depth;
       pending.delete(id);
-      depth = within;
-      try {
-        callback.apply(window, given);
-      } finally {
-        depth = before;
-        begun.delete(work);
-      }
+      end(work);
+      callback.apply(window, given);
     }, ...rest);
     pending.set(id, work);
     return id;
@@ -41,40 +47,98 @@
     pending.delete(id);
     cancel(id);
   };
-  const timers = new Map(), frames = new Map();
-  window.setTimeout = counted(later, timers);
-  window.clearTimeout = uncounted(window.clearTimeout.bind(window), timers);
-  window.requestAnimationFrame = counted(window.requestAnimationFrame.bind(window), frames);
-  window.cancelAnimationFrame = uncounted(window.cancelAnimationFrame.bind(window), frames);
+  const delay = ms => Math.max(4, +ms || 0);
+  for (const [schedule, cancel, costOf] of [
+    ['setTimeout', 'clearTimeout', delay],
+    ['requestAnimationFrame', 'cancelAnimationFrame', () => 30],
+    ['requestIdleCallback', 'cancelIdleCallback', options => options?.timeout ?? Infinity]]) {
+    const pending = new Map();
+    window[schedule] = counted(window[schedule].bind(window), pending, costOf);
+    window[cancel] = uncounted(window[cancel].bind(window), pending);
+  }
+  // An interval itself is not waited for, only what it begins as long as the budget lasts.
+  const repeat = window.setInterval.bind(window);
+  window.setInterval = (callback, ms, ...rest) => {
+    const work = {left: budget};
+    return repeat(typeof callback !== 'function' ? callback : (...given) => {
+      work.left -= delay(ms);
+      end(work);
+      callback.apply(window, given);
+    }, ms, ...rest);
+  };
 
   // ---- requests
 
-  const {fetch} = window, {send} = XMLHttpRequest.prototype;
-  window.fetch = (...request) => {
-    const work = begin(3000), answer = fetch(...request);
-    const end = () => later(() => begun.delete(work), 50);  // the page reads the body after the headers
-    answer.then(end, end);
-    return answer;
+  const promised = (owner, name, cost) => {
+    const ask = owner[name];
+    owner[name] = function (...given) {
+      const work = begin(cost), answer = ask.apply(this, given);
+      answer.then(() => end(work), () => end(work));
+      return answer;
+    };
   };
+  promised(window, 'fetch', 100);
+  for (const read of ['arrayBuffer', 'blob', 'json', 'text']) promised(Response.prototype, read, 0);
+
+  const {send} = XMLHttpRequest.prototype;
   XMLHttpRequest.prototype.send = function (...body) {
-    const work = begin(3000);
-    this.addEventListener('loadend', () => later(() => begun.delete(work)));
+    const work = begin(100);
+    this.addEventListener('readystatechange', () => {
+      if (this.readyState === 4) budget = work.left;  // before the page's listeners, which all run at once
+    }, true);
+    this.addEventListener('loadend', () => end(work), {once: true});
     return send.apply(this, body);
   };
 
+  // ---- scripts, modules, style sheets: those without a type are on their way. rollout.py asks Chromium
+
+  const files = new Set();  // addresses of those that have come or are waited for
+  new PerformanceObserver(list => {
+    for (const {name} of list.getEntries()) {
+      files.add(name);
+      begun.delete(name);
+    }
+  }).observe({type: 'resource'});
+  const expect = resources => {
+    const news = resources.filter(({url, type, mimeType}) =>
+      /^(Script|Stylesheet)$/.test(type) && !mimeType && !files.has(url));
+    for (const {url} of news) {
+      files.add(url);
+      begun.set(url, now() + 3000);
+    }
+    return news.length > 0;
+  };
+
+  // ---- transitions and animations that move, show or hide something and have an end
+
+  const restless = new WeakSet();  // what still moved after three seconds
+  const animations = document.getAnimations.bind(document);  // no image has taken that name yet
+  const moving = () => animations().filter(({playState, transitionProperty, effect}) =>
+    playState === 'running' && !/color|shadow/.test(transitionProperty) && !restless.has(effect.target)
+    && effect.getComputedTiming().endTime < 3000);
+
   // ---- waiting
 
-  const busy = () => [...begun.values()].some(end => now() < end);
-  let tired = 0;  // after waiting 3 s in vain, do not wait again for 1 s
-  const done = async () => {
-    const end = now() + 3000;
-    while (busy() && now() > tired) {
-      if (now() > end) tired = now() + 1000;
-      else await new Promise(wake => later(wake, 10));
+  const busy = () => [...begun.values()].some(end => now() < end) || moving().length > 0;
+  let tired = 0;  // after waiting in vain, do not wait again for 1 s
+  const done = async (ms = 3000) => {
+    const end = now() + ms;
+    while (now() > tired && busy()) {
+      if (now() > end) {
+        tired = now() + 1000;
+        for (const {effect} of moving()) restless.add(effect.target);
+      } else await new Promise(wake => later(wake, 10));
     }
   };
-  const task = () => new Promise(wake => later(wake));  // resolves one task later
-  Object.defineProperty(window, Symbol.for('work'), {value: {done, task}});
+  // resources: those of the page that Chromium knows, once somebody has asked it. Returns whether to ask.
+  // Browsers submit a form one task after the click, so let one task pass before we look.
+  const settled = async (resources, ms) => {
+    const more = resources ? expect(resources) : document.scripts.length > 0;
+    await new Promise(wake => later(wake));
+    await done(ms);
+    return more;
+  };
+  Object.defineProperty(window, Symbol.for('work'), {value: {done, settled}});
 
   // ---- click handlers
 
@@ -85,4 +149,21 @@
         && this !== document.body && this !== document.documentElement) heard.add(this);
     return add.call(this, type, ...rest);
   };
+
+  // ---- refusals
+
+  const refusals = new Map();
+  Object.defineProperty(window, Symbol.for('refusals'), {value: refusals});
+  window.addEventListener('invalid', ({target}) => refusals.set(target, target.validationMessage), true);
+
+  const open = window.open.bind(window);
+  let windows = 0;  // that scripts have opened since the last click: hundreds take gigabytes
+  window.open = (...given) => ++windows <= 8 ? open(...given) : refusals.set(null, 'a ninth window') && null;
+
+  window.addEventListener('click', event => {
+    windows = event.isTrusted ? 0 : windows;
+    const link = event.target.closest?.('a[href]:not([download])');
+    if (link?.protocol && !event.defaultPrevented && !/^(https?|blob|about|javascript):$/.test(link.protocol))
+      refusals.set(link, `it opens no ${link.protocol} links`);
+  });
 })();

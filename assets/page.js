@@ -7,8 +7,8 @@
 // A page may contain anything. `el.disabled` of a form can be an input of that name, so this file asks
 // `el.matches(':disabled')`, and it takes the properties it cannot do without from the prototypes.
 ([name, ...given]) => {
-  const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work');
-  const ELEMENT = 1, TEXT = 3;  // values of nodeType
+  const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
+  const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
     const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);
     return get ? node => get.call(node) : (node, ...rest) => value.call(node, ...rest);
@@ -16,14 +16,31 @@
   const nodeType = real(Node, 'nodeType'), childNodes = real(Node, 'childNodes');
   const parentOf = real(Node, 'parentElement'), contains = real(Node, 'contains');
   const shadowRoot = real(Element, 'shadowRoot'), bodyOf = real(Document, 'body');
+  const scrollerOf = real(Document, 'scrollingElement');
+  const titleOf = real(Document, 'title'), byId = real(Document, 'getElementById');
+  const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
 
-  const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0]+/g, ' ').trim();
+  // Icon fonts draw their pictures as characters for private use, which nobody can read.
+  const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0\ue000-\uf8ff]+/g, ' ').trim();
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const numbered = id => window[ELEMENTS]?.[id];
+
+  // Where an element without a box is seen: an option in its dropdown, an <area> on its image.
+  const drawn = el => {
+    if (!/^(opt|area)/.test(el.localName)) return el;
+    const map = CSS.escape(el.closest('map')?.name ?? '');
+    return el.closest('select') || bodyOf(el.ownerDocument).querySelector(`img[usemap="#${map}"]`) || el;
+  };
 
   // The first box with an area. A link that wraps block or floated children has an empty first box, so
   // the boxes of its contents count as well.
   const boxOf = el => {
+    if (el.localName === 'area') {  // the middle of its points; a circle has one point and a radius
+      const {left, top} = drawn(el).getBoundingClientRect();
+      const xy = el.coords.split(','), n = xy.length >> 1;
+      const mean = k => xy.slice(0, 2 * n).reduce((sum, v, i) => sum + (i % 2 === k ? v / n : 0), 0);
+      return new DOMRect(left + mean(0), top + mean(1), 1, 1);
+    }
     const range = new Range(), seen = r => r.width >= 1 && r.height >= 1;
     range.selectNodeContents(el);
     return [...el.getClientRects()].find(seen) || [...range.getClientRects()].find(seen);
@@ -31,16 +48,37 @@
 
   // ---- What is visible
 
-  // Elements that are not displayed, or that stand inside something closed, have no box. The options of a
-  // dropdown have none either but belong to it.
-  const shown = (el, style) => style.display === 'contents' || /^opt/.test(el.localName)
-    || el.checkVisibility({visibilityProperty: true});
+  // Elements that are not displayed, or that stand inside something closed, have no box.
+  const shown = (el, style) => style.display === 'contents'
+    || drawn(el).checkVisibility({visibilityProperty: true});
 
   // A text has lines of its own: the boxes of its ancestors may be elsewhere.
   const range = new Range();
+  // Whether some of a node, or of its label, is inside each of the boxes.
+  const within = (node, clips) => {
+    if (!clips.length) return true;
+    range.selectNode(node);
+    const parts = nodeType(node) === TEXT ? [range.getBoundingClientRect()]
+      : [node, ...node.labels ?? []].map(part => boxOf(drawn(part)) || part.getBoundingClientRect());
+    return clips.every(({box}) => parts.some(r => r.left < box.right - 0.5 && r.right > box.left + 0.5
+      && r.top < box.bottom - 0.5 && r.bottom > box.top + 0.5));
+  };
+  // The boxes that cut off what reaches out of them. outer: those around el. A panel that scrolls shows all
+  // in the end. A box without height or width shows nothing, nor one that is closed until a search finds it.
+  const clipsOf = (el, style, outer) => {
+    if (/fixed|absolute/.test(style.position))
+      outer = outer.filter(clip => contains(clip.el, el.offsetParent));
+    const closed = el.hidden === 'until-found';
+    if (!closed && (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)
+      || /^(body|input|select|textarea)$/.test(el.localName))) return outer;
+    const flat = closed || !(el.clientWidth && el.clientHeight);
+    const scrolls = /auto|scroll/.test(style.overflow) || /^i?frame$/.test(el.localName);
+    if (!flat && scrolls && within(el, outer)) return [];
+    return [...outer, {el, box: flat || scrolls ? {} : el.getBoundingClientRect()}];
+  };
   const inWindow = node => {
     range.selectNode(node);
-    const box = nodeType(node) === TEXT ? range : node.closest('select') || node;
+    const box = nodeType(node) === TEXT ? range : drawn(node);
     const r = box.getBoundingClientRect();
     let left = 0, top = 0;
     for (let w = node.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
@@ -52,24 +90,48 @@
       && left + r.right > 0 && left + r.left < innerWidth;
   };
 
-  // Whether something else lies on top. This can be decided only inside the window.
+  // What stays in its place while the page scrolls: a header, a banner, a dialog. el, or what it stands in.
+  const layerOf = (el, position) => {
+    while (el && !position.test(getComputedStyle(el).position)) el = parentOf(el);
+    return el;
+  };
+
+  // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
   const covered = el => {
     const r = boxOf(el);
     if (!r) return !el.matches('input[type=checkbox],input[type=radio]');
     const x = r.left + r.width / 2, y = r.top + r.height / 2;
-    if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) return false;
-    const hit = el.getRootNode().elementFromPoint?.(x, y);
+    const root = el.getRootNode();
+    const across = x >= 0 && x < innerWidth, down = y >= 0 && y < innerHeight;
+    if (!across || !down) {
+      if (root !== document || layerOf(el, /fixed/)) return false;
+      const there = atPoint(root, across ? x : innerWidth / 2, down ? y : innerHeight / 2);
+      const layer = layerOf(there, /fixed/);
+      return !!layer && !contains(layer, el);
+    }
+    const hit = (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
     if (!hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el) return false;
-    for (let panel = parentOf(el); panel; panel = parentOf(panel)) {  // `locate` scrolls inside panels
-      const {left, right, top, bottom} = panel.getBoundingClientRect();
-      const within = x >= left && x < right && y >= top && y < bottom;
-      if (!within && /auto|scroll/.test(getComputedStyle(panel).overflow)) return false;
+    const layer = layerOf(hit, /fixed|sticky/);
+    const page = scrollerOf(el.ownerDocument);
+    for (let at = el; parentOf(at) && getComputedStyle(at).position !== 'fixed'; at = parentOf(at)) {
+      const panel = parentOf(at), {left, right, top, bottom} = panel.getBoundingClientRect();
+      if (panel !== page) {
+        if (!/auto|scroll/.test(getComputedStyle(panel).overflow)) continue;
+        if (x < left || x >= right || y < top || y >= bottom) return false;
+      }
+      if (!layer || contains(layer, el)) continue;
+      // `locate` scrolls the element to the middle of the panel, as far as the panel scrolls.
+      const {clientHeight, scrollHeight, scrollTop} = panel, box = layer.getBoundingClientRect();
+      const wanted = y - clientHeight / 2 - (panel === page ? 0 : top);
+      const there = y - Math.max(-scrollTop, Math.min(scrollHeight - clientHeight - scrollTop, wanted));
+      if (there < box.top || there >= box.bottom) return false;
     }
     return true;
   };
 
   const childrenOf = el => {
-    if (el.localName === 'iframe') return [el.contentDocument?.body];  // null if it is another site's
+    if (/^i?frame$/.test(el.localName)) return el.contentDocument ? [bodyOf(el.contentDocument)] : [];
+    if (el.localName === 'details' && !el.open) return el.querySelectorAll(':scope > summary');
     if (shadowRoot(el)) return shadowRoot(el).childNodes;
     if (el.localName === 'slot' && el.assignedNodes().length) return el.assignedNodes();
     return childNodes(el);
@@ -83,7 +145,10 @@
   const clickHandlers = window[Symbol.for('click handlers')];
   const role = el => el.getAttribute('role') || '';
   const native = el => el.matches(CONTROLS);
-  const marked = el => native(el) || ROLES.test(role(el)) || clickHandlers?.has(el);
+  const hears = el => clickHandlers?.has(el) || typeof el?.onclick === 'function';
+  const delegate = el => el.matches('li,tr:has(> td)')  // a table or a list may listen for its rows
+    && (hears(el.closest('table,ul,ol')) || hears(parentOf(el)));
+  const marked = el => native(el) || ROLES.test(role(el)) || hears(el) || delegate(el);
   const disabled = el => el.matches(':disabled');
 
   // A checkbox or radio button that is styled away: people see and press its label.
@@ -91,16 +156,26 @@
     && el.control?.matches('input[type=checkbox],input[type=radio]')
     && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));
 
+  // The outermost element whose text can be edited; what it holds is its text, links and buttons included.
+  const editor = el => el.isContentEditable && !parentOf(el)?.isContentEditable;
+
   const clickable = (el, style) => {
     if (disabled(el) || el.getAttribute('aria-disabled') === 'true') return false;
-    return marked(el) || standsForControl(el) || typeof el.onclick === 'function'
-      || el.isContentEditable && !el.parentElement?.isContentEditable
+    return marked(el) || standsForControl(el)
+      || editor(el)
       || el.tabIndex >= 0 && el.hasAttribute('tabindex')
       || style.cursor === 'pointer' && el.parentElement
          && getComputedStyle(el.parentElement).cursor !== 'pointer';
   };
-  const innermost = el => native(el) || ![...el.querySelectorAll('*')].some(
-    inner => marked(inner) && !disabled(inner) && shown(inner, getComputedStyle(inner)));
+  // What a person aims at. A role speaks for all that the element holds, down to the next control.
+  const innermost = el => native(el) || editor(el) || ![...el.querySelectorAll('*')].some(inner => {
+    const style = getComputedStyle(inner), whole = ROLES.test(role(el)) && !marked(inner);
+    return !whole && clickable(inner, style) && shown(inner, style);
+  });
+
+  // A container of much text: its text is shown as usual, and its first line gets its id.
+  const spread = el => el.localName === 'tr' || !el.matches('input,textarea,select')
+    && !el.isContentEditable && el.textContent.length > 300 && tidy(el.innerText).length > 300;
 
   // ---- What an element is called, and its value
 
@@ -109,37 +184,64 @@
     copy.querySelectorAll('input,select,textarea,button').forEach(control => control.remove());
     return tidy(copy.textContent);
   };
+  const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
+  const wordless = el => !tidy(el.textContent);
+  const labelOf = el => tidy(el.getAttribute('aria-label')) || tidy(el.getAttribute('title'));
   const nameOf = el => {
-    const attribute = name => tidy(el.getAttribute(name));
+    const attribute = (name, from = el) => tidy(from.getAttribute(name));
+    const inside = (selector, root = el) => [...root.querySelectorAll(selector)];
+    const sameLinks = () => inside(
+      `a[href="${CSS.escape(attribute('href'))}"]`, bodyOf(el.ownerDocument));
     const control = el.matches('input,select,textarea');
     const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
-    const ids = attribute('aria-labelledby').split(' ');
-    const others = ids.map(id => id && el.ownerDocument.getElementById(id));
+    const others = name => {
+      const found = attribute(name).split(' ').map(id => id && byId(el.ownerDocument, id));
+      return tidy(found.map(other => other?.textContent).join(' '));
+    };
+    const plain = s => s.replace(/\S*(\d\d|css-)\S*/g, '').trim();  // the others are made by programs
+    const icons = inside('[aria-label],[title]').filter(
+      icon => wordless(icon) && icon.checkVisibility());
     return attribute('aria-label')
-      || tidy(others.map(other => other?.textContent).join(' '))
+      || others('aria-labelledby')
       || (control && el.labels?.length ? labelText(el.labels[0]) : '')
       || (button ? tidy(el.value) || el.type : '')
-      || (control ? '' : tidy(el.innerText ?? el.textContent))
-      || tidy(el.placeholder) || tidy(el.title)
+      || (control ? '' : tidy([el.innerText ?? el.textContent, ...icons.map(labelOf)].join(' ')))
+      || tidy(el.placeholder) || tidy(el.title) || others('aria-describedby')
       || tidy(el.alt || el.querySelector('img[alt]')?.alt || el.querySelector('svg title')?.textContent)
-      || tidy(el.name) || tidy(el.id) || attribute('class');
+      || tidy(el.name) || attribute('data-testid', el.closest('[data-testid],:not(:only-child)') ?? el)
+      || plain(tidy(el.id))
+      || leads(el) && tidy(sameLinks().map(link => link.innerText).find(tidy))
+      || plain(attribute('class')) || plain(attribute('class', inside('[class]')[0] ?? el))
+      || attribute('href');
   };
   const kindOf = el => {
     const type = el.localName === 'input' ? el.type : '';
     if (/^(checkbox|radio)$/.test(type)) return type;
     if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
-    return /^(checkbox|radio|button|link)$/.test(role(el)) ? role(el).replace('link', 'a') : el.localName;
+    const named = role(el).replace('link', 'a').replace('switch', 'checkbox').replace('textbox', 'input');
+    return /^(checkbox|radio|button|a|input)$/.test(named) ? named : el.localName;
   };
   const valueOf = el => {
     const kind = kindOf(el);
     if (/^(checkbox|radio)$/.test(kind)) return (el.checked ?? el.ariaChecked === 'true') ? 'on' : 'off';
     if (kind === 'select') {
-      const text = option => tidy(option?.text), options = [...el.options].slice(0, 60).map(text).join(' | ');
-      return `${text(el.selectedOptions[0])} (${options})`;
+      const texts = options => [...options].map(option => tidy(option.text)).join(' | ');
+      const some = texts([...el.options].slice(0, 60)), rest = el.options.length - 60;
+      return tidy(`${texts(el.selectedOptions)} (${some}${rest > 0 ? ` | ... ${rest} more` : ''})`);
     }
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? tidy(el.innerText).slice(0, 500) : '';
-    if (kind !== 'input' && kind !== 'textarea') return '';
+    if (kind !== 'input' && kind !== 'textarea') {
+      const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
+      return ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).join(', ');
+    }
     return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
+  };
+
+  // What an element without text says: its label, or all its classes if it is a rating made of stars.
+  const pictured = el => {
+    const isRating = /\b(ratings?|stars)\b/.test(el.getAttribute('class'));
+    const all = isRating ? [el, ...el.querySelectorAll('[class]')] : [];
+    return labelOf(el) || tidy(all.map(each => each.getAttribute('class')).join(' '));
   };
 
   // ---- The page as text
@@ -150,42 +252,62 @@
     await window[WORK]?.done();
     const elements = [], lines = [];
     let line = '', size = 0;
+    let prefix = '';    // of a heading's lines
     let tight = false;  // the line ends in text with no white space behind it: what follows may join it
+    let words = null;   // the parent of the line's first text
+    let inert = !!bodyOf(document)?.querySelector('dialog:modal');  // nobody can use what stands here
+    let clips = [];     // the boxes that cut off what reaches out of them
+    let aim = null;     // a usable container of much text: its first line gets its id
     const put = (s, joined) => {
       if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s;
       tight = false;
     };
     const flush = () => {
       if (line.trim()) {
-        lines.push(line.trim());
+        if (aim && words && !line.includes('<') && !covered(words)) {
+          line = `<${kindOf(aim)}>${line.trim()} ${elements.push(words) - 1}</${kindOf(aim)}>`;
+          aim = null;
+        }
+        lines.push(prefix + line.trim());
         size += line.length;
       }
       line = '';
       tight = false;
+      words = null;
     };
     const described = (el, id = '') => {
       const value = valueOf(el);
       return escape(nameOf(el).slice(0, 300)) + id + (value && ' = ' + escape(value));
     };
+    // A picture and a title in a row that link to the same place count once, by the name that says more.
+    const repeats = (el, last = elements.at(-1)) => last?.getAttribute('href') === el.getAttribute('href')
+      && leads(el) && (wordless(el) || wordless(last))
+      && nameOf(last).startsWith(nameOf(el).replace(/ ?(\.\.\.|…)$/, ''));
     const putUsable = el => {
+      if (repeats(el)) return;
       const control = standsForControl(el) ? el.control : el, kind = kindOf(control);
       put(`<${kind}>${described(control, ` ${elements.length}`)}</${kind}>`);
       elements.push(el);
     };
 
     const visit = node => {
+      const outside = [inert, clips];
       try {
         look(node);
       } catch (error) {
         if (!(error instanceof TypeError)) throw error;
         for (const child of childrenOf(node)) visit(child);  // a form whose fields hide its methods
       }
+      if (aim === node) aim = null;
+      [inert, clips] = outside;
     };
     const look = node => {
       if (!node || size > maxChars) return;
       if (nodeType(node) === TEXT) {
-        if (viewportOnly && !inWindow(node)) return;
-        put(escape(tidy(node.data)), tight && !/^\s/.test(node.data));
+        if (!within(node, clips) || viewportOnly && !inWindow(node)) return;
+        const text = tidy(node.data);
+        if (text) words ??= parentOf(node);
+        put(escape(text), tight && !/^\s/.test(node.data));
         tight = /\S$/.test(node.data);
         return;
       }
@@ -194,15 +316,20 @@
       if (node.localName === 'br') return flush();
       const style = getComputedStyle(node);
       if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return;
-      const near = !viewportOnly || inWindow(node);
-      const usable = near && clickable(node, style) && innermost(node);
+      clips = clipsOf(node, style, clips);
+      if (inert && node.matches('dialog:modal')) inert = false;
+      if (node.hasAttribute('inert')) inert = true;
+      const near = within(node, clips) && (!viewportOnly || inWindow(node));
+      const usable = near && !inert && clickable(node, style) && innermost(node);
+      const wide = usable && spread(node);
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
-      const block = !inline && !usable && node.localName !== 'select';
+      const block = wide || !inline && !usable && node.localName !== 'select';
       const apart = !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
       if (block) flush();
       if (apart) tight = false;
       if (style.display === 'table-cell' && line.trim()) put('|');
-      write(node, near, usable);
+      if (wide) aim = node;
+      write(node, near, usable && !wide);
       if (block) flush();
       if (apart) tight = false;
     };
@@ -216,19 +343,30 @@
         if (!covered(el)) putUsable(el);
       } else if (/^h[1-6]$/.test(el.localName)) {
         flush();
+        prefix = '#'.repeat(el.localName[1]) + ' ';
         children();
-        if (line) line = `<${el.localName}>${line.trim()}</${el.localName}>`;
         flush();
+        prefix = '';
+      } else if (/^i?frame$/.test(el.localName) && !el.contentDocument) {
+        const about = tidy(`${labelOf(el)} ${el.src.slice(0, 200)}`);
+        if (near) put(escape(`[a frame of another site: ${about}]`));
       } else if (el.localName === 'img') {
-        if (near) put(escape(tidy(el.alt)));
-      } else if (el.matches('button,input,select,textarea') && disabled(el)) {
+        if (near) put(escape(tidy(el.alt) || labelOf(el)));
+      } else if (el.matches('button,input,select,textarea') && (inert || disabled(el))) {
         if (near) put(described(el) + ' (disabled)');
       } else {
+        const before = lines.length + line;
         children();
+        const said = before !== lines.length + line ? '' : pictured(el);
+        if (said && near && wordless(el) && boxOf(el)) put(escape(said));
       }
     };
 
-    if (document.title) lines.push(`<title>${escape(tidy(document.title).slice(0, 200))}</title>`);
+    for (const [el, why] of window[REFUSALS] ?? [])
+      lines.push(escape(`note: the browser refuses ${el ? `"${nameOf(el).slice(0, 100)}": ` : ''}${why}`));
+    window[REFUSALS]?.clear();
+    const title = tidy(titleOf(document)).slice(0, 200);
+    if (title) lines.push('title: ' + escape(title));
     visit(bodyOf(document));
     flush();
     window[ELEMENTS] = elements;
@@ -238,14 +376,11 @@
 
   // ---- Actions
 
-  // Resolves once the work is done that the page has begun. Browsers submit a form one task after the click,
-  // so we let one task pass before we ask.
-  const settled = async () => {
-    await window[WORK]?.task();
-    await window[WORK]?.done();
-  };
+  // Resolves once the work is done that the page has begun: see init.js.
+  const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
-  // Where to aim the mouse: the center of the element's box, scrolled into view, in window coordinates.
+  // Where to aim the mouse: the center of the element's box, scrolled into view, in window coordinates, and
+  // the size of that box.
   const locate = id => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};
@@ -253,22 +388,25 @@
     // A control that is styled away may be parked where nobody can scroll to: press its label instead.
     const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);
     const aim = parked(el.getBoundingClientRect()) && el.labels?.[0] || el;
-    aim.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+    drawn(aim).scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
     const r = boxOf(aim) || aim.getClientRects()[0];
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
-    let x = r.left + r.width / 2, y = r.top + r.height / 2;
+    let x = r.left + r.width / 2, y = r.top + r.height / 2, {width, height} = r;
     for (let w = el.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
       const frame = w.frameElement, at = frame.getBoundingClientRect(), style = getComputedStyle(frame);
-      x = at.left + (frame.clientLeft + parseFloat(style.paddingLeft) + x) * at.width / frame.offsetWidth;
-      y = at.top + (frame.clientTop + parseFloat(style.paddingTop) + y) * at.height / frame.offsetHeight;
+      const across = at.width / frame.offsetWidth, down = at.height / frame.offsetHeight;
+      x = at.left + (frame.clientLeft + parseFloat(style.paddingLeft) + x) * across;
+      y = at.top + (frame.clientTop + parseFloat(style.paddingTop) + y) * down;
+      width *= across;
+      height *= down;
     }
-    return {x, y};
+    return {x, y, width, height};
   };
 
   // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.
   const select = (id, wanted) => {
     const el = numbered(id), plain = s => tidy(s).toLowerCase(), w = plain(wanted);
-    if (!el?.options?.length) return 'it is no dropdown';
+    if (!el?.options?.length) return 'it is not a dropdown';
     const open = [...el.options].filter(option => !option.disabled);
     const found = open.find(option => plain(option.text) === w)
       || w && open.find(option => plain(option.text).includes(w));
@@ -276,26 +414,44 @@
       const some = open.slice(0, 60).map(option => option.text.trim()).join(', ');
       return 'its options are: ' + some + (open.length > 60 ? ', ...' : '');
     }
-    found.selected = true;
+    found.selected = !(el.multiple && found.selected);  // takes a chosen one back
     for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
     return '';
   };
 
-  // Autocomplete widgets listen for key events, which filling a field does not send, so send the last key.
-  const typeLastKey = (id, key) => {
-    const el = numbered(id);
-    el?.focus();
+  // Moves the focus to what the agent types into. Returns that element, or what is wrong. Selects what an
+  // editor holds.
+  const focus = id => {
+    const el = numbered(id), root = el?.getRootNode(), before = root?.activeElement;
+    if (!el?.isConnected) return `there is no element ${id} on this page`;
+    const refusal = why => `element ${id} does not take text: it is ${why}`;
+    if (!el.isContentEditable && !el.matches('input,textarea')) return refusal('no field');
+    if (el.matches(':disabled,[readonly]')) return refusal('locked');
+    el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
+    if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
+    if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
+    return el;
+  };
+
+  // After a field was filled. Autocomplete widgets listen for key events, which that does not send, so send
+  // the last key. And browsers empty a field of dates without a word if the format is wrong.
+  const typed = (id, text) => {
+    const el = numbered(id), key = text.slice(-1) || 'Backspace';
+    const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
+      'datetime-local': '2024-12-31T23:59'};
+    if (text && el && !el.value && formats[el.type])
+      window[REFUSALS]?.set(el, `it takes the format ${formats[el.type]}, and is empty now`);
     for (const type of ['keydown', 'keyup']) el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true}));
   };
 
   // Scrolls the page, or the panel in its middle if the page is as high as the window. direction: -1 or 1.
   const scroll = direction => {
-    const root = document.scrollingElement, longer = el => el.scrollHeight > el.clientHeight;
-    let el = root && longer(root) ? null : document.elementFromPoint(innerWidth / 2, innerHeight / 2);
+    const root = scrollerOf(document), longer = el => el.scrollHeight > el.clientHeight;
+    let el = root && longer(root) ? null : atPoint(document, innerWidth / 2, innerHeight / 2);
     while (el && !(longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY))) el = el.parentElement;
     const height = el?.clientHeight || innerHeight;
     (el || window).scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
   };
 
-  return {observe, settled, numbered, locate, select, typeLastKey, scroll}[name](...given);
+  return {observe, settled, locate, select, focus, typed, scroll}[name](...given);
 }

@@ -187,6 +187,30 @@ def run(shared_browser, monkeypatch):
     return loop.run_until_complete
 
 
+@pytest.fixture
+def browse(run):
+    """Runs the coroutine function test(session) in a session of its own."""
+    import rollout
+
+    def browse(test, start_url, settings=None, **task):
+        async def go():
+            async with rollout.Browser(settings or rollout.Settings(timeout=5)) as browser:
+                session = await browser.open({"start_url": start_url, **task})
+                try:
+                    await test(session)
+                finally:
+                    await session.close()
+        run(go())
+    return browse
+
+
+async def act(session, text) -> str:
+    """Executes an action; returns the observation that follows."""
+    import rollout
+    await session.execute(rollout.parse(text))
+    return (await session.observe())[1]
+
+
 @pytest.fixture(scope="session")
 def sandbox_sites():
     """{SITE: address} of one sandbox process for the whole test run; each episode has a world of its own there."""

@@ -24,7 +24,7 @@ def make_trajectory(chat, n_turns=3, seed=0, ended=True):
     generator = torch.Generator().manual_seed(seed)
     trajectory = Trajectory({"intent": "add the red lamp to the cart", "task_id": 0, "sites": ["shopping"]})
     for k in range(n_turns):
-        page = f"<title>page {k}</title>\n<a>red lamp {k}</a> ${k}"
+        page = f"title: page {k}\n<a>red lamp {k}</a> ${k}"
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
         action_ids = ids + [chat.end_id] * ended
         observation_ids, logps = chat.observation(trajectory.task, k, page), [-1.0] * len(action_ids)
@@ -42,7 +42,7 @@ def test_the_context_is_the_chat_written_out(chat):
                 f"Round 0\n\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n{a0}<|im_end|>\n"
                 f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n"
                 f"<|im_start|>assistant\n{a1}<|im_end|>\n"
-                "<|im_start|>user\nRound 2\n\n<title>page 2</title>\n<a>red lamp 2</a> $2<|im_end|>\n"
+                "<|im_start|>user\nRound 2\n\ntitle: page 2\n<a>red lamp 2</a> $2<|im_end|>\n"
                 "<|im_start|>assistant\n")
     assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
 
@@ -373,7 +373,7 @@ def test_the_episode_to_read_is_an_experts_and_comes_from_compact_pages():
     episode, = map(json.loads, (ROOT / "assets/episode.jsonl").read_text().splitlines())
     assert episode["reward"] == 1 and 5 <= len(episode["turns"]) <= 8
     for turn in episode["turns"]:
-        assert turn["observation"].startswith("<title>") and turn["action"] and not turn["error"]
+        assert turn["observation"].startswith("title: ") and turn["action"] and not turn["error"]
     assert len({turn["observation"] for turn in episode["turns"]}) == len(episode["turns"])
 
 

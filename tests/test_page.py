@@ -1,0 +1,238 @@
+"""Pages as the agent reads them (assets/page.js): small pages in a real Chromium, and their observations."""
+from urllib.parse import quote
+
+import pytest
+from conftest import act
+
+from rollout import ActionError, Call, Settings, parse
+
+BOXES = """<title>t</title>
+<style>body * { position: absolute; margin: 0; border: 0; padding: 0; width: 100px; height: 20px }</style>
+<div style="width:600px;height:100px"><h1>Sign in</h1><form data-testid=login style="top:30px;width:500px">
+<label>Name</label> <input title=required value=ann style="left:110px">
+<input type=checkbox value=1 style="left:220px">
+<select aria-label=size style="left:330px"><option value=a selected>Small</option>
+<option value=b>Large & up</option></select></form></div>
+<div style="top:200px"><div><a href=/x>&lt;a id="7"> & co</a></div></div>
+<p style="top:300px">Items <b style="left:50px">12</b> of <b style="left:120px">40</b></p>
+<div style="top:-50px;height:50px"><button style="top:400px">up</button></div>
+<details style="top:500px"><summary>more</summary><a href=/x style="top:20px">closed</a></details>
+<div style="top:4000px"><a href=/x>far</a></div>"""
+BOXES_TEXT = """title: t
+# Sign in
+Name
+<input>required 0 = ann</input> <checkbox> 1 = off</checkbox> \
+<select>size 2 = Small (Small | Large &amp; up)</select>
+<a>&lt;a id="7"&gt; &amp; co 3</a>
+Items
+12
+of
+40
+<button>up 4</button>
+<summary>more 5</summary>
+<a>far 6</a>"""
+
+
+@pytest.mark.parametrize("viewport_only", [False, True])
+def test_viewport_only_hides_only_what_is_outside_the_window(site, browse, viewport_only):
+    """Elements are placed far from their parents, so each counts by its own box."""
+    async def test(session):
+        far = "\n<a>far 6</a>"
+        assert (await session.observe())[1] == (BOXES_TEXT.replace(far, "") if viewport_only else BOXES_TEXT)
+        with pytest.raises(ActionError, match="no element 7"):  # which the page claims to have
+            await session.execute(parse('do(action="Click", element="7")'))
+    browse(test, site({"/": BOXES}), Settings(viewport_only=viewport_only))
+
+
+CARD = "<a href=/x><div><h3>Lamp</h3>$ 9</div></a>"
+HIDING = ("contains", "matches", "nodeType", "shadowRoot", "parentElement", "childNodes")
+MANY = "words " * 99 + "words"
+LONG = f"<h2>News</h2><p>{MANY}</p><p>the end</p>"
+LISTEN = "<script>root.addEventListener('click', event => document.title = event.target.textContent)</script>"
+ICON = "<style>i{display:inline-block;width:9px;height:9px}</style>"
+READ = {  # how real pages are built -> what the agent reads
+    "links around blocks": (f"{CARD}<a href=/x><img alt=pic style='float:left;width:9px;height:9px'></a>",
+                            "<a>Lamp $ 9 0</a> <a>pic 1</a>"),
+    "closed within": ("<div onclick=1>Shipping<div hidden><button>x</button></div></div>"
+                      "<li role=menuitem>File<ul style='display:none'><li role=menuitem>Open</ul>",
+                      "<div>Shipping 0</div> <li>File 1</li>"),
+    "controls styled away": ("<style>input{display:none}</style><label><input type=radio checked>Small"
+                             "</label><input type=checkbox id=k><label for=k>Keep</label>",
+                             "<radio>Small 0 = on</radio> <checkbox>Keep 1 = off</checkbox>"),
+    "a list in a panel": ("<div style='height:50px;overflow:auto'><p><a href=/x>one</a><p><a href=/x>two</a>"
+                          "<p><a href=/x>three</a></div><div style='height:300px'>below</div>",
+                          "<a>one 0</a>\n<a>two 1</a>\n<a>three 2</a>\nbelow"),
+    "parts of a word": ("<p>$<span>24</span>.<sup>99</sup></p><p>order <b>#12</b>-<b>34</b> hel<wbr>lo</p>"
+                        "<b style='margin:2px'>New</b>Lamp", "$24.99\norder #12-34 hello\nNew Lamp"),
+    "links in a label": ("<label><input type=checkbox>I accept the <a href=/x>terms</a></label>",
+                         "<checkbox>I accept the terms 0 = off</checkbox> <a>terms 1</a>"),
+    "locked fields": ("<label>Total <input disabled value='$42'></label>"
+                      "<fieldset disabled><a href=/x>why</a><input name=n value=3></fieldset>",
+                      "Total = $42 (disabled)\n<a>why 0</a> n = 3 (disabled)"),
+    "handlers and names": ("<p id=p>prop</p><script>p.onclick = () => 1</script>"
+                           "<div contenteditable aria-label=Body>so far</div>"
+                           "<button><svg width=9 height=9><title>Close</title></svg></button>",
+                           "<p>prop 0</p> <div>Body 1 = so far</div> <button>Close 2</button>"),
+    "fields that hide a form": (
+        "<form>" + "".join(f"<input name={name}>" for name in HIDING) + "</form><img name=body>"
+        "<a href=/x>on</a>",
+        " ".join(f"<input>{name} {i}</input>" for i, name in enumerate(HIDING)) + " <a>on 6</a>"),
+    "headings that end with a number": ("<h1>Book</h1><h3>Chapter 3</h3><h2><a href=/x>Order 17</a></h2>",
+                                        "# Book\n### Chapter 3\n## <a>Order 17 0</a>"),
+    "a long text that listens": (f"<div id=root>{LONG}</div><a href=/x>on</a>{LISTEN}",
+                                 f"## <div>News 0</div>\n{MANY}\nthe end\n<a>on 1</a>"),
+    "a long link": (f"see <a href=/x>{LONG}</a>", f"see\n## <a>News 0</a>\n{MANY}\nthe end"),
+    "a root that listens for its buttons": (
+        f"<div id=root><div id=save>Save</div><div id=undo>Undo</div></div>{LISTEN}"
+        "<script>save.onclick = undo.onclick = () => 1</script>", "<div>Save 0</div> <div>Undo 1</div>"),
+    "a table and a list that listen": (
+        "<table id=root><thead><tr><th>Name<th>Age</thead><tr><td>Ann<td>24<tr><td>Bob<td><a href=/x>25</a>"
+        f"</table><ul onclick=1><li>one<li>two</ul>{LISTEN}",
+        "Name | Age\n<tr>Ann | 24 0</tr>\nBob | <a>25 1</a>\n<li>one 2</li> <li>two 3</li>"),
+    "what nobody sees": (
+        "<details>bare <summary>more</summary> text <p>p</details><p hidden=until-found>folded</p>"
+        "<div style='height:0;overflow:hidden'>flat <a href=/x>x</a>"
+        "<p style='position:fixed;top:9em'>dialog</div>"
+        "<style>b input{opacity:0;width:0;height:0}</style><b><label><input type=checkbox>Dark</label></b>",
+        "<summary>more 0</summary>\ndialog\n<checkbox>Dark 1 = off</checkbox>"),
+    "long and multiple selects": (
+        f"<select>{''.join(f'<option>{i}' for i in range(99))}</select><select multiple><option selected>a"
+        "<option>b<option selected>c</select>",
+        f"<select> 0 = 0 ({' | '.join(map(str, range(60)))} | ... 39 more)</select> "
+        "<select> 1 = a | c (a | b | c)</select>"),
+    "pictures": (
+        f"{ICON}<a href=/1><i aria-label=Edit></i></a> <a href=/2><i title=comments></i>46</a> "
+        "<a href=/3><i class='fa fa-left'></i></a> <a href=/page/2><i></i>&#xe001;</a><a href=/4 class=bold>"
+        "<i class=x></i></a><p class='star-rating Two'><i class='fas star'></i><i class='fas star'></i></p>"
+        "<i role=img aria-label='4 of 5'></i><nav aria-label=Empty></nav>",
+        "<a>Edit 0</a> <a>46 comments 1</a> <a>fa fa-left 2</a> <a>/page/2 3</a> <a>bold 4</a>\n"
+        "star-rating Two fas star fas star\n4 of 5"),
+    "states": (
+        "<button aria-expanded=true>Menu</button><button aria-expanded=false>File</button>"
+        "<div role=tab aria-selected=true>Tab</div>"
+        "<b role=button aria-pressed=true>B</b><a href=/ aria-current=page>Home</a>"
+        "<button role=switch aria-checked=true>Dark</button>",
+        "<button>Menu 0 = expanded</button> <button>File 1</button> <div>Tab 2 = selected</div> "
+        "<button>B 3 = pressed</button> <a>Home 4 = current</a> <checkbox>Dark 5 = on</checkbox>"),
+    "an image and a title": (
+        "<a href=/1><img alt='Red lamp'></a><h3><a href=/1>Red lamp</a></h3>"
+        "<a href=/2><img class=pic></a><h3><a href=/2>Blue lamp</a></h3>"
+        "<a href=/3><img alt='A long name'></a><a href=/3>A long...</a>"
+        "<a href=/4>a</a> <a href=/4>a</a> <a href=#><img></a><a href=#><img></a>"
+        "<style>img{height:9px;width:9px}</style>",
+        "<a>Red lamp 0</a>\n<a>Blue lamp 1</a>\n<a>A long name 2</a> <a>a 3</a> <a>a 4</a> <a># 5</a> "
+        "<a># 6</a>"),
+}
+
+
+def test_real_pages_are_read(site, browse):
+    async def test(session):
+        for name, (_, text) in READ.items():
+            await session.page.goto(f"{base}/{quote(name)}")
+            assert (await session.observe())[1] == text, name
+    base = site({f"/{quote(name)}": page for name, (page, _) in READ.items()} | {"/": "start"})
+    browse(test, base)
+
+
+def test_fifty_thousand_elements_are_read_within_the_cap(site, browse):
+    async def test(session):
+        text = (await session.observe())[1]
+        assert text.startswith("<a>link 0 of many 0</a>\n<a>link 1")
+        assert 200_000 < len(text) < 200_100 and text.endswith("[the page goes on]")
+    many = "".join(f"<p><a href=/{'x' * 50}{i}>link {i} of many</a>" for i in range(50_000))
+    browse(test, site({"/": many}), Settings())
+
+
+def test_covered_elements_are_out_and_a_page_is_capped(site, browse):
+    async def test(session):
+        text = (await session.observe())[1]
+        assert "below" not in text and "above" in text
+        assert len(text) < 700 and text.endswith("[the page goes on]")
+    stack = ('<div style="position:relative"><a href=x>below</a>'
+             '<div style="position:absolute;inset:0;background:red"><a href=y>above</a></div></div>')
+    browse(test, site({"/": stack + "<p>word</p>" * 5000}), Settings(max_page_chars=500))
+
+
+def test_rows_are_clicked_where_their_table_listens(site, browse):
+    async def test(session):
+        await session.observe()
+        assert "title: 25" in await act(session, 'do(action="Click", element="1")')
+    rows = f"<table id=root><tr><td>24<tr><td>25</table>{LISTEN}"
+    browse(test, site({"/": rows}))
+
+
+LIST = "".join(f"<p><a href=/{i}>go {i}</a>" for i in range(60))
+HEADER = "<header style='position:sticky;top:0;height:90px;background:red'>head</header>"
+PANEL = f"<div style='height:300px;overflow:auto'>{HEADER}{LIST}</div>"
+
+
+@pytest.mark.parametrize("page, scrolled", [(HEADER + LIST, "scrollTo(0, 500)"),
+                                            (PANEL, "document.querySelector('div').scrollTo(0, 500)")])
+def test_a_header_that_stays_covers_nothing_for_good(site, browse, page, scrolled):
+    async def test(session):
+        await session.page.evaluate(scrolled)
+        text = (await session.observe())[1]
+        assert all(f"<a>go {i} {i}</a>" in text for i in range(60))
+        hidden = await session.page.evaluate("""[...document.links].findIndex(link => {
+            const {x, y} = link.getBoundingClientRect();
+            return document.elementFromPoint(x + 3, y + 3)?.localName === 'header'; })""")
+        assert hidden > 5 and await act(session, f'do(action="Click", element="{hidden}")') == "there"
+    browse(test, site({"/": page} | {f"/{i}": "there" for i in range(60)}))
+
+
+@pytest.mark.parametrize("layer", ["inset:0", "top:0;left:0;right:0;height:90px"])
+def test_what_no_scrolling_brings_to_light_is_out(site, browse, layer):
+    """Behind a dialog, or below a header on a page that does not scroll."""
+    async def test(session):
+        assert (await session.observe())[1] == "head"
+    style = f"position:fixed;background:red;{layer}"
+    browse(test, site({"/": f"<a href=/x>below</a><div style='{style}'>head</div>"}))
+
+
+def test_framesets_and_parts_of_images_are_read_and_clicked(site, browse):
+    async def test(session):
+        assert (await session.observe())[1] == "<a>one 0</a>\nplan <area>Hall 1</area> <area>Garden 2</area>"
+        assert (await act(session, 'do(action="Click", element="2")')).endswith("garden")
+        assert await act(session, 'do(action="Click", element="0")') == "second"
+    browse(test, site({
+        "/": "<frameset cols=30%,70%><frame src=/one><frame src=/map></frameset>",
+        "/one": "<a href=/two target=_top>one</a>", "/two": "second", "/garden": "garden",
+        "/map": "<p style='height:2000px'></p><img usemap=#m width=200 height=100 alt=plan><map name=m>"
+                "<area href=/x alt=Hall coords=0,0,99,99>"
+                "<area href=/garden title=Garden shape=circle coords=150,50,40></map>"}))
+
+
+def test_a_frame_of_another_site_is_mentioned(site, browse):
+    other = site({"/pay": "<button>pay</button>"})
+
+    async def test(session):
+        assert (await session.observe())[1] == f"[a frame of another site: Card {other}/pay] <a>on 0</a>"
+    browse(test, site({"/": f"<iframe src={other}/pay title=Card></iframe><a href=/>on</a>"}))
+
+
+def test_choosing_again_in_a_multiple_select_takes_back(site, browse):
+    async def test(session):
+        await session.observe()
+        choose = lambda option: act(session, str(Call("Select Dropdown Option", option, "0")))
+        assert "size 0 = a | b (a | b | c)" in await choose("b")
+        assert "size 0 = b (a | b | c)" in await choose("a")
+    page = "<select multiple aria-label=size><option selected>a<option>b<option>c</select>"
+    browse(test, site({"/": page}))
+
+
+NAMES = """<div id=all></div><script>
+const names = type => type
+  ? [...Object.getOwnPropertyNames(type), ...names(Object.getPrototypeOf(type))] : [];
+all.innerHTML = names(Document.prototype).map(name => `<img name="${name}">`).join('')
+  + '<form>' + names(HTMLFormElement.prototype).map(name => `<input type=checkbox name="${name}">`).join('')
+  + '<button>send</button></form><a href=/x aria-labelledby=k>x</a><b id=k>on</b>';
+</script>"""
+
+
+def test_no_name_of_a_field_or_an_image_hides_a_control(site, browse):
+    """`document.elementFromPoint` is an image of that name, and a form's `matches` is a field."""
+    async def test(session):
+        text = (await session.observe())[1]
+        assert text.startswith("title: all names\n") and text.count("= off</checkbox>") > 300
+        assert "<button>send" in text and "<a>on" in text
+    browse(test, site({"/": "<title>all names</title>" + NAMES}))
