@@ -10,6 +10,9 @@ numbers (WebArena's own evaluators differ in places). We differ from it on purpo
       the reference is "N/A".
     - A missing element fails its check. A site that does not answer raises: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
+    - A page is looked at once it has settled, as observations are. If a check fails, it is looked
+      at again when it has not changed for a second. The benchmark looks 3 s after the load event.
+    - Each kind of check that a page's required_contents names counts. The benchmark tests one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - The judge's verdict (fuzzy_match) is the last line of its reply. Without --judge-url the tasks
       that need a judge are left out and counted.
@@ -18,6 +21,7 @@ numbers (WebArena's own evaluators differ in places). We differ from it on purpo
     torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
     python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini
     python evaluate.py --validate test.json        # what a task file holds, what is broken in it
+    python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
 """
 import os
@@ -31,7 +35,6 @@ import fcntl
 import inspect
 import json
 import math
-import operator
 import re
 import shutil
 import signal
@@ -39,34 +42,26 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 from playwright.async_api import Error as PlaywrightError
-from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
-from model import (Transformer, all_max, computing_dtype, gather, init_dist, leave, load,
-                   load_tokenizer, load_training, rank, read_json, reading, world_size, writing)
-from rollout import Browser, EnvError, Settings, actions_help, play, readable, rollout
+from model import (Transformer, all_max, computing_dtype, gather, init_dist, load, load_tokenizer,
+                   load_training, rank, read_json, reading, world_size, writing)
+from rollout import (PAGE_JS, ActionError, Browser, EnvError, Settings, actions_help, parse, play,
+                     readable, rollout)
 from worlds import load_tasks, open_sites, sources, webarena
 from worlds.endpoint import Endpoint, Judge
+from worlds.onlooker import Onlooker, embed, ticker
 from worlds.webarena import INEQUALITY, call_helper, needs_judge
+from worlds.words import words
 
 ASSETS = Path(__file__).parent / "assets"
 
 # --------------------------------------------------------------------------------------- evaluators
-
-# Roughly where nltk's word_tokenize cuts, which the benchmark's numbers rest on. A full stop before
-# a space is always cut off here; nltk first decides whether it ends an abbreviation.
-CUTS = re.compile(r"""\.{2,} | -- | [][(){}<>;@#$%&?!*"`“”‘’«»„–—] | [:,](?!\d)
-                      | \.(?=[])}>"'”’»]*(?:\s|$)) | (?<=\w)(?:n't|'(?:s|m|d|ll|re|ve))(?!\w)
-                      | (?<!\w)' | '(?!\w)""", re.VERBOSE)
-
-
-def words(text: str) -> list[str]:
-    return CUTS.sub(r" \g<0> ", text).split()
 
 
 def clean(text: str) -> str:
@@ -75,32 +70,33 @@ def clean(text: str) -> str:
     return (text[1:-1] if quoted else text).lower()
 
 
-def includes(ref: str, text: str) -> bool:
-    """Whether ref is in text: as a word if it is one (no 170 in 000000170), else as a substring."""
+def includes(ref: str, text: str, parts=True) -> bool:
+    """Whether ref is in text: as a word if it is one (no 170 in 000000170), else as a substring.
+
+    parts: a word may also be a part of what stands between slashes (170/171).
+    """
     ref, text = clean(ref), clean(text)
     if len(words(ref)) != 1:
         return ref in text
-    return words(ref)[0] in {part for word in words(text) for part in (word, *word.split("/"))}
-
-
-OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
-             "==": math.isclose}
+    found = words(text)
+    return ref in found or parts and any(ref in word.split("/") for word in found)
 
 
 def satisfies(text: str, inequality: str) -> bool:
-    """Whether a number, thousands separators allowed, satisfies something like "<= 700"."""
+    """Whether an integer, thousands separators allowed, satisfies something like "<= 700"."""
     sign, bound = INEQUALITY.fullmatch(inequality).groups()
     try:
-        number = float(text.strip().replace(",", ""))
+        number, bound = int(text.replace(",", "")), float(bound)
     except ValueError:
         return False
-    return math.isfinite(number) and OPERATORS[sign](number, float(bound))
+    # The benchmark tolerates 1e-8, so that < and > take equal numbers as well.
+    return {"<": number <= bound, ">": number >= bound, "=": number == bound}[sign[0]]
 
 
 MATCHERS = {  # check -> (reference, text) -> passed. All of a list must pass; one_of needs one
     "exact_match": lambda ref, text: clean(text) == clean(ref),
     "must_include": lambda ref, text: any(includes(r, text) for r in ref.split(" |OR| ")),
-    "must_exclude": lambda ref, text: not includes(ref, text),
+    "must_exclude": lambda ref, text: not includes(ref, text, parts=False),
     "one_of": lambda ref, text: clean(ref) in clean(text),
     "required_values": lambda ref, text: any(satisfies(text, r) for r in ref.split(" |OR| ")),
 }
@@ -151,30 +147,35 @@ def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool
     return tidy(url) in references
 
 
-async def evaluate_js(page, expression: str) -> str | None:
-    """An expression's value as text; None, a missing element, if it throws or is null."""
-    guarded = f"() => {{ try {{ return {expression}\n}} catch {{ return null }} }}"
+async def evaluate_js(page, expression: str):
+    """The value of `() => expression` in the page. LookupError: it throws or its promise fails."""
     try:
-        value = await page.evaluate(guarded)
-    except PlaywrightError as error:
-        if "SyntaxError" in str(error):
-            return None
-        raise
-    except (ValueError, TypeError, KeyError):  # a value that Playwright cannot read
-        return None
-    return None if value is None else readable(value)
+        return await page.evaluate(f"() => {expression}")
+    except (PlaywrightError, ValueError, TypeError, KeyError):  # Playwright cannot read every value
+        await page.evaluate("0")  # raises if the page is gone: no verdict
+        raise LookupError from None
 
 
 async def select(page, target: dict, last_url: str) -> str | None:
-    """The text that a program_html target's locator names."""
+    """The text that a program_html target's locator names. None: there is no such element."""
     locator = target["locator"].strip()
     if not locator:
         return readable(await page.content())
     if locator.startswith("func:"):
         return readable(await call_helper(locator, page, last_url))
-    for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
-        await evaluate_js(page, action)
-    return await evaluate_js(page, locator)
+    with contextlib.suppress(LookupError):  # a failed one ends the rest, as in the benchmark
+        for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
+            await evaluate_js(page, action)
+    with contextlib.suppress(LookupError):
+        value = await evaluate_js(page, locator)
+        return None if value is None else readable(value)
+
+
+async def wait(page, *script):
+    """Runs a script that waits. If the page navigates meanwhile, waits for the next one."""
+    with contextlib.suppress(PlaywrightError):
+        await page.evaluate(*script)
+    await page.wait_for_load_state()
 
 
 async def visit(page, url: str):
@@ -184,31 +185,29 @@ async def visit(page, url: str):
     response = await page.goto(url, wait_until="load")
     if response and response.status >= 500:
         raise EnvError(f"{url} answered {response.status} while the episode was judged")
-    if await page.evaluate("document.scripts.length"):  # the page may still be building itself
-        with contextlib.suppress(PlaywrightTimeout):
-            await page.wait_for_load_state("networkidle", timeout=10_000)
+    await wait(page, PAGE_JS, ["settled", [], 3000])
 
 
 async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[tuple]:
     """One program_html target; `last` is the address that the episode ended on."""
     async def check():
         text = await select(page, target, last)
-        return await judged_checks(task, target["required_contents"], text, where, judge)
+        return await judged_checks(task, contents, text, where, judge)
 
-    url = target["url"]
+    url, contents = target["url"], target["required_contents"]
     if url.startswith("func:"):
         url = await call_helper(url, page, last)
     if url != "last":
         await visit(page, url)
     where = f"{target['locator'].strip() or 'page'} of {last if url == 'last' else url}"
-    made = await check()
-    if url == "last" and not all(passed for _, passed, _ in made):
-        if await page.evaluate("document.scripts.length"):  # it may still be fetching its contents
-            with contextlib.suppress(PlaywrightError):  # it navigated while we watched
-                await page.evaluate((ASSETS / "unchanged.js").read_text())
-            await page.wait_for_load_state()
-            made = await check()
-    return made
+    # What a check finds at once is there. What it misses may come, and must_exclude has to wait for
+    # it; prep_actions must run once, as a second click may undo the first.
+    if not target.get("prep_actions") and "must_exclude" not in contents:
+        made = await check()
+        if all(passed for _, passed, _ in made):
+            return made
+    await wait(page, (ASSETS / "unchanged.js").read_text())
+    return await check()
 
 
 async def checks(task: dict, answer: str | None, page, judge=None) -> list[tuple]:
@@ -250,15 +249,17 @@ class Benchmark(Settings):
     judge_url: str = ""  # OpenAI-compatible URL of a judge; "": leave out the tasks that need one
     judge_model: str = "gpt-4o-mini"  # the judge's name there
     reset_url: str = ""  # WebArena's reset server, asked for fresh sites before every batch
+    screenshots: int = 0  # episodes of a split or step whose pages the report shows as pictures
 
 
 class Environment:
     """The sites of a run: logs episodes in, has the sites reset, judges."""
 
     def __init__(self, cfg: Benchmark, sites: dict, out: str | Path):
-        self.cfg, self.sites, self.logins, self.judge = cfg, sites, webarena.Logins(sites), None
+        self.cfg, self.sites, self.out, self.judge = cfg, sites, Path(out), None
+        self.logins = webarena.Logins(sites)
         if cfg.judge_url:
-            self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), Path(out) / "judge.jsonl")
+            self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
 
     async def score(self, task: dict, answer: str | None, page, why: list | None = None) -> float:
         return await score(task, answer, page, why, self.judge)
@@ -273,6 +274,19 @@ class Environment:
     def enter(self, browser: Browser, task: dict):
         """A context manager: yields the storage state that an episode starts with, logged in."""
         return self.logins.hold(browser, task.get("storage_state"), 5 * self.cfg.timeout)
+
+    def onlooker(self, tasks: list[dict], group: int, name: str, visible=False) -> Onlooker | None:
+        """For Settings.onlooker during one batch: pictures of its first episodes, or a window."""
+        jobs = [(task["task_id"], member) for task in tasks for member in range(group)]
+        if visible or self.cfg.screenshots:
+            return Onlooker(aim, self.out, name, set(jobs[:self.cfg.screenshots]), visible)
+
+
+async def aim(session, turn) -> dict | None:
+    """Where a turn's action will land, as page.js says. None: the action aims at nothing."""
+    with contextlib.suppress(ActionError, EnvError, PlaywrightError):
+        if element := parse(turn.response).element:
+            return await session.ask("locate", int(element))
 
 
 def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperature: float):
@@ -431,9 +445,6 @@ class Run:
         odd = {key: None for key, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
         self.append("metrics.jsonl", [row | odd])
 
-    def write_trajectories(self, records: list[dict]):
-        self.append("trajectories.jsonl", records)
-
 
 def describe_run(cfg, device) -> dict:
     """The resolved configuration and what else is needed to repeat the run."""
@@ -481,7 +492,7 @@ def resume(cfg, model, optimizer, free: set[str]) -> int:
     if extra is None:
         return 0
     free = free | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
-                   "recompute", "replicas"}
+                   "recompute", "replicas", "screenshots"}
     with reading(state):
         was, step = extra["config"], int(extra["step"])
         other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
@@ -515,15 +526,17 @@ def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[
     return rows, total - len(rows)
 
 
-def report(run_dir: str | Path) -> Path:
-    """Writes run_dir/report.html, a single file that needs no network. Returns its path."""
+def report(run_dir: str | Path, others=()) -> Path:
+    """Writes run_dir/report.html, one file that needs no network -> its path. others: to compare."""
     path = Path(run_dir)
     if not path.is_dir():
         raise ValueError(f"there is no run at {path}; give --out the directory of a run.")
     trajectories, left_out = newest(path / "trajectories.jsonl")
     metrics, _ = newest(path / "metrics.jsonl", count=100_000)
     config = read_json(path / "config.json") if (path / "config.json").exists() else {}
-    summaries = [read_json(file) for file in sorted(path.glob("summary*.json"))]
+    summaries = [read_json(file) | {"name": file.parent.resolve().name}
+                 for run in (*others, path) for file in sorted(Path(run).glob("summary*.json"))]
+    embed(trajectories, path)
     data = {"name": path.name, "config": config.get("run", {}), "metrics": metrics,
             "trajectories": trajectories, "left_out": left_out, "summaries": summaries}
     template = (ASSETS / "report.html").read_text(encoding="utf-8")
@@ -541,7 +554,12 @@ def compare(runs: list[str]) -> str:
             splits = read_json(path)["splits"]
             rows += [(f"{split}  {path.parent.name}", figures) for split, figures in splits.items()]
             table(rows)  # raises here, while we know the file, if figures are missing
-    return f"{table(sorted(rows, key=lambda row: row[0].split()[0]))}\nreport: {report(runs[-1])}"
+    shown = table(sorted(rows, key=lambda row: row[0].split()[0]))
+    return f"{shown}\n{with_size(report(runs[-1], runs[:-1]))}"
+
+
+def with_size(report: Path) -> str:
+    return f"report: {report} ({report.stat().st_size / 1e6:.1f} MB)"
 
 
 # --------------------------------------------------------------------------------- the command line
@@ -603,6 +621,20 @@ def end_on_signals(script: str):
     threading.Thread(target=watch, daemon=True).start()
 
 
+def leave(status: int | str | None = None):
+    """sys.exit for a script that may be one of several ranks; those end at once.
+
+    Torch keeps the group's threads until Python is torn down under them, which now and then aborts
+    a rank whose work is done; destroy_process_group() does not stop them.
+    """
+    if not torch.distributed.is_initialized():
+        sys.exit(status)
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start: str = ""):
     """Runs a script's main(Config). The user's errors, signals and lost ranks print one line.
 
@@ -636,6 +668,7 @@ class Config(Benchmark):
     validate: str = ""  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
     compare: str = ""  # only print the evaluations of these runs, with commas between, in one table
+    watch: bool = False  # play in a window, at a person's pace, and print what the policy thinks
     # How to play. A checkpoint of ours remembers its sizes.
     max_turns: list[int] = field(default_factory=lambda: [15])  # of an episode; 5,10,15: in turn
     temperature: float = 0.0  # 0: greedy
@@ -665,15 +698,16 @@ def measure(policy, chat: Chat, cfg: Config, environment: Environment, run: Run,
             split = part if len(cfg.max_turns) == 1 else f"{part} within {limit} turns"
             tasks = load_tasks(part, environment.sites, judge=judge, log=log)
             environment.reset()
+            settings.onlooker = environment.onlooker(tasks, cfg.runs, split, cfg.watch)
             played = evaluate(policy, chat, tasks, settings, environment, runs=cfg.runs,
                               temperature=cfg.temperature, seed=cfg.seed,
-                              log=lambda line: log(f"{split:.48}: {line}"))
+                              log=ticker(f"{split:.48}: ") if rank() == 0 else None)
             if all(t.status != "ok" for t in played):
                 raise ValueError(f"the environment broke all {len(played)} episodes, the first "
                                  f"with {played[0].checks}; check the sites in a browser.")
             if rank() == 0:
                 keep_rows(run.path / "trajectories.jsonl", lambda row: row.get("split") != split)
-            run.write_trajectories([t.to_json(chat, step=None, split=split) for t in played])
+            run.append("trajectories.jsonl", [t.to_json(chat, step=None, split=split) for t in played])
             splits[split] = summarize(played)
             everything += played
     return splits, everything
@@ -696,7 +730,8 @@ def main(cfg: Config) -> int | None:
     if cfg.validate:
         return webarena.validate(cfg.validate)
     if cfg.report or cfg.compare:
-        return print(report(cfg.out) if cfg.report else compare(cfg.compare.split(",")))
+        return print(with_size(report(cfg.out)) if cfg.report else compare(cfg.compare.split(",")))
+    cfg = replace(cfg, concurrency=1) if cfg.watch else cfg
     device = init_dist()
     log = print if rank() == 0 else (lambda *_: None)
     policy, chat = open_policy(cfg, device)
@@ -710,7 +745,7 @@ def main(cfg: Config) -> int | None:
             run.replace("config.json", {"run": run.config})
         run.replace("summary.json", summarize(everything) | {"run": run.config, "splits": splits})
         print_splits(splits)
-        print(f"report: {report(run.path)}")
+        print(with_size(report(run.path)))
 
 
 if __name__ == "__main__":

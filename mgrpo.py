@@ -15,9 +15,9 @@ attempt at a task. The reward comes once, at the end, and no gradient runs throu
 Instead the gradient of A log pi makes sampled tokens more or less likely: the advantage A compares
 the reward with the group's mean (the baseline), in standard deviations, so attempts that went
 better than the others become more likely. pi_old are the weights that sampled. Clipping ends a
-token's gradient once rho has left 1 +- eps in the direction that A asks for, so several optimizer
-steps on the same episodes cannot run away. KL is the distance to the reference, the policy that
-training began with. The entropy in the metrics says how much pi still varies.
+token's gradient once rho has left 1 +- eps in the direction that A asks for; --max-change bounds the
+whole step. KL is the distance to the reference, the policy that training began with. The entropy in
+the metrics says how much pi still varies.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
@@ -25,8 +25,8 @@ training began with. The entropy in the metrics says how much pi still varies.
 Differs from the paper: a group with equal rewards leaves the step, with its KL term (the formula
 would divide by a standard deviation of 0). An episode broken by the environment is dropped from its
 group, not counted as a failure. An episode without exit earns nothing for its answer. By default all
-tokens of a batch weigh the same (--loss-norm paper: as above). compress.py says how the released
-code differs.
+tokens of a batch weigh the same (--loss-norm), and --max-change bounds the step; --paper does
+neither. compress.py says how the released code differs.
 
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens.
 """
@@ -47,10 +47,11 @@ from bc import count_skipped, optimizer_step
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import (Benchmark, Environment, command_line, evaluate, newest, report, resume,
                       start_run)
-from model import (all_max, all_sum, gather, init_dist, load, load_tokenizer, rank, save,
-                   save_training, token_logprobs, world_size)
+from model import (all_max, all_sum, computing_dtype, gather, init_dist, load, load_tokenizer,
+                   rank, save, save_training, token_logprobs, without_adapters, world_size)
 from rollout import actions_help, rollout
 from worlds import load_tasks, open_sites
+from worlds.onlooker import ticker
 
 
 @dataclass
@@ -66,15 +67,18 @@ class Config(Benchmark):
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps on the same episodes; from the second on, clipped
+    max_change: float = 0.02     # mean |log rho| that a batch may leave; 0: unlimited, unmeasured
+    turn_credit: float = 0.0     # weight of the advantages of turns (GiGPO); 0: one A_i an episode
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
     # Optimization
-    lr: float = 2e-4             # peak learning rate
+    lr: float = 0.0              # peak; 0: 2e-4, or 1e-6 above 10 million parameters
     warmup: float = 0.2          # share of the steps spent warming up: Adam's first are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
+    lora: int = 0                # rank of LoRA's adapters, which alone are trained; 0: all weights
     replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
     seed: int = 0                # of the order of tasks and of sampling
     held_out: str = ""           # tasks to evaluate greedily on the way; OUT/best keeps the best
@@ -95,13 +99,13 @@ class Config(Benchmark):
 PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384,
              max_new_tokens=1024, max_turns=15, steps=40, updates_per_batch=1, warmup=0.0,
              decay=False, loss_norm="paper", recompute=True, max_tokens=16384, concurrency=8,
-             save_every=5)
+             save_every=5, max_change=0.0, turn_credit=0.0)
 
 
 # ---------------------------------------------------------------------- the algorithm: fork here --
 
 
-def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
+def group_advantages(group: list[Trajectory], turn_credit: float = 0.0) -> list[Trajectory]:
     """Sets A_i of a group's valid trajectories; returns those that train: all valid ones, or none.
 
     The baseline is over trajectories, not turns. Episodes that the environment broke leave the
@@ -114,7 +118,25 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
         return []
     for tau, A in zip(valid, ((r - r.mean()) / r.std()).tolist()):
         tau.advantage = A
+    turn_advantages(valid, turn_credit)
     return valid
+
+
+def turn_advantages(group: list[Trajectory], weight: float, gamma: float = 0.95):
+    """Sets what single turns add to A_i: credit within an episode (GiGPO, arXiv 2505.10978).
+
+    Turns that saw the same page, text for text, form a group of their own. Its members compare
+    R = gamma^(turns after it) r_i, so a useless click costs even in an episode that succeeds.
+    """
+    pages = {}
+    for tau in group:
+        for after, turn in enumerate(reversed(tau.turns)):
+            pages.setdefault(turn.observation, []).append((turn, gamma ** after * tau.reward))
+    for same in pages.values():
+        R = torch.tensor([value for _, value in same], dtype=torch.float64)
+        if R.min() < R.max():
+            for (turn, _), A in zip(same, ((R - R.mean()) / R.std()).tolist()):
+                turn.advantage = weight * A
 
 
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
@@ -149,11 +171,11 @@ def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
 
 
 def update(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -> dict:
-    """One optimizer step on the groups of all ranks; returns the step's training metrics."""
+    """One optimizer step on the groups of all ranks, or only its metrics if there is no optimizer."""
     batches = micro_batches(weigh(kept, chat, cfg), cfg.max_tokens)
     padding = Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
     averaged = ("kl", "clip_frac", "entropy", "logp_gap")
-    sums = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0)
+    sums, largest = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0), 0.0
     # Sharded ranks must run equally many forwards: a rank with fewer runs a row of weight zero.
     for i in range(all_max(len(batches))):
         real = i < len(batches)
@@ -166,41 +188,77 @@ def update(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -
         logp_N, entropy_N = token_logprobs(model, **inputs, temperature=cfg.temperature)
         logp_ref_N = logp_N.detach()
         if reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), without_adapters(reference):
                 logp_ref_N, _ = token_logprobs(reference, **inputs, temperature=cfg.temperature)
         loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
-        (loss * world_size()).backward()  # FSDP averages over ranks; the weights count all ranks
+        if optimizer:
+            (loss * world_size()).backward()  # FSDP averages over ranks; weights count all ranks
         if real:
-            gap = (logp_N.detach() - logp_old_N).abs().sum().item()
-            metrics |= {"loss": loss.item(), "entropy": entropy_N.sum().item(), "logp_gap": gap,
-                        "actions": len(logp_N), "tokens": inputs["tokens_BT"].numel()}
+            gap_N = (logp_N.detach() - logp_old_N).abs()
+            largest = max(largest, gap_N.max().item())
+            metrics |= {"loss": loss.item(), "entropy": entropy_N.sum().item(),
+                        "logp_gap": gap_N.sum().item(), "actions": len(logp_N),
+                        "tokens": inputs["tokens_BT"].numel()}
             sums = {key: sums[key] + metrics[key] for key in sums}
     sums = dict(zip(sums, all_sum(list(sums.values())).tolist()))
     grad_norm, skipped = 0.0, False
-    if sums["actions"]:
+    if optimizer and sums["actions"]:
         grad_norm, skipped = optimizer_step(model, optimizer, sums["loss"], cfg.clip)
     return {"loss": sums["loss"], "grad_norm": grad_norm, "skipped": int(skipped),
             **{key: sums[key] / max(sums["actions"], 1) for key in averaged},
-            "tokens_trained": int(sums["tokens"])}
+            "largest_gap": all_max(largest), "tokens_trained": int(sums["tokens"])}
+
+
+def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -> dict:
+    """All updates on a batch of episodes; returns the step's metrics.
+
+    The clip only ends gradients, from the second update on, so it bounds no step. This does: if
+    log rho comes out larger than max_change on average, the weights go only a share of the way.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    start = [weight.detach().clone() for weight in weights] if cfg.max_change else []
+    passes = [update(model, reference, optimizer, kept, chat, cfg, device)
+              for _ in range(cfg.updates_per_batch)]
+    measured, share = passes[1:], 1.0  # each pass measures what the updates before it have changed
+    if cfg.max_change:
+        with torch.no_grad():
+            measured.append(update(model, reference, None, kept, chat, cfg, device))
+            if measured[-1]["logp_gap"] > cfg.max_change:
+                share = cfg.max_change / measured[-1]["logp_gap"]
+                for weight, old in zip(weights, start):
+                    weight.lerp_(old, 1 - share)
+    return passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"],
+                        "skipped": sum(one["skipped"] for one in passes), "share": share,
+                        "change": [one["logp_gap"] for one in measured],
+                        "largest_change": [one["largest_gap"] for one in measured]}
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
-    """The step's tasks. Each pass has its own order, from the seed, and leaves out its remainder.
+    """The step's tasks. Every step has its share of each template, so success rates are comparable.
 
-    So no step holds a task twice: that would play the same episodes twice.
+    Each pass shuffles the tasks, from the seed, and leaves out what fills no step. So no step holds
+    a task twice: that would play the same episodes twice.
     """
     number, k = divmod(step, len(tasks) // cfg.batch)
-    order = random.Random(f"{cfg.seed}/pass {number}").sample(range(len(tasks)), len(tasks))
-    return [tasks[i] for i in order[k * cfg.batch:(k + 1) * cfg.batch]]
+    templates = {}
+    for task in random.Random(f"{cfg.seed}/pass {number}").sample(tasks, len(tasks)):
+        templates.setdefault(task.get("intent_template_id"), []).append(task)
+    # A template's n tasks stand 1/n of the pass apart; each template has a start of its own.
+    spread = [((j + t / len(templates)) / len(own), task)
+              for t, own in enumerate(templates.values()) for j, task in enumerate(own)]
+    order = [task for _, task in sorted(spread, key=lambda pair: pair[0])]
+    return order[k * cfg.batch:(k + 1) * cfg.batch]
 
 
 def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment, seed: str, log=None):
     """Plays tasks, whole groups per rank; returns this rank's (trajectories, groups that train)."""
-    mine = tasks[rank()::world_size()]
-    episodes = asyncio.run(rollout(model, chat, mine, env.score, cfg, group=cfg.G, seed=seed,
+    mine, settings = tasks[rank()::world_size()], replace(cfg)
+    settings.onlooker = env.onlooker(tasks, cfg.G, seed)
+    episodes = asyncio.run(rollout(model, chat, mine, env.score, settings, group=cfg.G, seed=seed,
                                    temperature=cfg.temperature, log=log, enter=env.enter))
     groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
-    return episodes, [group for group in map(group_advantages, groups) if group]
+    kept = (group_advantages(group, cfg.turn_credit) for group in groups)
+    return episodes, [group for group in kept if group]
 
 
 def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]) -> dict:
@@ -215,6 +273,7 @@ def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]
               "env_retries": sum(bool(tau.fault) for tau in trajectories),
               "truncated": sum(not turn.ended for turn in turns),
               "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
+              "failed_actions": sum(bool(turn.error) and bool(turn.action) for turn in turns),
               "pages_cut": sum(turn.page_cut for turn in turns)}
     total = dict(zip([*sums, *counts], all_sum([*sums.values(), *counts.values()]).tolist()))
     n = max(total["episodes"], 1)
@@ -259,9 +318,12 @@ def is_best(rate: float, out: Path) -> bool:
 
 def open_training(cfg: Config, device):
     """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
-    opened = lambda: load(cfg.model, torch.float32, device, sharded=True, replicas=cfg.replicas)
-    model, reference = opened(), opened().requires_grad_(False) if cfg.beta else None
+    dtype = computing_dtype(device) if cfg.lora else torch.float32
+    opened = lambda: load(cfg.model, dtype, device, sharded=True, replicas=cfg.replicas, lora=cfg.lora)
+    model, reference = opened(), None
     model.recompute = cfg.recompute
+    if cfg.beta:  # with LoRA the policy itself, see `without_adapters`
+        reference = model if cfg.lora else opened().requires_grad_(False)
     # 0.99 averages the second moment over 100 steps, not bc.py's 50: these gradients are noisier.
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
     return model, reference, optimizer
@@ -277,6 +339,7 @@ def main(cfg: Config):
     cfg = replace(cfg, model=warm_start(cfg, log))
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
+    cfg = replace(cfg, lr=cfg.lr or bc.lr_by_size(model, 2e-4, 1e-6))
     free = {"held_out", "held_out_every", "keep_every", "reset_url"}
     free |= set() if cfg.decay or cfg.warmup else {"steps"}  # lr depends on it through these two
     first = resume(cfg, model, optimizer, free)
@@ -290,39 +353,39 @@ def main(cfg: Config):
             raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks.")
         log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
             f"writing {out} from step {first + 1} on")
-        skipped = 0  # updates in a row
+        skipped, start = 0, time.monotonic()  # skipped: updates in a row
         for step in range(first, cfg.steps):
             due = lambda every: every and (step + 1) % every == 0 or step == cfg.steps - 1
             # Collect, each episode in a browser context of its own. Advantages: who beat the group?
             began = time.monotonic()
             env.reset()
-            trajectories, kept = collect(model, chat, task_batch(tasks, step, cfg), cfg, env,
-                                         f"{cfg.seed}/{step}", lambda line: log("  " + line))
+            batch = task_batch(tasks, step, cfg)
+            tick = ticker(f"step {step + 1}/{cfg.steps}: ") if rank() == 0 else None
+            trajectories, kept = collect(model, chat, batch, cfg, env, f"{cfg.seed}/{step}", tick)
             rolled = time.monotonic()
             # Update. The first pass is on-policy: its gap is that between rollout and training.
             for parameters in optimizer.param_groups:
                 parameters["lr"] = learning_rate(step, cfg)
-            passes = [update(model, reference, optimizer, kept, chat, cfg, device)
-                      for _ in range(cfg.updates_per_batch)]
-            trained = passes[0] | {key: passes[-1][key] for key in ("clip_frac", "kl")}
-            trained["skipped"] = sum(one["skipped"] for one in passes)
+            trained = train(model, reference, optimizer, kept, chat, cfg, device)
             seconds = time.monotonic() - rolled
+            left = (time.monotonic() - start) / (step + 1 - first) * (cfg.steps - step - 1)
             # Log.
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained,
                     "seconds_rollout": rolled - began, "seconds_train": seconds,
-                    "tokens_per_second": len(passes) * trained["tokens_trained"] / seconds}
+                    "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / seconds}
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  "
                 f"turns {line['turns']:.1f}  groups {line['groups_kept']}/{cfg.batch}  "
                 f"entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
-                f"rollout {rolled - began:.0f} s  train {seconds:.0f} s")
-            if line["logp_gap"] > (1e-2 if device.type == "cuda" else 1e-3):  # bfloat16, float32
+                f"rollout {rolled - began:.0f} s  train {seconds:.0f} s  {left / 60:.0f} min left")
+            if line["logp_gap"] > (0.1 if device.type == "cuda" else 1e-3):  # bfloat16, float32
                 log("  ! logp_gap is far above rounding: training does not score what was sampled")
             # Evaluate.
             if held_out and due(cfg.held_out_every):
                 line["held_out_success"] = greedy_success(model, chat, held_out, cfg, env)
                 log(f"  held out: success {line['held_out_success']:.1%}")
             run.write(line)
-            run.write_trajectories(gather([t.to_json(chat, step=step, split="train") for t in trajectories]))
+            records = [tau.to_json(chat, step=step, split="train") for tau in trajectories]
+            run.append("trajectories.jsonl", gather(records))
             skipped = count_skipped(skipped, line["skipped"] > 0, log)
             # Save. The training state comes last: where it is found, all else is in place.
             if "held_out_success" in line and is_best(line["held_out_success"], out):

@@ -2,15 +2,14 @@
 
     x = x + Attention(RMSNorm(x));   x = x + SwiGLU(RMSNorm(x));   logits = RMSNorm(x) · W_head
 
-The project's correctness argument is in this file: `sample` (what a rollout records) and
-`token_logprobs` (what training differentiates) use the same `forward`, so their log-probs agree to
-rounding.
+The project's correctness argument: `sample` (what a rollout records) and `token_logprobs` (what
+training differentiates) use the same `forward`, so their log-probs agree to rounding.
 
     python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
-    python model.py --plan Llama-3.1-8B --gpus 8 --context 16384     # how many GPUs do I need?
+    python tests/plan.py Llama-3.1-8B --gpus 8 --context 16384       # how many GPUs do I need?
 
 A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. Tensors keep
-their names in `state_dict`. The classes know nothing about GPUs: `shard` wraps them from outside.
+their names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) wrap the classes from outside.
 
 Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size,
 V vocabulary, L layers, S cache slots, C cached positions, N scored tokens.
@@ -18,11 +17,11 @@ V vocabulary, L layers, S cache slots, C cached positions, N scored tokens.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
 import random
-import runpy
 import shutil
 import sys
 from contextlib import ExitStack, contextmanager
@@ -40,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
@@ -95,7 +95,7 @@ class Transformer(nn.Module):
 
     def __init__(self, c: ModelConfig):
         super().__init__()
-        self.config, self.recompute = c, False  # recompute: a second forward pass saves activations
+        self.config, self.lora, self.recompute = c, 0, False  # see `adapt` and `recomputed`
         self.model = nn.ModuleDict({
             "embed_tokens": nn.Embedding(c.vocab_size, c.hidden_size),
             "layers": nn.ModuleList(Block(c, layer) for layer in range(c.num_hidden_layers)),
@@ -273,8 +273,7 @@ class KVCache:
 
     def __init__(self, c: ModelConfig, slots: int, length: int, dtype=torch.float32, device="cpu"):
         shape = c.num_hidden_layers, slots, c.num_key_value_heads, length, c.head_dim
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.k, self.v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self.slots, self.length = slots, length
 
 
@@ -293,8 +292,7 @@ class CacheView:
             end, aligned = high + 1, high - low == positions_BT.shape[1] - 1
         if not aligned:  # a float mask, because every layer would have to convert a bool one
             unseen = torch.arange(end, device=positions_BT.device) > positions_BT[:, None, :, None]
-            mask = torch.zeros_like(unseen, dtype=cache.k.dtype)
-            self.mask_B1TC = mask.masked_fill_(unseen, -torch.inf)
+            self.mask_B1TC = torch.where(unseen, -torch.inf, 0.0).to(cache.k.dtype)
         self.k, self.v = cache.k[:, rows, :, :end], cache.v[:, rows, :, :end]  # slices: no copies
 
     def update(self, layer: int, k_BKTE, v_BKTE):
@@ -334,8 +332,7 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
                    positions_BT=None, segments=None):
     """Log-prob and entropy of each token marked in the bool mask action_BT, given those before it.
 
-    Returns (logp_N, entropy_N) in row-major order. The first token of a row or segment cannot be
-    marked: nothing before it predicts it. positions_BT and segments as in `forward`.
+    Returns (logp_N, entropy_N) in row-major order. positions_BT and segments as in `forward`.
     The LM head runs on the N marked positions only, `chunk` at a time, and the backward pass
     recomputes each chunk, so that (N, V) float32 logits never exist as a whole.
     """
@@ -361,8 +358,7 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
 def generate(model, prompt_ids: list[int], max_new_tokens: int, temperature=0.0, stop=(), seed=0):
     """Completes one prompt; returns (ids, logps). rollout.py's Engine serves many at once."""
     weight, rng = model.model.embed_tokens.weight, random.Random(seed)
-    length = len(prompt_ids) + max_new_tokens
-    cache = KVCache(model.config, 1, length, weight.dtype, weight.device)
+    cache = KVCache(model.config, 1, len(prompt_ids) + max_new_tokens, weight.dtype, weight.device)
     ids, logps, new, start = [], [], list(prompt_ids), 0
     while len(ids) < max_new_tokens and not (ids and ids[-1] in stop):
         tokens = torch.tensor([new], device=weight.device)
@@ -432,8 +428,7 @@ def reading(path: str | Path):
         yield
     except Exception as error:  # every library has its own kinds; the user needs the file's name
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        reason = " ".join(str(error).split())
-        raise ValueError(f"cannot use {path}: {kind}{reason:.300}") from error
+        raise ValueError(f"cannot use {path}: {kind}{' '.join(str(error).split()):.300}") from error
 
 
 @contextmanager
@@ -463,8 +458,7 @@ def resolve(path: str | Path) -> Path:
         if len(path.parts) != 2 or path.parts[0] in ("runs", "worlds") or path.parent.is_dir():
             raise ValueError("it is neither a directory nor a model of the Hugging Face hub")
         from huggingface_hub import snapshot_download
-        wanted = ["*.json", "*.safetensors", "*.jinja"]
-        return Path(snapshot_download(str(path), allow_patterns=wanted))
+        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -476,17 +470,22 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return tokenizer
 
 
-def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False, replicas=1):
+def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False, replicas=1, lora=0):
     """Opens a checkpoint. sharded: cut by `shard` first, so that no rank holds more than its part.
 
     Tensors are read one at a time into an empty model, so there is never a second full copy.
+    lora: the rank of new adapters, which are float32 and change nothing yet (B = 0); see `adapt`.
     """
     path = resolve(path)
     config = ModelConfig.from_dict(read_json(path / "config.json"), path / "config.json")
     with reading(path / "config.json"), torch.device("meta"):
-        model = Transformer(config).to(dtype)
+        model = adapt(Transformer(config).to(dtype), lora)
     model = (shard(model, replicas) if sharded else model).to_empty(device=device)
     missing, files = model.state_dict(), [path / "model.safetensors"]
+    generator = torch.Generator().manual_seed(0)  # all ranks draw the same
+    for name, shape in [(name, t.shape) for name, t in missing.items() if "lora_" in name]:
+        scale = shape[1] ** -0.5 if name.endswith("A") else 0
+        fill(missing.pop(name), torch.randn(shape, generator=generator) * scale)
     if not files[0].exists():  # large models on the hub come in several files
         files = sorted(path.glob("model-*.safetensors")) or files
     for file in files:
@@ -503,9 +502,8 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False, rep
 def save(model: Transformer, path: str | Path, like: str | Path | None = None, run=None):
     """Writes a directory that `load` and transformers open. All ranks call it, rank 0 writes.
 
-    like: the checkpoint whose tokenizer files go along. run: a dict of the settings that made the
-    model, for config.json. Files are replaced whole, the weights last: a directory without them is
-    no checkpoint.
+    like: the checkpoint whose tokenizer files go along. run: the run's settings, for config.json.
+    Files are replaced whole, the weights last: a directory without them is no checkpoint.
     """
     path, raw, state = Path(path), model.config.raw, full_state(model)
     if rank() == 0:
@@ -515,12 +513,11 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
             shutil.rmtree(fresh := path / "tmp", ignore_errors=True)
             fresh.mkdir(parents=True)
             (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
             for name in TOKENIZER_FILES if like else ():
                 if (resolve(like) / name).exists():
                     shutil.copy(resolve(like) / name, fresh)
-            save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
-            for name in TOKENIZER_FILES if like else ():
-                if not (fresh / name).exists():  # an old agent.json changes the prompt
+                else:  # an old agent.json changes the prompt
                     (path / name).unlink(missing_ok=True)
             for file in sorted(fresh.iterdir(), key=lambda file: file.suffix == ".safetensors"):
                 file.replace(path / file.name)
@@ -528,38 +525,54 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
     all_max(0)
 
 
-# ------------------------------------------------------------ several processes, FSDP2 from outside
+# ------------------------------------- LoRA; then several processes with FSDP2: both from outside
+
+ALPHA = 32  # the best learning rate hardly depends on the rank r if the update is ALPHA/r B A
+TIMEOUT = timedelta(hours=2)  # for the longest episodes; torchrun notices a dead rank long before
+
+
+class Adapted(nn.Linear):
+    """W x + b + ALPHA/r B A x, where only A and B are trained (LoRA, arXiv 2106.09685)."""
+
+    def forward(self, x):
+        A, B = self.lora_A.to(x.dtype), self.lora_B.to(x.dtype)  # their masters are float32
+        return super().forward(x) + self.scale * F.linear(F.linear(x, A), B)
+
+
+def adapt(model: Transformer, rank: int) -> Transformer:
+    """Freezes the model and turns the linear layers of its blocks into `Adapted`. rank 0: neither."""
+    if rank:
+        model.requires_grad_(False).lora = rank
+        for linear in [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]:
+            linear.__class__, linear.scale = Adapted, ALPHA / rank
+            linear.lora_A = nn.Parameter(torch.empty(rank, linear.in_features))
+            linear.lora_B = nn.Parameter(torch.empty(linear.out_features, rank))
+    return model
+
+
+@contextmanager
+def without_adapters(model: Transformer):
+    """Inside, the model is what LoRA began with: a reference policy without a second copy."""
+    adapted = [module for module in model.modules() if isinstance(module, Adapted)]
+    for module in adapted:
+        module.scale = 0.0
+    yield
+    for module in adapted:
+        module.scale = ALPHA / model.lora
 
 
 def init_dist() -> torch.device:
-    """Joins the other ranks if torchrun started us; returns this rank's device.
-
-    One GPU without torchrun becomes a group of one, so that `shard` sets its precision as well.
-    """
+    """Joins the other ranks if torchrun started us; returns this rank's device."""
     cuda, alone = torch.cuda.is_available(), "RANK" not in os.environ
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
     if cuda:
         torch.cuda.set_device(device)
         torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
     if (cuda or not alone) and not dist.is_initialized():
+        # One GPU becomes a group of one, so that `shard` sets its precision as well.
         group = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
-        # Ranks wait for the longest episodes. torchrun notices a dead rank long before this limit.
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=2), **group)
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT, **group)
     return device
-
-
-def leave(status: int | str | None = None):
-    """sys.exit for a script that may be one of several ranks; those end at once.
-
-    Torch keeps the group's threads until Python is torn down under them, which now and then aborts
-    a rank whose work is done; destroy_process_group() does not stop them.
-    """
-    if not dist.is_initialized():
-        sys.exit(status)
-    if isinstance(status, str):
-        print(status, file=sys.stderr)
-    sys.stdout.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def rank() -> int:
@@ -593,21 +606,30 @@ def computing_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
+@functools.cache
+def device_mesh(world, replicas: int) -> DeviceMesh:
+    """One mesh for all models of a group: a mesh makes new groups, with torch's short timeout."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if replicas == 1:
+        return DeviceMesh.from_group(world, kind)
+    ranks = torch.arange(world_size(), device="cpu").view(replicas, -1)
+    groups = [dist.new_subgroups_by_enumeration(lines.tolist(), timeout=TIMEOUT)[0]
+              for lines in (ranks.T, ranks)]
+    return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=("replicate", "shard"))
+
+
 def shard(model: Transformer, replicas: int = 1) -> Transformer:
     """FSDP2: each block, then the rest, is cut into one part per rank, gathered just in time.
 
     On GPUs bfloat16 compute with float32 weights and reductions, on CPUs float32. replicas: groups
     of ranks that each hold the whole model between them (HSDP); one per node spares the network.
     """
-    if not dist.is_initialized():
-        return model
+    if world_size() == 1 and (model.lora or not dist.is_initialized()):
+        return model  # LoRA needs no float32 copy of the weights next to the one that computes
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     if replicas < 1 or world_size() % replicas:
         raise ValueError(f"--replicas {replicas} does not divide {world_size()} ranks")
-    cuda = torch.cuda.is_available()
-    shape = (replicas, world_size() // replicas) if replicas > 1 else (world_size(),)
-    mesh = dist.init_device_mesh("cuda" if cuda else "cpu", shape,
-                                 mesh_dim_names=("replicate", "shard")[-len(shape):])
+    cuda, mesh = torch.cuda.is_available(), device_mesh(dist.group.WORLD, replicas)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if cuda else MixedPrecisionPolicy()
     for block in model.model.layers:
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -626,14 +648,12 @@ def unsharded(model: Transformer):
     for part in parts:
         part.unshard()
     with torch.device("meta"):  # a second model on the same weights, without FSDP's hooks
-        whole = Transformer(model.config).requires_grad_(False)
+        whole = adapt(Transformer(model.config), model.lora).requires_grad_(False)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     whole.load_state_dict(weights, assign=True)
-    try:
-        yield whole
-    finally:
-        for part in parts:
-            part.reshard()
+    yield whole
+    for part in parts:
+        part.reshard()
 
 
 def clip_gradients(model: Transformer, limit: float) -> float:
@@ -655,19 +675,20 @@ def fill(parameter, tensor):
 
 
 def full_state(model: Transformer) -> dict:
-    """The whole state dict on the CPU. All ranks call it, only rank 0 keeps the weights."""
-    state = {}
-    for name, weight in model.state_dict().items():
-        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-        if rank() == 0:
-            state[name] = weight.detach().cpu().contiguous()
+    """The state dict on the CPU, adapters merged. All ranks call it, only rank 0 keeps weights."""
+    whole = lambda weight: weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    tensors = ((name, whole(weight)) for name, weight in model.state_dict().items())
+    state = {name: weight.detach().cpu().contiguous() for name, weight in tensors if rank() == 0}
+    for name in [name for name in state if name.endswith("lora_A")]:
+        A, B, weight = state.pop(name), state.pop(name[:-1] + "B"), name[:-6] + "weight"
+        state[weight] = (state[weight] + ALPHA / len(A) * B @ A).to(state[weight].dtype)
     return state
 
 
 def training_tensors(model: Transformer, optimizer) -> dict:
-    """Weights and AdamW's state by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq."""
-    tensors = dict(model.named_parameters())
-    for name, parameter in model.named_parameters():
+    """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq."""
+    tensors = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in list(tensors.items()):
         if not (state := optimizer.state[parameter]):  # before its first step
             state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter),
                       "exp_avg_sq": torch.zeros_like(parameter)}
@@ -690,9 +711,9 @@ def save_training(path: str | Path, model: Transformer, optimizer, extra: dict):
             fresh.mkdir(parents=True)
         all_max(0)
         if rank() < parts:
-            tensors = training_tensors(model, optimizer)
-            local = {n: t.to_local() if hasattr(t, "to_local") else t for n, t in tensors.items()}
-            local = {n: t.detach().cpu().contiguous() for n, t in local.items()}
+            tensors = training_tensors(model, optimizer).items()
+            local = ((n, t.to_local() if hasattr(t, "to_local") else t) for n, t in tensors)
+            local = {name: tensor.detach().cpu().contiguous() for name, tensor in local}
             save_file(local, fresh / f"part-{rank()}.safetensors")
         all_max(0)
         if rank() == 0:
@@ -714,7 +735,7 @@ def load_training(path: str | Path, model: Transformer, optimizer) -> dict | Non
         parts = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         tensors = training_tensors(model, optimizer)
         if set(parts[0].keys()) != set(tensors):
-            raise ValueError("it belongs to another model; give its --model or another --out")
+            raise ValueError("it belongs to another model; give its --model, --lora, or another --out")
         for name, tensor in tensors.items():
             pieces = [part.get_tensor(name) for part in parts]  # FSDP2 cuts the first dimension
             fill(tensor, torch.cat(pieces) if tensor.ndim else pieces[0])
@@ -722,15 +743,11 @@ def load_training(path: str | Path, model: Transformer, optimizer) -> dict | Non
 
 
 def main():
-    if sys.argv[1:2] == ["--plan"]:  # how many GPUs do I need?
-        sys.argv[:2] = [str(Path(__file__).parent / "tests" / "plan.py")]
-        return runpy.run_path(sys.argv[0], run_name="__main__")
-    parser = argparse.ArgumentParser(description="Complete a raw prompt; --plan NAME: tests/plan.py")
+    parser = argparse.ArgumentParser(description="Complete a raw prompt.")
     parser.add_argument("model", help="checkpoint directory or hub id")
     parser.add_argument("prompt")
     parser.add_argument("--max-new-tokens", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -740,7 +757,7 @@ def main():
     chat = path / "generation_config.json"  # chat models often name all their end tokens only here
     stop = (model.config.raw | (read_json(chat) if chat.exists() else {})).get("eos_token_id")
     ids, logps = generate(model, prompt_ids, args.max_new_tokens, args.temperature,
-                          stop if isinstance(stop, list) else [stop], args.seed)
+                          stop if isinstance(stop, list) else [stop])
     text = tokenizer.decode(ids, skip_special_tokens=False)
     out = {"prompt_ids": prompt_ids, "ids": ids, "logps": logps, "text": text}
     print(json.dumps(out) if args.json else args.prompt + text)

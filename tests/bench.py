@@ -26,6 +26,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
@@ -34,7 +35,8 @@ from playwright.async_api import async_playwright
 from compress import Row, micro_batches, open_chat, pack
 from conftest import descendants, pad
 from worlds import load_tasks, open_sites
-from model import (KVCache, ModelConfig, GraphedStep, Transformer, computing_dtype, load, load_tokenizer, sample,
+import model as model_py
+from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, computing_dtype, load, load_tokenizer, sample,
                    token_logprobs)
 from plan import shape_config
 from rollout import Browser, Call, Engine, Settings, actions_help, find_chromium, origin, play
@@ -99,6 +101,49 @@ def decode_ours(model, rows: int, context: int, n: int, recorded: bool = False) 
     if recorded:
         run()  # a rollout records once and replays for minutes
     return seconds(run)
+
+
+def attend_to_lengths(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
+    """`attend` for decoding on a GPU without a mask: flash attention that knows the length of every row.
+
+    With a mask torch takes the memory-efficient kernel, whose blocks share no row's keys: 8 rows of Qwen2.5-3B keep 16
+    of a GPU's multiprocessors busy. varlen_attn (mha_varlen_fwd) divides the keys among them if each query is one token
+    and has more heads than the keys. So each of a row's key heads becomes a sequence of its own, where it lies in the
+    cache.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+    (B, H, T, E), K, C = q_BHTE.shape, *k_BKCE.shape[1:3]
+    if mask_B1TC is None or T > 1:
+        return attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC)
+    if not hasattr(mask_B1TC, "lengths"):  # the layers of a pass share the mask
+        sequences, length = torch.arange(B * K + 1, dtype=torch.int32), k_BKCE.stride(1) // E
+        seen = (mask_B1TC == 0).sum(-1).flatten().int().repeat_interleave(K)
+        mask_B1TC.lengths = sequences, sequences * length, seen
+    starts_q, starts_k, seen = mask_B1TC.lengths
+    flat = lambda x: x.as_strided(((B * K - 1) * (x.stride(1) // E) + C, 1, E), (E, E, 1))
+    out = varlen_attn(q_BHTE.reshape(B * K, H // K, E), flat(k_BKCE), flat(v_BKCE), starts_q, starts_k, 1, C,
+                      enable_gqa=H > K, seqused_k=seen)
+    return out.reshape(B, H, T, E)
+
+
+def decode_flash(model, rows: int, context: int, n: int) -> float:
+    with patch.object(model_py, "attend", attend_to_lengths):
+        return decode_ours(model, rows, context, n, recorded=True)
+
+
+def compare_decoding_attention(model, repeats: int, context: int = 16_384):
+    """Decoding behind a long context on a GPU: with a mask, as model.py does, and with the rows' lengths."""
+    q, k, v = (torch.randn(4, heads, length, 128, dtype=torch.bfloat16)
+               for heads, length in ((16, 1), (2, 1000), (2, 1000)))
+    mask = torch.where(torch.arange(1000) > torch.tensor([9, 99, 500, 999])[:, None, None, None], -torch.inf, 0.0)
+    gap = (attend(q, k, v, mask.bfloat16()) - attend_to_lengths(q, k, v, mask.bfloat16())).abs().max()
+    print(f"attention with lengths differs from attention with a mask by at most {gap:.1e}")
+    for rows in (1, 8):
+        both = {"mask": lambda: decode_ours(model, rows, context, 8, recorded=True),
+                "lengths": lambda: decode_flash(model, rows, context, 8)}
+        times = take_turns(both, repeats)
+        for name, took in times.items():
+            print_row(f"decode, {rows} rows with {context} tokens, {name}", "tokens/s", rows * 8 / took, None, None)
 
 
 def decode_theirs(model, rows: int, context: int, n: int) -> float:
@@ -203,6 +248,8 @@ def model(args):
         times = take_turns(both | ({"theirs": lambda: prefill_theirs(theirs, 512)} if theirs else {}), args.repeats)
         a, b = times["ours"], times.get("theirs")
         print_row("prefill, 512 tokens", "tokens/s", 512 / a, b and 512 / b, b and b / a)
+        if cuda:
+            compare_decoding_attention(ours, args.repeats)
     del ours, theirs
     if cuda:
         torch.cuda.empty_cache()
@@ -420,7 +467,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--checkpoint", default="runs/smollm2")
-    parser.add_argument("--shape", default="", help="random weights of this shape (see model.py --plan), not a checkpoint")
+    parser.add_argument("--shape", default="", help="random weights of this shape (see tests/plan.py), not a checkpoint")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of model; on cuda in bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds; with --threads 1 on a busy machine")

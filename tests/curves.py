@@ -1,7 +1,11 @@
-"""Draws the README's curves: training, in three panels as the paper's Fig. 3, and success over turns.
+"""Draws the README's curves: training, and success over turns.
 
     python tests/curves.py assets/results/demo-seed?/r1-metrics.jsonl --out assets/training.svg
     python tests/curves.py assets/results/experiments/seed?/*-turns.json --out assets/turns.svg
+
+Training has four panels: held-out success over the steps (mean and range of runs with --held-out) and the
+three of the paper's Fig. 3, one line a run. base-dev.json and bc-dev.json next to a run's metrics are the
+summary.json files of the base and of the clone on the same held-out tasks; they become dashed lines.
 """
 import argparse
 import json
@@ -17,9 +21,12 @@ PANELS = (("success_rate", "success of sampled episodes"), ("response_tokens", "
 
 
 def panel(left: float, title: str, curves: list[list[float]], last: str,
-          at=lambda i, n: i / max(n - 1, 1)) -> list[str]:
-    """One chart from 0 to the next round number. last: label of its right end; at: where point i of n is."""
-    highest = max(max(map(max, curves)), 1e-9)
+          at=lambda i, n: i / max(n - 1, 1), colors=COLORS, band=((), ()), levels=()) -> list[str]:
+    """One chart from 0 to the next round number. last: label of its right end; at: where point i of n is.
+
+    band: lowest and highest value at each point, shaded; levels: (name, value) of dashed lines.
+    """
+    highest = max(*map(max, curves), *band[1], *(value for _, value in levels), 1e-9)
     unit = 10 ** math.floor(math.log10(highest))
     tops = (unit * digits for digits in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10))
     top = next(value for value in tops if value >= highest)
@@ -30,11 +37,22 @@ def panel(left: float, title: str, curves: list[list[float]], last: str,
         y = TOP + HEIGHT * (1 - share)
         svg.append(f'<text x="{left - 5}" y="{y + 4:.0f}" text-anchor="end" font-size="11">'
                    f'{show(share * top)}</text>')
-    for color, curve in zip(COLORS, curves):
-        xs = [left + WIDTH * at(i, len(curve)) for i in range(len(curve))]
-        ys = [TOP + HEIGHT * (1 - v / top) for v in curve]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys))
-        svg.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
+
+    def points(curve):
+        return [f"{left + WIDTH * at(i, len(curve)):.1f},{TOP + HEIGHT * (1 - v / top):.1f}"
+                for i, v in enumerate(curve)]
+
+    if band[0]:
+        around = " ".join(points(band[0]) + points(band[1])[::-1])
+        svg.append(f'<polygon points="{around}" fill="{colors[0]}" fill-opacity="0.2"/>')
+    for name, value in levels:
+        y = TOP + HEIGHT * (1 - value / top)
+        svg += [f'<path d="M{left} {y:.1f}H{left + WIDTH}" stroke="#666" stroke-dasharray="4 3"/>',
+                f'<text x="{left + WIDTH}" y="{y - 4:.1f}" text-anchor="end" font-size="11">'
+                f'{name} {value:.0%}</text>']
+    for color, curve in zip(colors, curves):
+        line = " ".join(points(curve))
+        svg.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
     return [*svg, f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 16}" text-anchor="end" font-size="11">'
             f'{last}</text>']
 
@@ -49,12 +67,28 @@ def picture(names, panels: list[list[str]], apart: int = 110) -> str:
     return "\n".join([*svg, *sum(panels, []), "</svg>\n"])
 
 
-def training(runs: dict[str, list[dict]]) -> str:
-    """{name: lines of metrics.jsonl} as SVG."""
-    curves_of = lambda key: [[line[key] for line in lines] for lines in runs.values()]
-    last = f"step {max(map(len, runs.values()))}"
-    return picture(runs, [panel(LEFT + i * (WIDTH + GAP), title, curves_of(key), last)
-                          for i, (key, title) in enumerate(PANELS)])
+def held_out(runs: dict[str, list[dict]], levels: dict[str, list[float]], last: int) -> list[list[str]]:
+    """The panel of greedy success on held-out tasks, where all runs evaluated; it starts with the clones."""
+    points = {0: levels.get("BC", [])}
+    for line in (line for lines in runs.values() for line in lines if "held_out_success" in line):
+        points.setdefault(line["step"] + 1, []).append(line["held_out_success"])
+    points = {step: rates for step, rates in points.items() if len(rates) == len(runs)}
+    if not points:
+        return []
+    steps, of_each = list(points), lambda function: [function(rates) for rates in points.values()]
+    return [panel(LEFT, "success on held-out tasks, greedy", [of_each(statistics.mean)], f"step {last}",
+                  lambda i, _: steps[i] / last, ["#111"], (of_each(min), of_each(max)),
+                  [(name, statistics.mean(rates)) for name, rates in levels.items()])]
+
+
+def training(runs: dict[str, list[dict]], levels: dict[str, list[float]]) -> str:
+    """{name: lines of metrics.jsonl} and {"base": held-out success rates, "BC": one a run} as SVG."""
+    last = max(map(len, runs.values()))
+    panels = held_out(runs, levels, last)
+    for key, title in PANELS:
+        curves = [[line[key] for line in lines] for lines in runs.values()]
+        panels.append(panel(LEFT + len(panels) * (WIDTH + GAP), title, curves, f"step {last}"))
+    return picture(runs, panels)
 
 
 def scaling(policies: dict[str, list[dict]]) -> str:
@@ -70,7 +104,11 @@ def scaling(policies: dict[str, list[dict]]) -> str:
 def draw(files: list[Path]) -> str:
     if files[0].suffix == ".jsonl":
         read = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
-        return training({path.parent.name: read(path) for path in files})
+        levels = {}
+        for name, file in (("base", "base-dev.json"), ("BC", "bc-dev.json")):
+            for path in (path.with_name(file) for path in files if path.with_name(file).exists()):
+                levels.setdefault(name, []).append(json.loads(path.read_text())["success_rate"])
+        return training({path.parent.name: read(path) for path in files}, levels)
     policies = {}
     for path in files:
         policies.setdefault(path.name.removesuffix("-turns.json"), []).append(json.loads(path.read_text()))

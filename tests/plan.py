@@ -1,6 +1,7 @@
 """How many GPUs do I need? Runs one M-GRPO step of the project's own code on fake tensors.
 
-    python tests/plan.py Qwen2.5-3B --gpus 8 --context 16384      # or: python model.py --plan ...
+    python tests/plan.py Qwen2.5-3B --gpus 8 --context 16384
+    python tests/plan.py Llama-3.1-8B --gpus 1 --lora 16
 
 A fake tensor has a shape and no data, so an 8B model takes seconds and no memory. The figures agree
 with torch's own tracker (FSDPMemTracker) within 1% a line; no GPU has confirmed them yet.
@@ -22,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import model as code
-from model import (KVCache, ModelConfig, Transformer, clip_gradients, read_json, sample, shard,
-                   token_logprobs, unsharded)
+from model import (KVCache, ModelConfig, Transformer, adapt, clip_gradients, read_json, sample,
+                   shard, token_logprobs, unsharded, without_adapters)
 
 SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value heads, head size, tied
     "Llama-3.1-8B": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
@@ -105,24 +106,27 @@ class Memory(TorchDispatchMode):
         return peaks
 
 
-def shard_as_on_gpus(config: ModelConfig, replicas: int = 1) -> Transformer:
+def shard_as_on_gpus(config: ModelConfig, replicas: int = 1, lora: int = 0) -> Transformer:
     """A model without weights, cut by `shard`, with the precision that it chooses on GPUs."""
+    dtype = torch.bfloat16 if lora else torch.float32
     policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     with (patch.object(fsdp, "MixedPrecisionPolicy", lambda *_: policy),
           patch.object(torch.cuda, "is_available", lambda: False), torch.device("meta")):
-        return shard(Transformer(config), replicas)
+        return shard(adapt(Transformer(config).to(dtype), lora), replicas)
 
 
-def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=True, replicas=1):
+def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=True, replicas=1,
+         lora=0):
     """Peak bytes per GPU in each phase of an M-GRPO step: {phase: {kind: bytes}}.
 
     Runs model.py with a fake process group: nothing is computed or sent. The tensors are on
     the CPU, so the GPU's kernels have stand-ins: LayerNorm allocates what fused RMSNorm does, and
     AdamW is told to be its foreach version. A micro-batch is one packed row of `context` tokens.
+    lora: the rank of adapters; then the policy without them is the reference.
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the process group
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
-    models = [shard_as_on_gpus(config, replicas) for _ in range(2)]
+    models = [shard_as_on_gpus(config, replicas, lora) for _ in range(1 if lora else 2)]
     memory, resize = Memory(marked=context // 2), torch.UntypedStorage.resize_
 
     def resized(storage, size):  # FSDP2 allocates and frees gathered weights by resizing
@@ -134,20 +138,23 @@ def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=
           patch.object(torch.UntypedStorage, "resize_", resized),
           patch.object(code, "attend", lambda *qkv: flash(*qkv[:3], 0.0, True)[0]),
           patch.object(F, "rms_norm", lambda x, shape, weight, _: F.layer_norm(x, shape, weight))):
-        policy, reference = (model.to_empty(device="cpu") for model in models)
+        policy, *others = (model.to_empty(device="cpu") for model in models)
         policy.recompute = recompute
-        reference.requires_grad_(False)
-        memory.name("policy, float32", policy.parameters())
-        memory.name("reference, float32", reference.parameters())
+        trained = [weight for weight in policy.parameters() if weight.requires_grad]
+        memory.name("frozen policy, bfloat16" if lora else "policy, float32", policy.parameters())
+        if lora:
+            memory.name("adapters, float32", trained)
+        for reference in others:
+            memory.name("reference, float32", reference.requires_grad_(False).parameters())
         optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
-        for weight in policy.parameters():  # Adam's moments exist from the first update on
+        for weight in trained:  # Adam's moments exist from the first update on
             weight.grad = torch.zeros_like(weight)
         for i, phase in enumerate(("update", "training", "training", "update", "rollout")):
             memory.phase = phase if i else "first update"
             if phase == "rollout":
                 plan_rollout(policy, context, episodes, memory)
             elif phase == "training":
-                plan_micro_batch(policy, reference, context, memory)
+                plan_micro_batch(policy, *others, context=context, memory=memory)
             else:
                 clip_gradients(policy, 1.0)
                 optimizer.step()
@@ -164,7 +171,8 @@ def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=
 def plan_rollout(policy: Transformer, context: int, episodes: int, memory: Memory):
     """A chunk of one episode's prefill and one token of every episode."""
     with unsharded(policy) as model:
-        memory.name(GATHERED, model.parameters())
+        if model is not policy:
+            memory.name(GATHERED, model.parameters())
         weight = model.model.embed_tokens.weight
         cache = KVCache(model.config, episodes, context + 1, weight.dtype)
         memory.name("KV cache, bfloat16", (cache.k, cache.v))
@@ -175,7 +183,8 @@ def plan_rollout(policy: Transformer, context: int, episodes: int, memory: Memor
         sample(model(token, token, cache, end=context)[:, -1], torch.zeros(episodes))
 
 
-def plan_micro_batch(policy: Transformer, reference: Transformer, context: int, memory: Memory):
+def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, *, context: int,
+                     memory: Memory):
     """Forward and backward pass of eight turns: the last one whole, the others on its trunk."""
     turn = context // 16
     whole = context - 7 * turn
@@ -183,12 +192,12 @@ def plan_micro_batch(policy: Transformer, reference: Transformer, context: int, 
     segments += [(whole + i * turn, whole + (i + 1) * turn, 0, (i + 1) * turn) for i in range(7)]
     row = torch.zeros(1, context, dtype=torch.long), torch.zeros(1, context, dtype=torch.bool)
     logp_N, _ = token_logprobs(policy, *row, segments=segments)
-    with torch.no_grad():
-        logp_ref_N, _ = token_logprobs(reference, *row, segments=segments)
+    with torch.no_grad(), without_adapters(policy):
+        logp_ref_N, _ = token_logprobs(reference or policy, *row, segments=segments)
     (logp_N - logp_ref_N).exp().sum().backward()
-    memory.name("gradients, float32", (weight.grad for weight in policy.parameters()))
-    # FSDP2 leaves the outermost module gathered if no backward pass follows its forward pass.
-    memory.name(GATHERED, (w for w in reference.parameters() if not hasattr(w, "to_local")))
+    memory.name("gradients, float32", (w.grad for w in policy.parameters() if w.requires_grad))
+    if reference:  # FSDP2 leaves the outermost module gathered if no backward pass follows
+        memory.name(GATHERED, (w for w in reference.parameters() if not hasattr(w, "to_local")))
 
 
 def peak(phases: dict, more: float = 1.0) -> float:
@@ -204,9 +213,10 @@ def print_plan(args):
         raise ValueError(f"--gpus {args.gpus} must be a multiple of --replicas {args.replicas}, "
                          "--context at least 16, --episodes at least 1")
     phases = plan(shape_config(args.model), args.gpus, args.context, args.episodes,
-                  not args.no_recompute, args.replicas)
+                  not args.no_recompute, args.replicas, args.lora)
     print(f"{args.model}, GPUs: {args.gpus}, tokens of context: {args.context:,}, "
-          f"episodes at once per GPU: {args.episodes}\n")
+          f"episodes at once per GPU: {args.episodes}"
+          + (f", LoRA of rank {args.lora}" if args.lora else "") + "\n")
     print(f"{'GiB per GPU':34}", *(f"{phase:>9}" for phase in phases))
     kinds = dict.fromkeys(kind for held in phases.values() for kind in held)
     for kind in sorted(kinds, key=lambda kind: kind == REST):
@@ -218,6 +228,8 @@ def print_plan(args):
         enough = next((n for n in counts if peak(phases, n / args.gpus) <= size), None)
         verdict = f"fits, {spare:.0f} GiB to spare" if spare >= 0 else f"lacks {-spare:.0f} GiB"
         remedy = f"GPUs that would do: {enough}" if enough else "reduce episodes or context"
+        if args.lora:  # a rollout holds the whole model and its cache, on however many GPUs
+            remedy = "GPUs that would do: 1" if spare >= 0 else "reduce episodes or context"
         print(f"{card:4} GB cards ({size} GiB usable): {verdict}; {remedy}")
 
 
@@ -229,6 +241,7 @@ def main():
     parser.add_argument("--episodes", type=int, default=8, help="decoded at once on each GPU")
     parser.add_argument("--replicas", type=int, default=1,
                         help="groups of GPUs that each hold the whole model (HSDP)")
+    parser.add_argument("--lora", type=int, default=0, help="the rank of LoRA's adapters; 0: none")
     parser.add_argument("--no-recompute", action="store_true",
                         help="keep all activations instead of recomputing them")
     try:

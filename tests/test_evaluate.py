@@ -1,4 +1,4 @@
-"""Judging: what earns the reward and what does not. Figures, a run's directory, the report, the command line."""
+"""Judging: what earns the reward and what does not. Figures, a run's directory, the command line."""
 import asyncio
 import contextlib
 import json
@@ -18,13 +18,14 @@ from playwright.async_api import Error as PlaywrightError
 
 import evaluate
 from compress import Trajectory, Turn
-from evaluate import (Benchmark, Config, checks, parse_args, pass_at, rate, report, score, start_run, string_match,
+from evaluate import (Benchmark, Config, checks, parse_args, pass_at, rate, score, start_run, string_match,
                       summarize, table, url_match, wilson)
 from model import all_max, init_dist, rank
 from rollout import Browser, EnvError, Settings
 from worlds import webarena
 from worlds.endpoint import Endpoint
 from worlds.webarena import check_row, site_urls
+from worlds.words import words
 
 # ------------------------------------------------------------------------------------------------ answers
 
@@ -54,6 +55,29 @@ def test_must_include_takes_a_single_word_as_a_word(ref, answer, passes):
     assert string_match(answer, {"must_include": [ref]}) is passes
 
 
+def test_words_are_those_of_nltk():
+    """Random texts and page sources with nltk 3.8.1's words: see tests/golden/make_words.py."""
+    rows = json.loads((ROOT / "tests/golden/words.json").read_text())
+    assert len(rows) > 400 and all(words(text) == cut.split() for text, cut in rows)
+
+
+@pytest.mark.parametrize("text, nltks, ours", [
+    ("maj. jones", "maj. jones", "maj . jones"), ("'tis'twas", "'t is 't was", "'t is 'twas"),
+    ('?"lamp?" b', "? `` lamp ? '' b", "? '' lamp ? '' b")])
+def test_words_differ_from_nltks_where_their_file_says_so(text, nltks, ours):
+    assert nltks != ours and words(text) == ours.split()
+
+
+@pytest.mark.parametrize("ref, page, passes", [
+    ("lamps", "(we sell lamps.)</p>", True), ("lamps", "we sell lamps.</p>", False), ("lamps", 'lamps." He said', True),
+    ("red", "it is 'red' I think", False), ("present", "2020–present", False), ("2020–present", "2020–presently", False),
+    ("lamp", "::lamp ,,lamp", False), ("can", "you cannot", True), ("inc", "acme inc. sells", False),
+    ("5", "see order 5. next", False), ("5", "see order 5. Six", False), ("5", "see order 5. 6", True), ("red ", "red ", False)])
+def test_a_full_stop_or_a_quote_may_be_part_of_a_word(ref, page, passes):
+    """As in the benchmark: a single word must be one of nltk's words, as it stands."""
+    assert string_match(page, {"must_include": [ref]}) is passes
+
+
 @pytest.mark.parametrize(
     "reference, answer, passes",
     [({"must_include": ["red", "blue"]}, "red and blue", True), ({"must_include": ["red", "blue"]}, "red", False),
@@ -62,9 +86,13 @@ def test_must_include_takes_a_single_word_as_a_word(ref, answer, passes):
      ({"must_exclude": ["red lamp"]}, "a red lamp", False), ({"one_of": ["red", "blue"]}, "dark blue", True),
      ({"one_of": ["red", "blue"]}, "green", False), ({"required_values": ["<= 700"]}, "699", True),
      ({"required_values": ["<= 700"]}, "1,000", False), ({"required_values": [">= 1000"]}, " 1,000 ", True),
-     ({"required_values": ["> 700"]}, "700", False), ({"required_values": ["== 3 |OR| == 5"]}, "5", True),
+     ({"required_values": ["> 700"]}, "699", False), ({"required_values": ["== 3 |OR| == 5"]}, "5", True),
      ({"required_values": ["== 3"]}, "three", False), ({"exact_match": "5", "must_include": ["5"]}, "5", True),
-     ({"exact_match": "5", "must_include": ["6"]}, "5", False)])
+     ({"exact_match": "5", "must_include": ["6"]}, "5", False),
+     # The benchmark's own ways: integers only, < and > with a tolerance, no parts between slashes to exclude.
+     ({"required_values": ["<= 700"]}, "699.5", False), ({"required_values": ["> 700"]}, "700", True),
+     ({"required_values": ["< 700"]}, "700", True), ({"required_values": ["< 700"]}, "701", False),
+     ({"must_exclude": ["red"]}, "red/blue", True), ({"must_include": ["red"]}, "red/blue", True)])
 def test_every_reference_of_every_kind_must_hold(reference, answer, passes):
     assert string_match(answer, reference) is passes
 
@@ -222,6 +250,35 @@ def test_the_judge_sees_the_episodes_own_world_and_waits_for_scripts(judge, site
     assert twice[0][1] and twice[1][1] and opened[0][1]
     assert judge(f"{base}/late", (built, None))[0][0][1]  # also where the episode ended
     assert judge(f"{base}/restless", (built, None))[0][0][1] is False  # a verdict, not an error
+
+
+def test_a_page_opened_by_its_address_is_looked_at_again_while_it_still_changes(judge, site):
+    """The benchmark waits three seconds. Scripts often show things later than their last request."""
+    late = f"{PAGE}<script>setTimeout(() => document.getElementById('t').textContent = 'built', 700)</script>"
+    base = site({"/": PAGE, "/late": late})
+    there, absent = judge(f"{base}/", *[(target(f"{base}/late", TEXT, **contents), None) for contents in
+                                        ({"exact_match": "built"}, {"must_exclude": ["built"]})])
+    assert there[0][1] and not absent[0][1]
+
+
+def test_looking_again_does_not_press_a_button_again(judge, site):
+    page = """<i id=late></i><button onclick="late.textContent += 'pressed'">more</button>
+              <script>setTimeout(() => document.body.append(' in time'), 700)</script>"""
+    locator = "document.body.innerText.replace('more', '')"
+    ((_, passed, why),), = judge(site({"/": page}) + "/", (target("last", locator, UNFOLD, exact_match="pressed in time"), None))
+    assert passed, why
+
+
+def test_javascript_of_a_task_file_runs_as_in_the_benchmark(judge, site):
+    """It evaluates `() => TEXT`: of `a; b` only b runs, {...} is a block, and a failed action ends the rest."""
+    missing, block = "document.querySelector('#no').click()", "{ document.querySelector('#late').textContent = 'block' }"
+    two = "document.querySelector('#late').textContent = 'a'; document.querySelector('#t').textContent = 'b'"
+    rejected = "document.body && Promise.reject(new Error('no'))"
+    table = [(LATE, [block], "block", True), (f"{LATE} + {TEXT}", [two], "b", True), (LATE, [missing, *UNFOLD], "", True),
+             (f"document.body && Promise.resolve({TEXT})", [], "red lamp", True), (rejected, [], "", False)]
+    tasks = [(target("last", locator, actions, exact_match=text), None) for locator, actions, text, _ in table]
+    made = judge(site({"/": PAGE}) + "/", *tasks)
+    assert [passed for (_, passed, _), in made] == [passed for *_, passed in table], made
 
 
 def test_helpers_are_looked_up_by_name_and_never_run_as_python(judge, site, tmp_path):
@@ -487,46 +544,7 @@ def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path
         evaluate.compare([str(tmp_path / "none")])
 
 
-# ---------------------------------------------------------------------------- a run's directory, the report
-
-HOSTILE = ("</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
-           "&lt;b&gt;")
-
-
-def write_run(path, n=5):
-    """A finished run's files, with text in every place that tries to break out."""
-    run = start_run(Config(out=str(path)), "cpu")
-    for step in range(30):
-        run.write({"step": step, "reward": step / 30, "trajectory_tokens": 900 + step, "turns": 5 - step / 30, "kl": 0.0,
-                   "entropy": .5, "logp_gap": 1e-6, "env_errors": 0, "seconds_rollout": 3.0, "seconds_train": 2.0})
-    turn = {"url": "http://h/" + HOSTILE, "observation": HOSTILE, "response": "ab" + HOSTILE, "action": HOSTILE,
-            "error": HOSTILE, "tokens": ["a", "b" + HOSTILE], "logps": [-.1, -2.], "context_tokens": 9,
-            "truncated": False}
-    run.write_trajectories([{
-        "step": i, "split": "test" if i % 2 else "train", "task_id": i, "sites": ["reddit" if i % 2 else "shopping"],
-        "template": 1, "intent": f"task number {i} {HOSTILE}", "member": 0, "reward": float(i % 2), "advantage": .5,
-        "status": "env_error" if i == 0 else "ok", "answer": HOSTILE,
-        "checks": [["exact_match " + HOSTILE, bool(i % 2), HOSTILE]], "turns": [turn]} for i in range(n)])
-    summary = {"success_rate": .5, "ci95": [.2, .8], "n": 4, "turns": 2.0, "env_errors": 1,
-               "per_site": {HOSTILE: {"success_rate": .5, "ci95": [.2, .8], "n": 4}}}
-    (path / "summary.json").write_text(json.dumps({"splits": {HOSTILE: summary}}))
-
-
-@pytest.fixture
-def look_at(run):
-    """look_at(path of a report, script) -> (its result, complaints of the browser, addresses it asked for)."""
-    async def play(path, script):
-        complaints, asked = [], []
-        async with Browser(Settings()) as browser:
-            page = await browser.chromium.new_page()
-            page.on("console", lambda m: complaints.append(m.text))
-            page.on("pageerror", lambda e: complaints.append(str(e)))
-            page.on("request", lambda r: asked.append(r.url))
-            await page.goto(path.absolute().as_uri())
-            return await page.evaluate(script), complaints, asked
-
-    return lambda path, script: run(play(path, script))
-
+# ---------------------------------------------------------------------------- a run's directory
 
 def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
     (tmp_path / "state" / "00001").mkdir(parents=True)
@@ -534,77 +552,6 @@ def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
     assert (tmp_path / "state" / "00001").exists()
     start_run(Config(out=str(tmp_path)), "cpu", first=0).lock.close()
     assert not (tmp_path / "state").exists()
-
-
-def test_the_report_opens_without_a_network_and_hostile_text_in_it_is_inert(look_at, tmp_path):
-    write_run(tmp_path)
-    seen, complaints, asked = look_at(
-        report(tmp_path), """() => ({title: document.title, images: document.images.length,
-        charts: document.querySelectorAll('.chart').length, said: document.querySelector('.said').textContent,
-        page: document.querySelector('.page').textContent, scripts: document.scripts.length,
-        cells: document.querySelectorAll('td').length})""")
-    assert complaints == [] and len(asked) == 1
-    assert seen["title"] == tmp_path.name and seen["images"] == 0 and seen["scripts"] == 2
-    assert seen["charts"] == 8 and seen["cells"] == 14 and seen["page"] == HOSTILE and seen["said"] == "ab" + HOSTILE
-
-
-def test_odd_values_leave_the_report_readable(look_at, tmp_path):
-    """A template without a name, a summary without an interval, two values that differ by rounding alone."""
-    write_run(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "reward": value, "turns": None}) + "\n"
-                                                    for i, value in enumerate([.3, .3 + 5e-17, .3])))
-    plain = {"success_rate": .5, "n": 4}
-    templates = {"per_template": {"1": plain | {"template": None}}}
-    (tmp_path / "summary.json").write_text(json.dumps({"splits": {"test": plain | templates}}))
-    seen, complaints, _ = look_at(report(tmp_path), """() => [document.querySelectorAll('.chart').length,
-        document.querySelectorAll('#tables tbody tr').length, document.querySelectorAll('#list button').length]""")
-    assert seen == [1, 2, 5] and complaints == []
-
-
-def test_the_report_filters_and_opens_episodes(look_at, tmp_path):
-    write_run(tmp_path)
-    seen, complaints, _ = look_at(
-        report(tmp_path), """() => {
-        const set = (id, value) => { const e = document.getElementById(id);
-                                     e.value = value; e.dispatchEvent(new Event('input')); };
-        const listed = () => document.querySelectorAll('#list button').length, out = [listed()];
-        set('split', 'test'); out.push(listed()); set('split', '');
-        set('site', 'shopping'); out.push(listed()); set('site', '');
-        set('outcome', 'success'); out.push(listed());
-        set('outcome', 'environment error'); out.push(listed()); set('outcome', '');
-        set('text', 'NUMBER 3'); out.push(listed());
-        document.querySelector('#list button').click();
-        return [out, document.querySelector('.intent').textContent.slice(0, 13),
-                document.querySelectorAll('.checks li.ok').length];
-    }""")
-    assert seen == [[5, 2, 3, 2, 1, 1], "task number 3", 1] and complaints == []
-
-
-def test_the_report_takes_the_newest_episodes_and_says_what_it_leaves_out(look_at, tmp_path):
-    write_run(tmp_path, n=2100)
-    with open(tmp_path / "trajectories.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"step": 9, "spl')  # a run that is being written
-    (count, first), _, _ = look_at(
-        report(tmp_path),
-        "() => [document.getElementById('count').textContent, document.querySelector('.intent').textContent]")
-    assert "1999 episodes" in count and "102 older ones" in count and first.startswith("task number 2099")
-    rows, left_out = evaluate.newest(tmp_path / "trajectories.jsonl", size=10_000)  # it begins within a line
-    assert rows and rows[-1]["task_id"] == 2099 and len(rows) + left_out == 2101 and len(json.dumps(rows)) < 10_000
-
-
-def test_a_number_that_json_does_not_know_leaves_the_report_readable(look_at, tmp_path):
-    write_run(tmp_path)
-    text = (tmp_path / "trajectories.jsonl").read_text()
-    (tmp_path / "trajectories.jsonl").write_text(text.replace("-0.1", "NaN"))  # the policy diverged
-    seen, complaints, _ = look_at(report(tmp_path), "() => document.querySelectorAll('#list button').length")
-    assert seen == 5 and complaints == []
-
-
-def test_a_report_needs_nothing_but_a_directory(look_at, tmp_path):
-    _, complaints, _ = look_at(report(tmp_path), "() => 0")
-    assert complaints == []
-    with pytest.raises(ValueError, match="no run at"):
-        report(tmp_path / "nowhere")
 
 
 def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

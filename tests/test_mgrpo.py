@@ -5,6 +5,7 @@ import copy
 import json
 import statistics
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ import mgrpo
 import rollout
 from compress import Chat, Trajectory, Turn, context, rows
 from flat_sequence import compare
-from mgrpo import Config, group_advantages, learning_rate, mgrpo_loss, task_batch, update, weigh
+from mgrpo import (Config, group_advantages, learning_rate, mgrpo_loss, rollout_metrics, task_batch, train,
+                   update, weigh)
 from model import generate, load, load_tokenizer, token_logprobs
 from rollout import Engine, Settings
 
@@ -122,6 +124,40 @@ def test_groups_that_teach_nothing_are_dropped(chat, rewards, statuses):
     assert group_advantages(group) == []
 
 
+def obvious_turn_advantage(group, tau, t, gamma):
+    """GiGPO's A of one turn, by its definition, in plain numbers."""
+    earned = lambda tau, t: tau.reward * gamma ** (len(tau.turns) - 1 - t)
+    same = [earned(other, k) for other in group for k, turn in enumerate(other.turns)
+            if turn.observation == tau.turns[t].observation]
+    if len(set(same)) < 2:
+        return 0.0
+    return (earned(tau, t) - statistics.mean(same)) / statistics.stdev(same)
+
+
+def test_turns_on_the_same_page_compare_what_they_earned_in_the_end(chat):
+    """Against the definition: pages that several episodes share, that one visits again, and its own."""
+    pages = [["home", "shop", "cart"], ["home", "shop", "shop", "shop", "cart"],
+             ["home", "forum"], ["home", "lost"]]
+    group = []
+    for i, (visited, reward) in enumerate(zip(pages, (1.0, 1.0, 0.0, 0.0))):
+        tau = trajectory(chat, reward, [3] * len(visited), seed=i, member=i)
+        for turn, page in zip(tau.turns, visited):
+            turn.observation = page
+        group.append(tau)
+    for weight in (0.0, 0.5):
+        plain = group_advantages(copy.deepcopy(group))
+        kept = group_advantages(copy.deepcopy(group), weight)
+        for tau, alone in zip(kept, plain):
+            assert tau.advantage == alone.advantage
+            for t, (turn, row) in enumerate(zip(tau.turns, rows(chat, tau))):
+                extra = weight * obvious_turn_advantage(kept, tau, t, 0.95)
+                assert turn.advantage == pytest.approx(extra, abs=1e-12)
+                assert row.advantage == pytest.approx(tau.advantage + extra, abs=1e-12)
+    stay, leave = (kept[1].turns[t].advantage for t in (1, 3))
+    assert stay < 0 < leave  # of the one episode, both on the shop's page: only the last click helped
+    assert kept[2].turns[1].advantage == kept[3].turns[1].advantage == 0  # nobody else saw these pages
+
+
 def make_groups(chat):
     return [[trajectory(chat, float(i % 2), [3 + i + k, 2, 5][:1 + (i + k) % 3], seed=10 * k + i, member=i)
              for i in range(4)] for k in range(2)]
@@ -206,6 +242,47 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
         torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
+def sampled_groups(chat, model):
+    """Groups whose log-probs are the model's own."""
+    kept = [group_advantages(group) for group in ragged_groups(chat)]
+    for tau in (tau for group in kept for tau in group):
+        for turn, row in zip(tau.turns, rows(chat, tau)):
+            turn.logps = token_logprobs(model, *pad([row]))[0].tolist()
+    return kept
+
+
+def mean_change(chat, model, kept):
+    """Mean and largest |log rho|, one response at a time."""
+    pairs = [(row, turn.logps) for group in kept for tau in group
+             for turn, row in zip(tau.turns, rows(chat, tau))]
+    changes = [abs(now - then) for row, logps in pairs
+               for now, then in zip(token_logprobs(model, *pad([row]))[0].tolist(), logps)]
+    return statistics.mean(changes), max(changes)
+
+
+@pytest.mark.parametrize("lr", [1e-5, 3e-3])
+def test_a_batch_changes_the_policy_by_no_more_than_it_may(chat, lr):
+    """Adam's first steps move every weight by lr, whatever the gradient; here 3e-3 is a leap."""
+    cfg = Config(temperature=1.0, max_tokens=700, max_change=0.01)
+    free, kept_in = (tiny_model(vocab_size=chat.tokenizer.get_vocab_size()) for _ in range(2))
+    kept = sampled_groups(chat, free)
+    start = {name: weight.clone() for name, weight in free.state_dict().items()}
+    optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
+    without = train(free, None, optimizer(free), kept, chat, replace(cfg, max_change=0.0), "cpu")
+    metrics = train(kept_in, None, optimizer(kept_in), kept, chat, cfg, "cpu")
+    mean, largest = mean_change(chat, free, kept)  # what the updates did before they were shortened
+    assert metrics["change"][-1] == pytest.approx(mean, rel=1e-3)
+    assert metrics["largest_change"][-1] == pytest.approx(largest, rel=1e-3)
+    assert len(metrics["change"]) == 3 and without["change"] == metrics["change"][:2]
+    assert without["share"] == 1
+    share = metrics["share"]
+    assert share == pytest.approx(min(1, 0.01 / mean), rel=1e-3) and (share < 0.5) == (lr > 1e-3)
+    assert mean_change(chat, kept_in, kept)[0] < 0.015 < 2 * mean or share == 1  # log rho is not quite linear
+    for name, weight in kept_in.state_dict().items():
+        torch.testing.assert_close(weight, start[name].lerp(free.state_dict()[name], share))
+    assert all(weight.grad is None for weight in kept_in.parameters())
+
+
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
     """tests/flat_sequence.py on a random model: only trunk and leaves reproduce the rollout's log-probs."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
@@ -278,9 +355,10 @@ def play(chat, checkpoint, monkeypatch, tmp_path):
 def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch):
     loaded = []
     monkeypatch.setattr(mgrpo, "load", lambda *a, **k: loaded.append(a) or load(*a, **k))
-    for beta, models in ((0.0, 1), (0.1, 2)):
+    for beta, lora, models in ((0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)):  # LoRA's is the policy itself
         loaded.clear()
-        first, second = play(even_tasks_teach(chat), f"{beta}", steps=2, beta=beta, updates_per_batch=1)
+        first, second = play(even_tasks_teach(chat), f"{beta}-{lora}", steps=2, beta=beta, lora=lora,
+                             updates_per_batch=1)
         assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
         assert second["kl"] > 0 if beta else second["kl"] == 0
 
@@ -306,8 +384,8 @@ def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypa
     calls = []
 
     def counted(*args):
-        calls.append(0)
-        return update(*args) | {"skipped": int(len(calls) in (2, 7, 8, 9))}
+        calls.extend([0] * bool(args[2]))  # without an optimizer it only measures
+        return update(*args) | {"skipped": int(len(calls) in (2, 7, 8, 9) and bool(args[2]))}
     monkeypatch.setattr(mgrpo, "update", counted)
     assert [line["skipped"] for line in play(even_tasks_teach(chat), "x")] == [1, 0, 3, 0, 0, 0]
     assert capsys.readouterr().out.count("! no update") == 2
@@ -424,6 +502,16 @@ def test_a_run_can_be_prolonged_if_its_learning_rate_does_not_depend_on_steps(ch
         assert len(play(even_tasks_teach(chat), "x", steps=3, **schedule)) == 3
 
 
+def test_responses_without_an_action_and_actions_that_fail_are_counted_apart(chat):
+    tau = trajectory(chat, 0.0, [3] * 4)
+    left = [("", "no action found"), ("do(...)", "no element 5"), ("do(...)", "")]
+    for turn, found in zip(tau.turns, left):
+        turn.action, turn.error = found
+    broken = trajectory(chat, 0.0, [3], status="env_error")
+    metrics = rollout_metrics([tau, broken], [])
+    assert (metrics["invalid_actions"], metrics["failed_actions"], metrics["env_errors"]) == (1, 1, 1)
+
+
 def test_no_group_left_means_no_step(chat):
     grads, metrics = gradient_of(chat, [], Config())
     assert grads == {} and metrics["grad_norm"] == 0
@@ -441,6 +529,17 @@ def test_a_pass_holds_no_task_twice_and_each_has_its_own_order(n, batch):
     assert task_batch(tasks, 3, cfg) == task_batch(tasks, 3, cfg)  # a function of the step, for a resume
 
 
+@pytest.mark.parametrize("sizes, batch", [([5] * 19, 19), ([32] * 11 + [31] * 8, 24), ([7] * 4, 2),
+                                          ([9, 3, 1], 5)])
+def test_every_step_has_its_share_of_each_template(sizes, batch):
+    """Whatever the pass: rounded up or down, so that the success of two steps can be compared."""
+    tasks = [{"task_id": f"{t}/{i}", "intent_template_id": t} for t, n in enumerate(sizes) for i in range(n)]
+    for step in range(3 * (len(tasks) // batch)):
+        drawn = [task["intent_template_id"] for task in task_batch(tasks, step, Config(batch=batch))]
+        for template, n in enumerate(sizes):
+            assert abs(drawn.count(template) - n * batch / len(tasks)) < 1, (step, template)
+
+
 @pytest.fixture
 def parse(monkeypatch):
     """parse(*arguments): mgrpo.py's Config."""
@@ -454,6 +553,7 @@ def test_the_command_line_overrides_the_papers_preset(parse):
     cfg = parse("--paper", "--lr", "3e-6", "--no-recompute")
     assert (cfg.lr, cfg.recompute, cfg.beta, cfg.eps) == (3e-6, False, 0.001, 0.2)
     assert (cfg.G, cfg.batch, cfg.max_context) == (4, 16, 16384)
+    assert (cfg.max_change, cfg.turn_credit) == (0, 0)  # not in the paper
     json.dumps(cfg.__dict__)
 
 
@@ -478,7 +578,7 @@ def test_the_learning_rate_rises_for_a_share_of_the_steps_then_falls_to_zero_or_
     constant = Config(lr=2.0, steps=3, warmup=0.0, decay=False)
     assert [learning_rate(step, constant) for step in range(5)] == [2.0] * 5
     published = [min(1.0, (step + 1) / 3, (15 - step) / 12) * 2e-4 for step in range(15)]  # of the results
-    assert [learning_rate(step, Config()) for step in range(15)] == published
+    assert [learning_rate(step, Config(lr=2e-4)) for step in range(15)] == published
 
 
 def test_a_warmup_in_steps_is_refused(play):

@@ -8,18 +8,21 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, ComputedStep, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
-from two_ranks import optimizer_of, train_step
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
-from model import (KVCache, ModelConfig, attend, generate, load, load_tokenizer,
+from model import (KVCache, ModelConfig, Transformer, adapt, attend, full_state, generate, load, load_tokenizer,
                    load_training, rope_frequencies, sample, save, save_training,
-                   token_logprobs)
+                   token_logprobs, without_adapters)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
@@ -382,6 +385,147 @@ def test_resumed_training_equals_never_having_stopped(tmp_path):
         load_training(path, foreign, optimizer_of(foreign))
 
 
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of two devices, but for copies and numbers. Torch's checks have gaps.
+
+    A tensor on torch's device "meta" has no data, so `marked` is how many positions a bool mask marks.
+    """
+
+    def __init__(self, marked):
+        super().__init__()
+        self.marked = marked
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        devices = {tensor.device.type for tensor in tensors if tensor.ndim}
+        assert len(devices) < 2 or "copy" in str(operation), f"{operation} on {devices}"
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            return 0
+        index = args[1][0] if operation is torch.ops.aten.index.Tensor else None
+        if index is not None and index.dtype == torch.bool:
+            return args[0].new_empty(self.marked, *args[0].shape[index.ndim:])
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+@families
+def test_no_operation_mixes_devices_or_dtypes(family, changes, lora, monkeypatch):
+    """On a GPU the model is bfloat16 and the CPU's tensors are elsewhere. A device without data stands in."""
+    with torch.device("meta"):
+        model = Transformer(ModelConfig.from_dict(tiny_config(family, **changes)))
+        model = adapt(model.to(torch.bfloat16), lora)
+        tokens, action = torch.zeros(1, 30, dtype=torch.long), torch.zeros(1, 30, dtype=torch.bool)
+        positions, uniform = torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, dtype=torch.float64)
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [10, 29])  # a chunk's first and last position
+    monkeypatch.setattr(model_py, "causal_lower_right",  # a subclass of tensors, which the mode cannot make
+                        lambda T, C: torch.ones(T, C, dtype=torch.bool, device="meta").tril(C - T))
+    with OneDevice(marked=8):
+        assert model(tokens).dtype == torch.bfloat16
+        for recompute in (False, True):
+            model.recompute = recompute
+            segments = [(0, 20, 0, 0), (20, 30, 0, 7)]
+            logp_N, entropy_N = token_logprobs(model, tokens, action, segments=segments)
+            assert logp_N.dtype == entropy_N.dtype == torch.float32 and logp_N.shape == (8,)
+            logp_N.sum().backward()
+        with torch.no_grad():
+            cache = KVCache(model.config, 4, 64, torch.bfloat16, "meta")
+            model(tokens[:, :20], tokens[:, :20], cache, slice(0, 1))
+            logits = model(positions, positions, cache, slice(1, 4), end=40)[:, -1]
+            for temperature in (0.0, 0.7):
+                ids, logp = sample(logits, uniform, temperature)
+                assert ids.device.type == logp.device.type == "meta" and logp.dtype == torch.float32
+    assert {p.grad.dtype for p in model.parameters() if p.requires_grad} == {
+        torch.float32 if lora else torch.bfloat16}
+
+
+# ------------------------------------------------------------------------------------------------- LoRA
+
+
+def adapted_model(family="qwen2", rank=4, **changes):
+    """`tiny_model` with random adapters; those of a new one change nothing."""
+    model = adapt(tiny_model(family, **changes), rank)
+    for i, (name, weight) in enumerate(model.named_parameters()):
+        if "lora_" in name:
+            weight.data = 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
+    return model
+
+
+@families
+def test_lora_computes_the_merged_model_and_its_gradient_is_the_chain_rule(family, changes, tmp_path):
+    """W' = W + s B A: with G = dL/dW' from training all of W', dL/dB = s G A^T and dL/dA = s B^T G."""
+    model = adapted_model(family, **changes)
+    save(model, tmp_path)
+    merged = load(tmp_path)
+    tokens = torch.randint(0, 400, (2, 30), generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(merged(tokens), model(tokens), atol=2e-5, rtol=1e-5)
+    for each in (model, merged):
+        token_logprobs(each, tokens, torch.arange(30).expand(2, 30) >= 20)[0].sum().backward()
+    full, adapters = dict(merged.named_parameters()), 0
+    for name, layer in model.named_modules():
+        if hasattr(layer, "lora_A"):
+            adapters += 1
+            G, A, B = full[name + ".weight"].grad, layer.lora_A, layer.lora_B
+            torch.testing.assert_close(B.grad, 32 / 4 * G @ A.T, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(A.grad, 32 / 4 * B.T @ G, atol=1e-4, rtol=1e-4)
+    frozen = [p for name, p in model.named_parameters() if "lora_" not in name]
+    assert adapters == 2 * 7 and all(p.grad is None and not p.requires_grad for p in frozen)
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
+def test_a_merged_checkpoint_opens_in_transformers_with_equal_logits(tmp_path):
+    import transformers
+    model, tokens = adapted_model(), torch.arange(40)[None]
+    save(model, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=2e-4, rtol=0)
+
+
+def test_with_lora_sampled_logprobs_equal_scored_logprobs():
+    model, prompt = adapted_model(), [1, 7, 30, 30, 200]
+    ids, logps = generate(model, prompt, 30, temperature=0.7, seed=3)
+    tokens = torch.tensor([prompt + ids])
+    scored, _ = token_logprobs(model, tokens, torch.arange(35)[None] >= 5, temperature=0.7)
+    torch.testing.assert_close(scored.detach(), torch.tensor(logps), atol=1e-5, rtol=1e-5)
+
+
+def test_new_adapters_change_nothing_and_without_them_a_trained_model_is_the_first_one(tmp_path):
+    """So the reference policy needs no memory. Only A and B train, in float32, next to any W."""
+    save(tiny_model(), tmp_path)
+    tokens = torch.randint(0, 400, (1, 20))
+    for dtype in (torch.float32, torch.bfloat16):
+        base, model = load(tmp_path, dtype), load(tmp_path, dtype, lora=4)
+        assert torch.equal(model(tokens), base(tokens))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        train_step(model, optimizer, 0)
+        assert not torch.equal(model(tokens), base(tokens))
+        with without_adapters(model):
+            assert torch.equal(model(tokens), base(tokens))
+        assert not torch.equal(model(tokens), base(tokens))
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        assert len(trained) == 2 * 2 * 7 and all("lora_" in name for name in trained)
+        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+        assert full_state(model).keys() == base.state_dict().keys()
+        assert {weight.dtype for weight in full_state(model).values()} == {dtype}
+
+
+def test_a_lora_runs_state_holds_only_what_trains_and_resumes_exactly(tmp_path):
+    save(tiny_model(), tmp_path / "base")
+    model, again = (load(tmp_path / "base", lora=4) for _ in range(2))
+    optimizer, other = optimizer_of(model), optimizer_of(again)
+    for step in range(2):
+        train_step(model, optimizer, step)
+    save_training(tmp_path / "t", model, optimizer, {"step": 2})
+    saved = load_file(tmp_path / "t/00001/part-0.safetensors")
+    assert {name.split("/")[0].rsplit(".", 1)[1] for name in saved} == {"lora_A", "lora_B"}
+    assert load_training(tmp_path / "t", again, other) == {"step": 2}
+    for each in ((model, optimizer), (again, other)):
+        train_step(*each, 2)
+    assert same_weights(model, again)
+    plain = tiny_model()
+    with pytest.raises(ValueError, match="another model; give its --model, --lora"):
+        load_training(tmp_path / "t", plain, optimizer_of(plain))
+
+
 class Killed(BaseException):
     """Stands for SIGKILL."""
 
@@ -476,37 +620,74 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_save(tmp_path):
 
 
 def relative(a, b):
-    return float((a.double() - b.double()).norm() / b.double().norm())
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+
+
+def launch(ranks, *arguments):
+    """tests/two_ranks.py on so many ranks."""
+    command = ["torch.distributed.run", "--nproc_per_node", ranks, ROOT / "tests/two_ranks.py", *arguments]
+    done = subprocess.run([sys.executable, "-m", *map(str, command)], text=True, capture_output=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=900)
+    assert done.returncode == 0, done.stderr
+
+
+def train_on_ranks(ranks, path):
+    save(tiny_model("llama", tie_word_embeddings=False), path / "start")
+    launch(ranks, "model", path / "start", path)
+    return path
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    path = tmp_path_factory.mktemp("two_ranks")
-    save(tiny_model("llama", tie_word_embeddings=False), path / "start")
-    command = ["torch.distributed.run", "--nproc_per_node", "2", ROOT / "tests/two_ranks.py", "model"]
-    done = subprocess.run([sys.executable, "-m", *command, path / "start", path], text=True,
-                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return path
+    return train_on_ranks(2, tmp_path_factory.mktemp("two_ranks"))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_two_ranks_equal_one(two_ranks, replicas):
-    """Loss, gradients and weights of three steps; one rank resumes what two ranks saved."""
-    path, model = two_ranks / f"replicas-{replicas}", load(two_ranks / "start")
+@pytest.mark.parametrize("replicas, lora", VARIANTS)
+def test_two_ranks_equal_one(two_ranks, replicas, lora):
+    several_ranks_equal_one(two_ranks, replicas, lora)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_more_ranks_equal_one_and_two_ranks_resume_what_they_saved(tmp_path, ranks):
+    """On four ranks, two replicas are two ranks each."""
+    train_on_ranks(ranks, tmp_path)
+    launch(2, "resume", tmp_path / "start", tmp_path)
+    for replicas, lora in VARIANTS:
+        several_ranks_equal_one(tmp_path, replicas, lora)
+        path = tmp_path / f"replicas-{replicas}-lora-{lora}"
+        whole, resumed = (torch.load(path / name, weights_only=True) for name in ("results.pt", "resumed.pt"))
+        assert resumed["loss"] == pytest.approx(whole["losses"][2], rel=1e-6)
+        for name, gradient in whole["gradients"][2].items():
+            assert relative(resumed["gradients"][name], gradient) < (1e-5 if lora else 1e-6), name
+
+
+def several_ranks_equal_one(start, replicas, lora):
+    """Loss, gradients and weights of three steps; one rank resumes what several ranks saved."""
+    path, model = start / f"replicas-{replicas}-lora-{lora}", load(start / "start", lora=lora)
     two, optimizer = torch.load(path / "results.pt", weights_only=True), optimizer_of(model)
     for step in range(3):
         loss, gradients = train_step(model, optimizer, step)
         assert two["losses"][step] == pytest.approx(loss, rel=1e-6)
         for name, gradient in gradients.items():
-            assert relative(two["gradients"][step][name], gradient) < 1e-6, name
-    resumed = tiny_model("llama", seed=3, tie_word_embeddings=False)
+            # B starts at 0, so A's gradient is small and its rounding relatively large.
+            assert relative(two["gradients"][step][name], gradient) < (1e-5 if lora else 1e-6), name
+    resumed = load(start / "start", lora=lora)
     other = optimizer_of(resumed)
     assert load_training(path / "training", resumed, other) == {"step": 2}
     train_step(resumed, other, 2)
+    trained, resumed = full_state(model), full_state(resumed)
     for name, saved in load(path / "saved").state_dict().items():
-        assert relative(saved, model.state_dict()[name]) < 1e-6
-        assert relative(resumed.state_dict()[name], model.state_dict()[name]) < 1e-6
+        assert relative(saved, trained[name]) < 1e-6
+        assert relative(resumed[name], trained[name]) < 1e-6
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_all_models_share_one_mesh_whose_groups_wait_as_long_as_the_first(two_ranks, replicas):
+    """A mesh for each model once made two more groups, which gave up after 30 minutes (NCCL: 10)."""
+    results = torch.load(two_ranks / f"replicas-{replicas}-lora-0/results.pt", weights_only=True)
+    assert results["new_groups"] == 0 and set(results["timeouts"]) == {7200.0}
+    assert len(results["timeouts"]) == (1 if replicas == 1 else 3)
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -562,31 +743,65 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path):
 def test_a_rank_ends_its_process_with_all_that_it_said():
     """Three processes, forked from one that has imported torch already."""
     script = """if True:
-        import os, model
+        import os, evaluate, model
         for i, status in enumerate((None, 143, 'it failed')):
             if not (child := os.fork()):
                 os.environ |= dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
                 model.init_dist()
                 print('said', i, end=';')
-                model.leave(status)
+                evaluate.leave(status)
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=';', flush=True)"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "said 0;0;said 1;143;said 2;1;" and done.stderr.endswith("it failed\n")
 
 
-def test_one_gpu_without_torchrun_is_a_group_of_one():
-    """So that `shard` computes in bfloat16 there as well. Gloo stands in for the GPU's backend."""
+def test_a_signal_ends_a_rank_that_waits_for_another():
+    """It once hung if the other rank, still playing, got its signal half a second later."""
     script = """if True:
-        import torch, torch.distributed as dist, model
+        import os, signal, socket, time, evaluate, model
+        with socket.create_server(('127.0.0.1', 0)) as server:
+            port = str(server.getsockname()[1])
+        children, (ready, say) = [], os.pipe()
+        for rank in '01':
+            children.append(os.fork())
+            if not children[-1]:
+                os.environ |= dict(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                evaluate.end_on_signals('mgrpo.py')
+                model.init_dist()
+                model.all_max(0)
+                os.write(say, b'.')
+                if rank == '0':
+                    model.all_max(0)
+                time.sleep(60)
+        os.read(ready, 1), os.read(ready, 1)  # both have met
+        for child in children:
+            time.sleep(0.5)
+            os.kill(child, signal.SIGTERM)
+        print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout == "[143, 143]\n" and done.stderr.count("mgrpo.py: ended by SIGTERM\n") == 2
+
+
+def test_one_gpu_without_torchrun_is_a_group_of_one():
+    """So that `shard` computes in bfloat16 there as well. Gloo stands in for the GPU's backend.
+
+    cuDNN's attention is off: it would plan each new row length again.
+    """
+    script = """if True:
+        import os, torch, torch.distributed as dist, model
+        cudnn = torch.backends.cuda.cudnn_sdp_enabled
+        before = cudnn()
         begin = dist.init_process_group
         dist.init_process_group = lambda backend, **more: begin('gloo', **more)
         torch.cuda.is_available, torch.cuda.set_device = lambda: True, print
         print(model.init_dist(), model.rank(), model.world_size(), dist.is_initialized())
-        model.leave()"""
+        print(before, cudnn(), flush=True)
+        os._exit(0)"""
     launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     bare = {name: value for name, value in os.environ.items() if name not in launched}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=bare)
-    assert done.stdout.split("\n") == ["cuda:0", "cuda:0 0 1 True", ""], done.stderr
+    assert done.stdout.split("\n") == ["cuda:0", "cuda:0 0 1 True", "True False", ""], done.stderr
 
 
 def test_the_command_line_completes_a_prompt(checkpoint, tmp_path, monkeypatch, capsys):

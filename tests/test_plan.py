@@ -1,4 +1,4 @@
-"""`model.py --plan`: a step on fake tensors takes the memory that it takes on real ones."""
+"""tests/plan.py: a step on fake tensors takes the memory that it takes on real ones."""
 import argparse
 import gc
 import json
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from conftest import ROOT
 from torch.profiler import ProfilerActivity, profile
 
-from model import (KVCache, ModelConfig, Transformer, clip_gradients, sample, token_logprobs,
-                   unsharded)
-from plan import REST, SHAPES, peak, plan, print_plan, shape_config, shard_as_on_gpus
+from model import (KVCache, ModelConfig, Transformer, adapt, clip_gradients, sample, token_logprobs,
+                   unsharded, without_adapters)
+from plan import CARDS, REST, SHAPES, peak, plan, print_plan, shape_config, shard_as_on_gpus
 
 CONTEXT, EPISODES = 1024, 3
 
@@ -38,14 +38,15 @@ def allocated(work, before):
     return most, now
 
 
-def measured_on_real_tensors(config, gpus, recompute):
+def measured_on_real_tensors(config, gpus, recompute, lora):
     """{phase: bytes} of the steps that `plan` describes. Only the other ranks are fake."""
     models = []
 
     def create():
-        models.extend(shard_as_on_gpus(config).to_empty(device="cpu") for _ in range(2))
-        for weight in (weight for model in models for weight in model.parameters()):
-            weight.data.to_local().normal_(std=0.02)
+        models.extend(shard_as_on_gpus(config, 1, lora).to_empty(device="cpu")
+                      for _ in range(1 if lora else 2))
+        for weight in (weight.data for model in models for weight in model.parameters()):
+            (weight.to_local() if hasattr(weight, "to_local") else weight).normal_(std=0.02)
 
     def train():
         turn = CONTEXT // 16
@@ -55,7 +56,7 @@ def measured_on_real_tensors(config, gpus, recompute):
         tokens = torch.zeros(1, CONTEXT, dtype=torch.long)
         action = torch.arange(CONTEXT)[None] % 2 == 1  # half of the positions; all starts are even
         logp, _ = token_logprobs(policy, tokens, action, segments=segments)
-        with torch.no_grad():
+        with torch.no_grad(), without_adapters(policy):
             logp_ref, _ = token_logprobs(reference, tokens, action, segments=segments)
         (logp - logp_ref).exp().sum().backward()
 
@@ -78,9 +79,10 @@ def measured_on_real_tensors(config, gpus, recompute):
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
     try:
         _, held = allocated(create, 0)
-        policy, reference = models
+        policy, reference = models[0], models[-1]
         policy.recompute = recompute
-        reference.requires_grad_(False)
+        if not lora:
+            reference.requires_grad_(False)
         optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
         most = {}
         first = ("first", train), ("first", update)
@@ -93,12 +95,12 @@ def measured_on_real_tensors(config, gpus, recompute):
     return most
 
 
-@pytest.mark.parametrize("gpus, recompute", [(1, True), (8, False)])
-def test_the_plan_equals_what_real_tensors_take(config, gpus, recompute, monkeypatch):
-    planned = plan(config, gpus, CONTEXT, EPISODES, recompute)
+@pytest.mark.parametrize("gpus, recompute, lora", [(1, True, 0), (8, False, 0), (1, True, 8), (8, False, 8)])
+def test_the_plan_equals_what_real_tensors_take(config, gpus, recompute, lora, monkeypatch):
+    planned = plan(config, gpus, CONTEXT, EPISODES, recompute, lora=lora)
     # CPUs have no fused RMSNorm; theirs would add float32 copies.
     monkeypatch.setattr(F, "rms_norm", lambda x, shape, weight, _: F.layer_norm(x, shape, weight))
-    real = measured_on_real_tensors(config, gpus, recompute)
+    real = measured_on_real_tensors(config, gpus, recompute, lora)
     for phase, kinds in planned.items():
         known = sum(size for kind, size in kinds.items() if kind != REST)
         assert kinds[REST] == pytest.approx(real[phase] - known, rel=0.1, abs=1e5), phase
@@ -122,12 +124,28 @@ def test_kinds_are_counted_to_the_byte_and_more_gpus_split_float32(config):
     assert peak(eight, 1 / 8) == pytest.approx(peak(one), rel=0.03)
 
 
+def test_lora_freezes_a_bfloat16_policy_and_needs_no_second_one(config):
+    """One GPU computes with the weights that it holds. Several hold parts and gather them."""
+    numbers = sum(p.numel() for p in Transformer(config).parameters())
+    width, kv, wide = 256, 64, 768  # in + out of q, k, v, o, then gate, up, down
+    per_layer = 2 * width + 2 * (width + kv) + 2 * width + 3 * (width + wide)
+    one, eight = (plan(config, gpus, 256, EPISODES, lora=8) for gpus in (1, 8))
+    for phases, parts in ((one, 1), (eight, 8)):
+        for kinds in phases.values():
+            assert kinds["frozen policy, bfloat16"] == pytest.approx(2 * numbers / parts)
+            assert kinds["adapters, float32"] == pytest.approx(4 * 3 * 8 * per_layer / parts)
+            assert kinds["Adam's moments, float32"] == 2 * kinds["adapters, float32"]
+            assert not any("reference" in kind for kind in kinds)
+    assert "gathered weights, bfloat16" not in one["rollout"]
+    assert eight["rollout"]["gathered weights, bfloat16"] > 2 * numbers
+
+
 @pytest.mark.parametrize("name, policy", [
     ("DIR", "0.1"), pytest.param("Qwen2.5-0.5B", "0.2", marks=pytest.mark.slow)])  # 4 bytes / 8
 def test_the_command_line_needs_neither_weights_nor_gpu(config, name, policy, tmp_path):
     larger = config.raw | {"vocab_size": 600_000, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(larger))
-    command = [sys.executable, ROOT / "model.py", "--plan", tmp_path if name == "DIR" else name,
+    command = [sys.executable, ROOT / "tests/plan.py", tmp_path if name == "DIR" else name,
                "--gpus", "8", "--context", "1024", "--episodes", "2"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = {line[:34].strip(): line[34:].split() for line in out.splitlines()}
@@ -135,6 +153,12 @@ def test_the_command_line_needs_neither_weights_nor_gpu(config, name, policy, tm
     assert lines["policy, float32"] == [policy] * 3
     assert all(f"{card} GB cards" in out for card in (24, 48, 80, 141))
     assert "fits" in out and "would do: 1" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, card", [("Qwen2.5-3B", 24), ("Llama-3.1-8B", 48)])
+def test_lora_trains_on_one_card(name, card):
+    assert peak(plan(shape_config(name), 1, 16384, 8, lora=16)) < CARDS[card]
 
 
 def test_unknown_models_and_impossible_groups_are_refused():
@@ -156,3 +180,28 @@ def test_the_models_of_the_plan_have_their_published_sizes():
     for name, size in PUBLISHED.items():
         with torch.device("meta"):
             assert sum(p.numel() for p in Transformer(shape_config(name)).parameters()) == size, name
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_later_steps_need_no_more_memory_than_the_second(config, lora):
+    """The first step makes Adam's moments."""
+    policy = adapt(Transformer(config), lora)
+    for weight in policy.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+    optimizer = torch.optim.AdamW(policy.parameters())
+    action = torch.arange(128)[None] >= 100
+
+    def step():
+        tokens = torch.randint(0, 4096, (1, 128))
+        with torch.no_grad(), without_adapters(policy):
+            logp_ref, _ = token_logprobs(policy, tokens, action)
+        (token_logprobs(policy, tokens, action)[0] - logp_ref).exp().sum().backward()
+        clip_gradients(policy, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    held, peaks = 0, []
+    for _ in range(5):
+        most, held = allocated(step, held)
+        peaks.append(most)
+    assert peaks[2:] == [peaks[1]] * 3

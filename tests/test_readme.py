@@ -109,3 +109,22 @@ def test_the_recipe_for_a_site_of_ones_own(checkpoint, tmp_path):
 @pytest.mark.parametrize("figure, files", [("training", "demo-seed?/r1-metrics.jsonl"), ("turns", "experiments/seed?/*-turns.json")])
 def test_the_curves_are_drawn_from_the_raw_figures(figure, files):
     assert curves.draw(sorted((ROOT / "assets/results").glob(files))) == (ROOT / f"assets/{figure}.svg").read_text()
+
+
+def test_the_training_curves_open_with_held_out_success(tmp_path):
+    """The mean of the runs with their range around it, from the clones' figure on; base and clone as dashed lines."""
+    for seed, rates in enumerate([(0.5, 0.7), (0.6, 0.9)]):
+        folder = tmp_path / f"demo-seed{seed}"
+        folder.mkdir()
+        line = dict(success_rate=0.5, response_tokens=16, turns=3)
+        lines = [line | {"step": step} for step in range(4)]
+        for step, rate in zip((1, 3), rates):
+            lines[step]["held_out_success"] = rate
+        (folder / "r1-metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        for name, rate in (("base", 0.1), ("bc", (0.3, 0.5)[seed])):
+            (folder / f"{name}-dev.json").write_text(json.dumps({"success_rate": rate}))
+    svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
+    at = lambda x, y: f"{curves.LEFT + 200 * x:.1f},{56 + 130 * (1 - y):.1f}"
+    assert f'points="{at(0, 0.4)} {at(0.5, 0.55)} {at(1, 0.8)}"' in svg  # steps 0, 2 and 4 of 4
+    assert f'points="{at(0, .3)} {at(.5, .5)} {at(1, .7)} {at(1, .9)} {at(.5, .6)} {at(0, .5)}"' in svg
+    assert "base 10%" in svg and "BC 40%" in svg and svg.count("stroke-dasharray") == 2 and svg.count("<polyline") == 7

@@ -377,6 +377,12 @@ def test_the_tasks_behind_published_results_stay_as_they_are(split, digest):
     assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
+def test_the_dev_split_holds_every_template_as_often():
+    """Its success rate is a mean over templates, so steps of training are comparable."""
+    counts = Counter(task["intent_template_id"] for task in sandbox.tasks("dev"))
+    assert counts == dict.fromkeys(SEEN, 5)
+
+
 @pytest.mark.parametrize("split, template", [("train", 9), ("full-train", 9), ("full-train", 71)])
 def test_no_old_order_passes_for_buying(split, template):
     numbers = list(SPLITS[split][1])

@@ -22,14 +22,15 @@ import bc
 import evaluate
 import mgrpo
 from compress import Chat
-from evaluate import Environment, Run
-from model import gather, init_dist, leave, load, load_tokenizer, rank, shard
+from evaluate import Environment, Run, leave
+from model import gather, init_dist, load, load_tokenizer, rank, shard
 from worlds.sandbox import tasks
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = ["--max-turns", "2", "--max-new-tokens", "8", "--max-context", "1200", "--concurrency", "4"]
 METRICS = """step reward success_rate turns response_tokens trajectory_tokens kl clip_frac entropy logp_gap
-grad_norm groups_kept env_errors truncated invalid_actions seconds_rollout seconds_train
+grad_norm groups_kept env_errors truncated invalid_actions failed_actions share change largest_change
+seconds_rollout seconds_train
 tokens_per_second""".split()
 # What the end of each script gives to command_line.
 SCRIPTS = {"bc.py": (bc, {"paper": bc.PAPER}, ""), "mgrpo.py": (mgrpo, {"paper": mgrpo.PAPER}, "runs/bc"),
@@ -85,6 +86,15 @@ def test_bc_records_demonstrations_and_leaves_a_checkpoint(cloned):
     assert run["demos"] == 3 and run["torch"] == torch.__version__ and run["seed"] == 0
     assert "commit" in run and "device" in run
     assert load(cloned) and (cloned / "tokenizer.json").exists() and (cloned / "agent.json").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_record_the_demonstrations_of_one_and_train_adapters(cloned, checkpoint, tmp_path):
+    done = script("bc.py", "--model", checkpoint, "--out", tmp_path, "--demos", 3, "--epochs", 1, "--batch", 4,
+                  "--max-context", 4000, "--lora", 4, ranks=2)
+    assert done.returncode == 0, done.stderr
+    said = lambda path: [(r["task_id"], [turn["response"] for turn in r["turns"]]) for r in read(path)]
+    assert said(tmp_path / "demos.jsonl") == said(cloned / "demos.jsonl") and load(tmp_path)
 
 
 @pytest.mark.parametrize("ranks, more", [
@@ -276,10 +286,22 @@ def test_two_ranks_make_the_steps_that_one_rank_makes(checkpoint, two_ranks, tmp
     train_policy(checkpoint, tmp_path / "1.pt")
     one, two = (torch.load(path, weights_only=True) for path in (tmp_path / "1.pt", two_ranks / "policy.pt"))
     for a, b in zip(one["metrics"], two["metrics"], strict=True):
-        for key in ("loss", "grad_norm", "kl", "logp_gap", "entropy"):
+        for key in ("loss", "grad_norm", "kl", "logp_gap", "entropy", "share", "largest_gap"):
             assert a[key] == pytest.approx(b[key], rel=1e-5), key
+    assert all(line["share"] < 1 for line in two["metrics"])  # the steps were shortened, on both ranks alike
     for name, weight in one["state"].items():
         torch.testing.assert_close(two["state"][name], weight, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_eight_ranks_share_the_steps_of_one_though_some_have_no_group(checkpoint, tmp_path):
+    train_policy(checkpoint, tmp_path / "1.pt")
+    done = script("tests/two_ranks.py", checkpoint, tmp_path / "8.pt", ranks=8)
+    assert done.returncode == 0, done.stderr
+    one, eight = (torch.load(tmp_path / name, weights_only=True) for name in ("1.pt", "8.pt"))
+    for a, b in zip(one["metrics"], eight["metrics"], strict=True):
+        for key in ("loss", "grad_norm", "kl", "logp_gap", "entropy"):
+            assert a[key] == pytest.approx(b[key], rel=1e-5), key
 
 
 def test_ranks_with_unequal_work_run_equally_many_forwards_and_agree(two_ranks):

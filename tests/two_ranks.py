@@ -2,6 +2,7 @@
 
     two_ranks.py CHECKPOINT OUT            mgrpo.py's update on ragged groups of unequal number
     two_ranks.py model CHECKPOINT OUT      model.py: a model loaded in parts, trained, saved half-way
+    two_ranks.py resume CHECKPOINT OUT     ... and its last step, on another number of ranks
     two_ranks.py bfloat16 CHECKPOINT OUT   a GPU's precision on CPUs: log-probs of rollout and training
 """
 import asyncio
@@ -11,11 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
+import torch.distributed as dist
 from conftest import tiny_model
 from torch.distributed import fsdp
 
-from model import (all_sum, full_state, init_dist, leave, load, load_tokenizer, rank, save, save_training, shard,
-                   token_logprobs, unsharded, world_size)
+from evaluate import leave
+from model import (all_sum, full_state, init_dist, load, load_tokenizer, load_training, rank, save, save_training, shard,
+                   token_logprobs, unsharded, without_adapters, world_size)
 
 
 def groups(chat, step):
@@ -34,7 +37,7 @@ def run_forwards(model):
 
 def train_policy(checkpoint, out):
     from compress import Chat
-    from mgrpo import Config, group_advantages, update
+    from mgrpo import Config, group_advantages, train
     device = init_dist()
     chat = Chat(load_tokenizer(checkpoint), "You browse the web.")
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
@@ -44,11 +47,15 @@ def train_policy(checkpoint, out):
     for step in range(3):
         run_forwards(model)
         kept = [g for g in map(group_advantages, groups(chat, step)[rank()::world_size()]) if g]
-        cfg = Config(beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step])
-        lines.append(update(model, reference, optimizer, kept, chat, cfg, device))
+        cfg = Config(beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step],
+                     updates_per_batch=1, max_change=1.0)
+        lines.append(train(model, reference, optimizer, kept, chat, cfg, device))
     state = full_state(model)
     if rank() == 0:
         torch.save({"state": state, "metrics": lines}, out)
+
+
+VARIANTS = ((1, 0), (2, 0), (1, 4))  # replicas, the rank of LoRA
 
 
 def optimizer_of(model):
@@ -56,29 +63,37 @@ def optimizer_of(model):
 
 
 def train_step(model, optimizer, step, world=1, member=0):
-    """One step on the member's share of eight rows; returns the loss of this share and the gradients."""
+    """One step on the member's share of eight rows; returns the loss of this share and the gradients.
+
+    With LoRA there is a distance to the reference, which is the same model without its adapters.
+    """
     rows = torch.randint(0, 400, (8, 24), generator=torch.Generator().manual_seed(step))[member::world]
-    logp_N, _ = token_logprobs(model, rows, torch.arange(24).expand_as(rows) >= 15)
+    row = rows, torch.arange(24).expand_as(rows) >= 15
+    logp_N, _ = token_logprobs(model, *row)
     loss = -logp_N.sum() / 72
+    if model.lora:
+        with torch.no_grad(), without_adapters(model):
+            logp_ref_N, _ = token_logprobs(model, *row)
+        loss = loss + ((logp_ref_N - logp_N) ** 2).sum() / 72
     (loss * world).backward()  # FSDP averages over ranks
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
     optimizer.step()
     optimizer.zero_grad()
     return loss.item(), gradients
 
 
 def train_model(checkpoint, out):
-    """Once fully sharded, once with the whole model on each rank (HSDP)."""
-    init_dist()
-    for replicas in range(1, world_size() + 1):
+    """Fully sharded, in groups of ranks that each hold the whole model (HSDP), and with LoRA."""
+    device, groups = init_dist(), dist.distributed_c10d._world.pg_map
+    for replicas, lora in VARIANTS:
         torch.manual_seed(0)
-        path = Path(out) / f"replicas-{replicas}"
-        model = load(checkpoint, sharded=True, replicas=replicas)
+        path = Path(out) / f"replicas-{replicas}-lora-{lora}"
+        model = load(checkpoint, sharded=True, replicas=replicas, lora=lora)
         model.recompute = True
         total = sum(p.numel() for p in model.parameters())
         held = sum(p.to_local().numel() for p in model.parameters())
         share = total * replicas / world_size()
-        assert held <= share * 1.01, f"this rank holds {held} of {total} numbers"
+        assert held <= share * 1.05, f"this rank holds {held} of {total} numbers"
         optimizer, losses, gradients = optimizer_of(model), [], []
         for step in range(3):
             run_forwards(model)
@@ -88,8 +103,25 @@ def train_model(checkpoint, out):
             if step == 1:
                 save_training(path / "training", model, optimizer, {"step": 2})
         save(model, path / "saved")
+        before = len(groups)
+        load(checkpoint, sharded=True, replicas=replicas, lora=lora)  # as the reference policy is
+        timeouts = [group._get_backend(device).options._timeout.total_seconds() for group in groups]
         if rank() == 0:
-            torch.save({"losses": losses, "gradients": gradients}, path / "results.pt")
+            torch.save({"losses": losses, "gradients": gradients, "timeouts": timeouts,
+                        "new_groups": len(groups) - before}, path / "results.pt")
+
+
+def resume_model(checkpoint, out):
+    """The third step of all that `train_model` has saved."""
+    init_dist()
+    for replicas, lora in VARIANTS:
+        path = Path(out) / f"replicas-{replicas}-lora-{lora}"
+        model = load(checkpoint, sharded=True, lora=lora)
+        assert load_training(path / "training", model, optimizer := optimizer_of(model)) == {"step": 2}
+        loss, gradient = train_step(model, optimizer, 2, world_size(), rank())
+        results = {"loss": float(all_sum([loss])), "gradients": {n: g.full_tensor() for n, g in gradient.items()}}
+        if rank() == 0:
+            torch.save(results, path / "resumed.pt")
 
 
 def sample_in_bfloat16(checkpoint, out):
@@ -127,6 +159,6 @@ def sample_in_bfloat16(checkpoint, out):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    task = {"model": train_model, "bfloat16": sample_in_bfloat16}.get(sys.argv[1])
+    task = {"model": train_model, "resume": resume_model, "bfloat16": sample_in_bfloat16}.get(sys.argv[1])
     task(*sys.argv[2:]) if task else train_policy(*sys.argv[1:])
     leave()

@@ -1,7 +1,8 @@
 """The worlds that agents act in, and where tasks come from.
 
 sandbox/: the embedded sites; base/: the small model; webarena.py, miniwob.py: the benchmarks' tasks;
-endpoint.py: models behind a URL. A leaf: nothing here imports the six files at the top.
+words.py: how the benchmark cuts text into words; endpoint.py: models behind a URL; onlooker.py:
+people who look on. A leaf: nothing here imports the six files at the top.
 """
 import contextlib
 import os

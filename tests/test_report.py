@@ -1,0 +1,562 @@
+"""People look on: the report as a player, pictures with a frame around the element, a window, progress."""
+import base64
+import json
+import os
+import sys
+import time
+
+import pictures
+import pytest
+from conftest import ROOT, make_task
+
+import evaluate
+import rollout
+from compress import Chat, Trajectory, Turn
+from evaluate import Benchmark, Config, Environment, report, start_run
+from rollout import Browser, Settings, find_chromium, parse, play
+from worlds.onlooker import Onlooker, embed, ticker
+
+# --------------------------------------------------------------------------------------------- the report
+
+HOSTILE = ("</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+           "&lt;b&gt;")
+
+
+def write_run(path, n=5):
+    """A finished run's files, with text in every place that tries to break out."""
+    run = start_run(Config(out=str(path)), "cpu")
+    for step in range(30):
+        run.write({"step": step, "reward": step / 30, "trajectory_tokens": 900 + step, "turns": 5 - step / 30, "kl": 0.0,
+                   "entropy": .5, "logp_gap": 1e-6, "env_errors": 0, "seconds_rollout": 3.0, "seconds_train": 2.0})
+    turn = {"url": "http://h/" + HOSTILE, "observation": HOSTILE, "response": "ab" + HOSTILE, "action": HOSTILE,
+            "error": HOSTILE, "tokens": ["a", "b" + HOSTILE], "logps": [-.1, -2.], "context_tokens": 9,
+            "truncated": False}
+    run.append("trajectories.jsonl", [{
+        "step": i, "split": "test" if i % 2 else "train", "task_id": i, "sites": ["reddit" if i % 2 else "shopping"],
+        "template": 1, "intent": f"task number {i} {HOSTILE}", "member": 0, "reward": float(i % 2), "advantage": .5,
+        "status": "env_error" if i == 0 else "ok", "answer": HOSTILE,
+        "checks": [["exact_match " + HOSTILE, bool(i % 2), HOSTILE]], "turns": [turn]} for i in range(n)])
+    summary = {"success_rate": .5, "ci95": [.2, .8], "n": 4, "turns": 2.0, "env_errors": 1,
+               "per_site": {HOSTILE: {"success_rate": .5, "ci95": [.2, .8], "n": 4}}}
+    (path / "summary.json").write_text(json.dumps({"splits": {HOSTILE: summary}}))
+
+
+HELP = """window.node = rule => document.querySelector(rule);
+          window.nodes = rule => [...document.querySelectorAll(rule)];
+          window.textOf = rule => node(rule).textContent;
+          window.texts = rule => nodes(rule).map(n => n.textContent);"""
+
+
+@pytest.fixture
+def look_at(run):
+    """look_at(path of a report, script) -> (its result, what the browser complains of, what it asked for).
+
+    fragment: of the address that is opened. keys: pressed before the script runs.
+    """
+    async def play(path, script, fragment, keys):
+        complaints, asked = [], []
+        async with Browser(Settings()) as browser:
+            page = await browser.chromium.new_page()
+            await page.add_init_script(HELP)
+            page.on("console", lambda m: complaints.append(m.text))
+            page.on("pageerror", lambda e: complaints.append(str(e)))
+            page.on("request", lambda r: asked.append(r.url))
+            await page.goto(path.absolute().as_uri() + fragment)
+            for key in keys:
+                await page.keyboard.press(key)
+            return await page.evaluate(script), complaints, asked
+
+    return lambda path, script, fragment="", keys=(): run(play(path, script, fragment, keys))
+
+
+def test_the_report_opens_without_a_network_and_hostile_text_in_it_is_inert(look_at, tmp_path):
+    write_run(tmp_path)
+    seen, complaints, asked = look_at(
+        report(tmp_path), """() => ({title: document.title, images: document.images.length,
+        charts: nodes('.chart').length, said: textOf('.said'),
+        page: textOf('.page'), scripts: document.scripts.length,
+        cells: nodes('td').length})""")
+    assert complaints == [] and len(asked) == 1
+    assert seen["title"] == tmp_path.name and seen["images"] == 0 and seen["scripts"] == 2
+    assert seen["charts"] == 8 and seen["cells"] == 14 and seen["page"] == HOSTILE and seen["said"] == "ab" + HOSTILE
+
+
+def test_odd_values_leave_the_report_readable(look_at, tmp_path):
+    """A template without a name, a summary without an interval, two values that differ by rounding alone."""
+    write_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "reward": value, "turns": None}) + "\n"
+                                                    for i, value in enumerate([.3, .3 + 5e-17, .3])))
+    plain = {"success_rate": .5, "n": 4}
+    templates = {"per_template": {"1": plain | {"template": None}}}
+    (tmp_path / "summary.json").write_text(json.dumps({"splits": {"test": plain | templates}}))
+    seen, complaints, _ = look_at(report(tmp_path), """() => [nodes('.chart').length,
+        nodes('#tables tbody tr').length, nodes('.bars > div').length,
+        nodes('#list button').length]""")
+    assert seen == [1, 1, 1, 5] and complaints == []
+
+
+def test_the_report_filters_and_opens_episodes(look_at, tmp_path):
+    write_run(tmp_path)
+    seen, complaints, _ = look_at(
+        report(tmp_path), """() => {
+        const set = (id, value) => { const e = node('#' + id);
+                                     e.value = value; e.dispatchEvent(new Event('input')); };
+        const listed = () => nodes('#list button').length, out = [listed()];
+        set('split', 'test'); out.push(listed()); set('split', '');
+        set('site', 'shopping'); out.push(listed()); set('site', '');
+        set('outcome', 'success'); out.push(listed());
+        set('outcome', 'environment error'); out.push(listed()); set('outcome', '');
+        set('text', 'NUMBER 3'); out.push(listed());
+        node('#list button').click();
+        return [out, textOf('.intent').slice(0, 13),
+                nodes('.checks li.ok').length];
+    }""")
+    assert seen == [[5, 2, 3, 2, 1, 1], "task number 3", 1] and complaints == []
+
+
+def test_the_report_takes_the_newest_episodes_and_says_what_it_leaves_out(look_at, tmp_path):
+    write_run(tmp_path, n=2100)
+    with open(tmp_path / "trajectories.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 9, "spl')  # a run that is being written
+    (count, first), _, _ = look_at(
+        report(tmp_path),
+        "() => [textOf('#count'), textOf('.intent')]")
+    assert "1999 episodes" in count and "102 older ones" in count and first.startswith("task number 2099")
+    rows, left_out = evaluate.newest(tmp_path / "trajectories.jsonl", size=10_000)  # it begins within a line
+    assert rows and rows[-1]["task_id"] == 2099 and len(rows) + left_out == 2101 and len(json.dumps(rows)) < 10_000
+
+
+def test_a_number_that_json_does_not_know_leaves_the_report_readable(look_at, tmp_path):
+    write_run(tmp_path)
+    text = (tmp_path / "trajectories.jsonl").read_text()
+    (tmp_path / "trajectories.jsonl").write_text(text.replace("-0.1", "NaN"))  # the policy diverged
+    seen, complaints, _ = look_at(report(tmp_path), "() => nodes('#list button').length")
+    assert seen == 5 and complaints == []
+
+
+def test_a_report_needs_nothing_but_a_directory(look_at, tmp_path):
+    _, complaints, _ = look_at(report(tmp_path), "() => 0")
+    assert complaints == []
+    with pytest.raises(ValueError, match="no run at"):
+        report(tmp_path / "nowhere")
+
+
+# --------------------------------------------------------------------------------------------- the player
+
+JPEG = base64.b64decode(  # one white pixel
+    "/9j/4AAQSkZJRgABAQEASABIAAD/2wBDAP////////////////////////////////////////////////////////////////////////////////"
+    "//////wgALCAABAAEBAREA/8QAFBABAAAAAAAAAAAAAAAAAAAAAP/aAAgBAQABPxA=")
+PAGE = "<a>cart 0</a> <input>search 5 = tea</input>\n<a>red &lt;lamp&gt; 15</a>"
+SEARCH, CLICK = "do(action='Search', argument='a \\'b\\'', element='5')", "do(action='Click', element='15')"
+EXIT, SEARCHED = "exit(message='$3')", "Search “a 'b'” in “search”"
+
+
+def write_group(path, steps=(3,), hostile=""):
+    """A run whose steps played one group each: both members search, one exits, one clicks and never exits."""
+    (path / "screenshots").mkdir(parents=True)
+    def turn(k, action, **more):
+        (path / f"screenshots/{k}.jpg").write_bytes(JPEG)
+        text = f"<think>hm{hostile}</think><answer>{action}</answer>"
+        return {"url": "http://h/", "observation": PAGE, "response": text, "action": action, "error": "",
+                "tokens": ["<think>", "hm" + hostile, "</think>", f"<answer>{action}", "</answer>"],
+                "logps": [0, -1, 0, 0, 0], "context_tokens": 9,
+                "shot": {"file": f"screenshots/{k}.jpg", "frame": [640, 360, 64, 36]}, **more}
+    rows = []
+    for step in steps:
+        shared = {"step": step, "split": "train", "task_id": 17, "sites": ["shop"], "intent": "find it",
+                  "status": "ok"}
+        rows += [
+            shared | {"member": 0, "reward": 1.0, "advantage": .7, "answer": "$3",
+                      "checks": [["exact_match “$3”", True, ""]], "turns": [turn(0, SEARCH), turn(1, EXIT)]},
+            shared | {"member": 1, "reward": 0.0, "advantage": -.7, "answer": None,
+                      "checks": [["exact_match “$3”", False, "no"]],
+                      "turns": [turn(0, SEARCH), turn(2, CLICK, shot={"file": "screenshots/2.jpg", "frame": None}),
+                                turn(3, "", error="no action found" + hostile, shot={"file": "gone", "frame": None})]}]
+    (path / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return report(path)
+
+
+SHOWN = """() => [textOf('#turn'), textOf('.did'), location.hash,
+                  node('#stage img') !== null, textOf('#strip [aria-current=true] > span:last-child')]"""
+
+
+def test_a_fragment_opens_an_episode_at_a_turn(look_at, tmp_path):
+    fragment = "#split=train&step=3&task=17&member=1&turn=2"
+    seen, complaints, _ = look_at(write_group(tmp_path / "run", steps=(3, 4)), SHOWN, fragment)
+    assert seen == ["Turn 2 of 3", "Click “red <lamp>”", fragment, True, "Click “red <lamp>”"] and complaints == []
+
+
+def test_a_fragment_that_is_pasted_later_is_followed(look_at, tmp_path):
+    seen, _, _ = look_at(write_group(tmp_path / "run", steps=(3, 4)), """async () => {
+        location.hash = '#step=3&task=17&member=0&turn=9';
+        await new Promise(done => addEventListener('hashchange', () => setTimeout(done)));
+        return [textOf('#turn'), nodes('.chip')[4].textContent];
+    }""")
+    assert seen == ["Turn 2 of 2", "step 3"]
+
+
+def test_an_old_episode_is_listed_when_a_fragment_opens_it(look_at, tmp_path):
+    path = write_group(tmp_path / "run", steps=range(200))
+    seen, _, _ = look_at(path, "() => textOf('#list [aria-current=true] small')", "#step=0&task=17")
+    assert "step 0" in seen
+
+
+@pytest.mark.parametrize("keys, turn, did", [
+    ([], 1, SEARCHED), (["ArrowRight"], 2, "Click “red <lamp>”"), (["ArrowLeft"], 1, SEARCHED),
+    (["ArrowRight"] * 5, 3, "no action could be read"), (["j", "ArrowRight"], 2, "exit “$3”"),
+    (["ArrowRight", "ArrowRight", "ArrowLeft"], 2, "Click “red <lamp>”"), (["j", "ArrowRight", "k"], 1, SEARCHED)])
+def test_keys_go_through_turns_and_episodes(keys, turn, did, look_at, tmp_path):
+    seen, complaints, _ = look_at(write_group(tmp_path / "run"), SHOWN, keys=keys)
+    assert seen[0].startswith(f"Turn {turn} of") and seen[1] == did and complaints == []
+    assert (f"turn={turn}" in seen[2]) == bool(keys)  # the address can be copied
+
+
+def test_slider_buttons_and_thumbnails_go_to_a_turn(look_at, tmp_path):
+    seen, complaints, _ = look_at(write_group(tmp_path / "run"), """() => {
+        const now = () => textOf('#turn'), slider = node('#slider'), out = [];
+        slider.value = 3; slider.dispatchEvent(new Event('input')); out.push(now());
+        node('.turns button').click(); out.push(now(), slider.value);
+        nodes('#strip button')[0].click(); out.push(now(), slider.value);
+        return [...out, nodes('#strip img').length, node('.turns button').disabled];
+    }""")
+    assert seen == ["Turn 3 of 3", "Turn 2 of 3", "2", "Turn 1 of 3", "1", 2, True] and complaints == []
+
+
+def test_typing_into_the_search_field_moves_nothing(look_at, tmp_path):
+    seen, _, _ = look_at(write_group(tmp_path / "run"), "() => [document.activeElement.id, textOf('#turn')]",
+                         keys=["Tab", "g", "j", "ArrowRight"])
+    assert seen == ["text", "Turn 1 of 3"]
+
+
+def test_tokens_take_the_advantages_colour_and_more_of_it_the_less_probable_they_were(look_at, tmp_path):
+    seen, _, _ = look_at(write_group(tmp_path / "run"), """() => {
+        const tokens = () => nodes('.said span').map(t => [t.className, t.style.getPropertyValue('--p')]);
+        return [tokens()[1], tokens()[3], (nodes('.members button')[0].click(), tokens()[1])];
+    }""")
+    assert seen == [["down", "0.44"], ["down tag", "0.00"], ["up", "0.44"]]  # 0.7 times 1 - 1/e
+
+
+def test_a_group_stands_side_by_side_with_rewards_and_where_its_members_part(look_at, tmp_path):
+    seen, complaints, _ = look_at(write_group(tmp_path / "run"), """() => {
+        const out = [texts('.side thead th'), texts('.side tbody tr'), nodes('.side img').length];
+        nodes('.side tbody button')[3].click();
+        return [...out, textOf('#turn'), textOf('.intent'), !node('.side')];
+    }""", keys=["g"])
+    heads, rows, pictures, turn, _, closed = seen
+    assert heads == ["", "member 0 reward 1+0.70", "member 1 ◂reward 0−0.70"]
+    assert rows == ["1" + SEARCHED * 2, "from here on they differ", "2exit “$3”Click “red <lamp>”",
+                    "3no action could be readno action found", "answer “$3”never exited✗ exact_match “$3”"]
+    assert (pictures, turn, closed, complaints) == (4, "Turn 2 of 3", True, [])
+
+
+def test_hostile_text_is_inert_in_the_player_and_in_the_group(look_at, tmp_path):
+    path = write_group(tmp_path / "run", hostile=HOSTILE)
+    rows = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= dict.fromkeys(("answer", "intent", "split", "task_id"), HOSTILE)
+        row |= {"checks": [[HOSTILE, False, HOSTILE]]}
+        for turn in row["turns"]:
+            turn |= {"observation": f"<a>{HOSTILE} 15</a>", "url": HOSTILE,
+                     "action": f"do(action='{HOSTILE}', argument=\"x\", element='15')"}
+            turn["shot"]["frame"] = [640, "1;background:url(http://127.0.0.1:1/x)", None, 5]
+    (tmp_path / "run/trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = {"template": HOSTILE, "success_rate": .5, "ci95": [.2, .8], "n": 4}
+    summary = {"success_rate": .5, "ci95": [.2, .8], "n": 4, "per_template": {HOSTILE: template}}
+    (tmp_path / "run/summary.json").write_text(json.dumps({"splits": {HOSTILE: summary}, "run": {"model": HOSTILE}}))
+    inside = """() => [document.title, document.scripts.length,
+                       nodes('img').every(image => image.src.startsWith('data:image/jpeg'))]"""
+    for keys in (["ArrowRight"], ["g"], ["g", "g"]):
+        (title, scripts, ours), complaints, asked = look_at(report(path.parent), inside, keys=keys)
+        assert (title, scripts, ours, complaints, len(asked)) == ("run", 2, True, [], 1)
+
+
+def test_compared_runs_stand_in_one_picture_template_by_template(look_at, tmp_path, capsys):
+    for name, share in (("base", 0.0), ("bc", 0.25), ("r1", 0.75)):
+        figures = {"success_rate": share, "ci95": [share / 2, share / 2 + .5], "n": 4, "turns": 2.0, "env_errors": 0}
+        templates = {"3": figures | {"template": "open {{name}}"},
+                     "4": figures | {"template": "buy {{name}}", "success_rate": 1 - share}}
+        (tmp_path / name).mkdir()
+        splits = {"test": figures | {"per_template": templates}}
+        (tmp_path / name / "summary.json").write_text(json.dumps({"splits": splits}))
+    evaluate.main(Config(compare=",".join(str(tmp_path / name) for name in ("base", "bc", "r1"))))
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith(f"report: {tmp_path}/r1/report.html (") and said[-1].endswith(" MB)")
+    seen, complaints, _ = look_at(tmp_path / "r1/report.html", """() => [
+        texts('.legend span'), node('.bars').parentElement.open,
+        texts('.bars > div'),
+        nodes('.bar').slice(0, 3).map(n => [n.querySelector('b').style.width, n.querySelector('u').style.left])]""")
+    assert seen == [["base", "bc", "r1"], True, ["open ‹name›0%25%75%", "buy ‹name›100%75%25%"],
+                    [["0%", "0%"], ["25%", "12.5%"], ["75%", "37.5%"]]] and complaints == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_window(width, run, tmp_path):
+    path = write_group(tmp_path / "run")
+
+    async def look():
+        async with Browser(Settings()) as browser:
+            page = await browser.chromium.new_page(viewport={"width": width, "height": 844})
+            await page.goto(path.absolute().as_uri())
+            wide = [await page.evaluate("document.documentElement.scrollWidth")]
+            await page.keyboard.press("g")
+            return wide + [await page.evaluate("document.documentElement.scrollWidth")]
+    assert max(run(look())) <= width
+
+
+def test_old_pictures_are_left_out_when_there_are_too_many(tmp_path):
+    write_group(tmp_path / "run", steps=(3, 4))
+    records = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    embed(records, tmp_path / "run", room=3 * len(JPEG) + 1)
+    assert [sum("jpeg" in turn["shot"] for turn in record["turns"]) for record in records] == [0, 0, 1, 2]
+
+
+def test_a_report_with_2000_episodes_and_200_pictures_opens_within_two_seconds(run, tmp_path):
+    write_group(tmp_path / "run", steps=range(1000))
+    rows = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    for k, turn in enumerate(turn for row in reversed(rows) for turn in row["turns"]):
+        turn["observation"] = PAGE + "\n<a>a link with a name 16</a> and a text" * 40
+        turn["shot"]["file"] = f"screenshots/big-{k}.jpg"
+        if k < 200:
+            (tmp_path / "run" / turn["shot"]["file"]).write_bytes(JPEG + os.urandom(25_000))
+    (tmp_path / "run/trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = report(tmp_path / "run")
+
+    async def look():
+        async with Browser(Settings()) as browser:
+            page = await browser.chromium.new_page()
+            devtools = await page.context.new_cdp_session(page)
+            # The page's own seconds, since the machine may be busy with something else.
+            await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+            start = time.monotonic()
+            await page.goto(path.absolute().as_uri())
+            took = time.monotonic() - start
+            assert "2000 episodes" in await page.text_content("#count")
+            metrics = (await devtools.send("Performance.getMetrics"))["metrics"]
+            return took, {metric["name"]: metric["value"] for metric in metrics}["TaskDuration"]
+    took, computed = run(look())
+    print(f"{path.stat().st_size / 1e6:.1f} MB opened in {took:.2f} s, of which it computed {computed:.2f}")
+    assert computed < 2
+
+
+# ----------------------------------------------------------------------------------------------- pictures
+
+RED = "background:rgb(255,0,0);border:0;display:inline-block;color:rgb(255,0,0)"
+FAR = "<div style='height:3000px'>a long page</div>"
+BUTTON = f"<button style='{RED};width:140px;height:50px' onclick='top.at = [event.clientX, event.clientY]'>go</button>"
+INNER = f"<body style='margin:0'>{FAR}<div style='padding:200px'>{BUTTON}</div>{FAR}"
+PAGES = {
+    "/inner": INNER, "/plain": "<body>" + BUTTON,
+    "/far": f"<body>{FAR}<div style='padding-left:700px'>{BUTTON}</div>{FAR}",
+    "/frame": f"<body>{FAR}<iframe src=/inner style='padding:17px 31px;border:9px solid;width:500px;height:400px'>"
+              f"</iframe>{FAR}",
+    "/scaled": f"<body>{FAR}<iframe src=/inner style='border:9px solid;width:600px;height:500px;"
+               f"transform:scale(.6)'></iframe>{FAR}",
+    "/nested": f"<body>{FAR}<iframe src=/frame style='border:5px solid;width:900px;height:600px'></iframe>",
+    "/panel": f"<body><div style='height:300px;overflow:auto'>{FAR}{BUTTON}{FAR}</div>",
+    "/field": f"<body>{FAR}<input aria-label=go style='{RED};width:200px;height:40px'>{FAR}",
+    "/choice": f"<body>{FAR}<select aria-label=go style='{RED};width:200px;height:40px'>"
+               f"<option>a<option>b</select>{FAR}",
+}
+CLICK_GO = '<think>hm</think><answer>do(action="Click", element="0")</answer>'
+REDS = """async jpeg => {  // the box of the red pixels in a picture
+    const image = new Image();
+    image.src = 'data:image/jpeg;base64,' + jpeg;
+    await image.decode();
+    const canvas = new OffscreenCanvas(image.width, image.height), paint = canvas.getContext('2d');
+    paint.drawImage(image, 0, 0);
+    const {data} = paint.getImageData(0, 0, image.width, image.height), xs = [], ys = [];
+    for (let i = 0; i < data.length; i += 4) if (data[i] > 200 && data[i + 1] < 60 && data[i + 2] < 60) {
+        xs.push(i / 4 % image.width);
+        ys.push(Math.floor(i / 4 / image.width));
+    }
+    const low = v => v.reduce((a, b) => Math.min(a, b)), high = v => v.reduce((a, b) => Math.max(a, b)) + 1;
+    return [low(xs), low(ys), high(xs) - low(xs), high(ys) - low(ys), image.width, image.height];
+}"""
+
+
+@pytest.mark.parametrize("path, action", [
+    ("/field", "Type"), ("/choice", "Select Dropdown Option"),
+    *((path, "Click") for path in PAGES if path not in ("/inner", "/field", "/choice"))])
+def test_the_frame_lies_on_the_element_that_is_acted_upon(path, action, site, browse, tmp_path):
+    """Compared with the pixels of the picture, and with where the click arrives."""
+    argument = ', argument="b"' if action != "Click" else ""
+    turn = Turn("", "", [], [], [], f'do(action="{action}"{argument}, element="0")')
+    trajectory = Trajectory(make_task(), turns=[turn])
+
+    async def look(session):
+        await session.observe()
+        await Onlooker(evaluate.aim, tmp_path, "here", {(7, 0)})(session, trajectory)
+        await session.execute(parse(turn.response))
+        clicked = await session.page.evaluate("window.at")
+        jpeg = base64.b64encode((tmp_path / turn.shot["file"]).read_bytes()).decode()
+        blank = await session.browser_context.new_page()
+        *red, width, height = await blank.evaluate(REDS, jpeg)
+        assert (width, height) == (1280, 720) and turn.shot["file"] == "screenshots/here-7-0-1.jpg"
+        assert red == pytest.approx(turn.shot["frame"], abs=2.5), (red, turn.shot["frame"])
+        if path in ("/plain", "/far", "/panel"):  # here the click's own numbers are the window's
+            left, top, w, h = turn.shot["frame"]
+            assert clicked == pytest.approx([left + w / 2, top + h / 2], abs=1)
+        assert action != "Click" or clicked
+    browse(look, site(PAGES) + path)
+
+
+def task_at(url, **more):
+    return {"task_id": 0, "intent": "press go", "sites": ["x"], "start_url": url, **more}
+
+
+def scripted(chat, texts):
+    async def act(trajectory, slot):
+        return [*chat.encode(texts[len(trajectory.turns) - 1]), chat.end_id], [], True
+    return act
+
+
+@pytest.fixture
+def chat(tokenizer):
+    return Chat(tokenizer, "You browse the web.")
+
+
+def played(run, chat, tasks, settings, texts, group=1):
+    async def score(task, answer, page, why):
+        return 1.0
+    return run(play(tasks, scripted(chat, texts), chat, score, settings, group))
+
+
+def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run, chat, site, tmp_path):
+    tasks = [task_at(site(PAGES) + "/far", task_id=f"a/{i}") for i in range(2)]
+    settings = Settings(max_context=600, max_new_tokens=60)
+    settings.onlooker = Environment(Benchmark(screenshots=3), {}, tmp_path).onlooker(tasks, 2, "sandbox:test")
+    texts = [CLICK_GO, "nothing that can be read", 'exit(message="x")']
+    episodes = played(run, chat, tasks, settings, texts, group=2)
+    records = [tau.to_json(chat) for tau in episodes]
+    assert [[("shot" in turn) for turn in record["turns"]] for record in records] == [[True] * 3] * 3 + [[False] * 3]
+    files = sorted(file.name for file in (tmp_path / "screenshots").iterdir())
+    assert len(files) == 9 and files[0] == "sandbox-test-a-0-0-1.jpg"
+    shots = [turn["shot"] for turn in records[0]["turns"]]
+    assert [shot["frame"] is not None for shot in shots] == [True, False, False]
+    embed(records, tmp_path)
+    assert base64.b64decode(shots[0]["jpeg"])[:3] == b"\xff\xd8\xff"
+
+
+def test_nobody_looks_on_when_it_is_off(run, chat, site, tmp_path, monkeypatch):
+    """What training pays then: one comparison a turn. No file, no message to the page."""
+    assert Environment(Benchmark(), {}, tmp_path).onlooker([make_task()], 8, "train") is None
+    monkeypatch.setattr(evaluate, "aim", None)
+    settings = Settings(max_context=600, max_new_tokens=60)
+    tau, = played(run, chat, [task_at(site(PAGES) + "/far")], settings, [CLICK_GO, 'exit(message="x")'])
+    assert tau.status == "ok" and "shot" not in tau.to_json(chat)["turns"][0] and not list(tmp_path.iterdir())
+
+
+BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
+
+
+@pytest.mark.parametrize("spot", ["no object", None, {"x": 1, "y": 2}, BOX | {"y": "2"}, BOX | {"x": float("nan")},
+                                  BOX | {"x": 1e99}])
+def test_whatever_a_page_says_about_itself_a_picture_has_a_frame_or_none(spot, run, tmp_path):
+    async def aim(session, turn):
+        return spot
+    assert run(Onlooker(aim, tmp_path, "x", set()).frame(None, None)) is None
+
+
+def test_a_page_in_an_endless_loop_gets_no_picture_and_its_episode_goes_on(run, chat, site, tmp_path):
+    hang = "<body><button onclick='setTimeout(() => { for (;;); }, 0)'>go</button>"
+    tasks = [task_at(site({"/": hang}) + "/")]
+    settings = Settings(max_context=600, max_new_tokens=60, timeout=1)
+    settings.onlooker = Environment(Benchmark(screenshots=1), {}, tmp_path).onlooker(tasks, 1, "t")
+    tau, = played(run, chat, tasks, settings, [CLICK_GO, 'exit(message="x")'])
+    assert tau.turns[0].shot and tau.status == "env_error"  # as without pictures: the page cannot be read any more
+
+
+# ------------------------------------------------------------------------------------- a window, and progress
+
+
+def test_a_machine_without_a_display_is_told_so_in_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(ValueError, match="--watch opens a window, but this machine has no display .*--screenshots 8"):
+        Environment(Benchmark(), {}, tmp_path).onlooker([], 1, "test", visible=True)
+
+
+def test_a_window_needs_a_chromium_that_has_windows(tmp_path, monkeypatch):
+    for name in ("chromium-headless-shell", "chromium"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cache = tmp_path / "cache"
+    playwright = type("P", (), {"chromium": type("C", (), {"executable_path": f"{cache}/chromium-12/linux/chrome"})})
+    assert find_chromium(playwright) == f"{tmp_path}/chromium-headless-shell"
+    assert find_chromium(playwright, visible=True) == f"{tmp_path}/chromium"
+    shell = cache / "chromium_headless_shell-12" / "linux" / "chrome-headless-shell"  # what --only-shell downloads
+    shell.parent.mkdir(parents=True)
+    shell.touch()
+    assert find_chromium(playwright) == str(shell)
+    assert find_chromium(playwright, visible=True) == f"{tmp_path}/chromium"
+
+
+def test_whoever_watches_reads_thought_and_action_and_sees_the_element(run, chat, site, monkeypatch, capsys):
+    """Without a window: what is printed, and the frame that Chromium is asked to draw above the page."""
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("worlds.onlooker.PACE", 0.01)
+    sent, real = [], rollout.Session._adopt
+
+    async def adopt(session, page):
+        await real(session, page)
+        send = session.devtools[page].send
+        session.devtools[page].send = lambda name, given=None: (sent.append((name, given)), send(name, given))[1]
+
+    monkeypatch.setattr(rollout.Session, "_adopt", adopt)
+    tasks = [task_at(site(PAGES) + "/plain")]
+    settings = Settings(max_context=600, max_new_tokens=60)
+    settings.onlooker = Environment(Benchmark(), {}, "").onlooker(tasks, 1, "test", visible=True)
+    texts = [CLICK_GO, '<think>\x1b[2Jdone</think><answer>exit(message="x")</answer>']
+    tau, = played(run, chat, tasks, settings, texts)
+    assert tau.status == "ok"
+    said = capsys.readouterr().out
+    places = [said.index(part) for part in ("== press go", "-- turn 1: http", "hm\n   do(action", "-- turn 2")]
+    assert places == sorted(places) and "\x1b" not in said
+    drawn = [given for name, given in sent if name == "Overlay.highlightRect"]
+    assert len(drawn) == 1 and (drawn[0]["width"], drawn[0]["height"]) == (140, 50)
+
+
+def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(monkeypatch, capsys):
+    lines = ["1/3 episodes (33%), success 0%", "2/3 episodes (66%), success 50%", "3/3 episodes (100%), success 33%"]
+    log = ticker("test: ")
+    [log(line) for line in lines]
+    assert capsys.readouterr().out == f"test: {lines[0]}\ntest: {lines[2]}\n"  # the second came too soon
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "24")
+    log = ticker("test: ")
+    log(lines[0])
+    time.sleep(0.21)
+    [log(line) for line in lines[1:]]
+    first, second = (f"\r\033[Ktest: {line}"[:4 + 23] for line in lines[:2])  # as wide as the terminal
+    assert capsys.readouterr().out == f"{first}{second}\r\033[Ktest: {lines[2]}\n"
+
+
+# ----------------------------------------------------------------------------------- the pictures of the README
+
+
+def test_the_packing_is_drawn_from_the_experts_episode():
+    assert pictures.packing() == (ROOT / "assets/packing.svg").read_text()
+
+
+def test_the_picture_of_an_episode_shows_what_was_read_thought_and_done(tmp_path):
+    """Of the successes in three or four turns; the element that the action names is marked in the page's text."""
+    write_group(tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    with pytest.raises(SystemExit, match="no picture shows a success"):
+        pictures.choose(rows)
+    search, exits = rows[0]["turns"]
+    search["shot"]["frame"] = [10, 700, 100, 60]
+    click = search | {"action": CLICK, "url": "http://h/2"}
+    wasteful = rows[0] | {"turns": [search, search, click, exits]}
+    good = rows[0] | {"turns": [search, click, exits], "intent": "find <b>"}
+    assert pictures.choose([*rows, wasteful, good]) is good
+    html = pictures.agent_html(good, tmp_path / "run")
+    assert html.count("<section>") == 3 and "find &lt;b&gt;" in html and html.count("<dd>hm</dd>") == 3
+    assert "<mark>&lt;input&gt;search 5 = tea&lt;/input&gt;</mark>" in html
+    assert "<mark>&lt;a&gt;red &amp;lt;lamp&amp;gt; 15&lt;/a&gt;</mark>" in html
+
+
+@pytest.mark.parametrize("name", ["agent", "agent-dark", "report", "report-dark", "packing"])
+def test_a_picture_of_the_readme_is_small(name):
+    file = next((ROOT / "assets").glob(f"{name}.[ps][nv]g"))
+    assert file.stat().st_size < 300_000
