@@ -47,9 +47,9 @@ class Config(Settings):
     cot: bool = False            # record a long chain of thought with every action
     out: str = "runs/bc"         # the run's directory; at the end it is also the checkpoint
     # Optimization
-    epochs: float = 4.0          # passes over the demonstrations
+    epochs: float = 2.0          # passes over the demonstrations; more leave M-GRPO less to try
     batch: int = 32              # responses per step, over all ranks
-    lr: float = 0.0              # peak of a cosine; 0: 1e-3, or 2e-5 above 10 million parameters
+    lr: float = 0.0              # peak of a cosine; 0: chosen by the model's size (lr_by_size)
     warmup: float = 0.05         # share of the steps in which lr rises
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
@@ -188,7 +188,7 @@ def count_skipped(in_a_row: int, skipped: bool, log) -> int:
 
 
 def lr_by_size(model, small: float, large: float) -> float:
-    """`small` up to ten million parameters; `large` above, where it would undo the pretraining.
+    """`small` up to ten million parameters. Above, `large`: more would undo the pretraining.
 
     SmolLM2-135M, 60 steps: the loss rises from 1.87 to 3.58 at 1e-3, and falls to 1.18 at 2e-5.
     """
@@ -266,7 +266,7 @@ def main(cfg: Config):
     dtype = computing_dtype(device) if cfg.lora else torch.float32
     model = load(cfg.model, dtype, device, sharded=True, replicas=cfg.replicas, lora=cfg.lora)
     model.recompute = cfg.recompute
-    cfg = replace(cfg, lr=cfg.lr or lr_by_size(model, 1e-3, 2e-5))
+    cfg = replace(cfg, lr=cfg.lr or lr_by_size(model, 1e-3, 2e-5) * (10 if cfg.lora else 1))
     # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
     first = resume(cfg, model, optimizer, free=set())

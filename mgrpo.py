@@ -15,8 +15,8 @@ attempt at a task. The reward comes once, at the end, and no gradient runs throu
 Instead the gradient of A log pi makes sampled tokens more or less likely: the advantage A compares
 the reward with the group's mean (the baseline), in standard deviations, so attempts that went
 better than the others become more likely. pi_old are the weights that sampled. Clipping ends a
-token's gradient once rho has left 1 +- eps in the direction that A asks for; --max-change bounds the
-whole step. KL is the distance to the reference, the policy that training began with. The entropy in
+token's gradient once rho has left 1 +- eps in the direction that A asks for; --max-change can bound
+the whole step. KL is the distance to the reference, the policy that training began with. The entropy in
 the metrics says how much pi still varies.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
@@ -24,9 +24,9 @@ the metrics says how much pi still varies.
 
 Differs from the paper: a group with equal rewards leaves the step, with its KL term (the formula
 would divide by a standard deviation of 0). An episode broken by the environment is dropped from its
-group, not counted as a failure. An episode without exit earns nothing for its answer. By default all
-tokens of a batch weigh the same (--loss-norm), and --max-change bounds the step; --paper does
-neither. compress.py says how the released code differs.
+group, not counted as a failure. An episode without exit earns nothing for its answer. By default
+all tokens of a batch weigh the same (--loss-norm); with --paper they do not. compress.py says how
+the released code differs.
 
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens.
 """
@@ -67,7 +67,7 @@ class Config(Benchmark):
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps on the same episodes; from the second on, clipped
-    max_change: float = 0.02     # mean |log rho| that a batch may leave; 0: unlimited, unmeasured
+    max_change: float = 0.0      # mean |log rho| that a batch may leave; 0: no bound, not measured
     turn_credit: float = 0.0     # weight of the advantages of turns (GiGPO); 0: one A_i an episode
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
@@ -339,7 +339,7 @@ def main(cfg: Config):
     cfg = replace(cfg, model=warm_start(cfg, log))
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
-    cfg = replace(cfg, lr=cfg.lr or bc.lr_by_size(model, 2e-4, 1e-6))
+    cfg = replace(cfg, lr=cfg.lr or bc.lr_by_size(model, 2e-4, 1e-6) * (10 if cfg.lora else 1))
     free = {"held_out", "held_out_every", "keep_every", "reset_url"}
     free |= set() if cfg.decay or cfg.warmup else {"steps"}  # lr depends on it through these two
     first = resume(cfg, model, optimizer, free)

@@ -50,44 +50,49 @@
 
   // Elements that are not displayed, or that stand inside something closed, have no box.
   const shown = (el, style) => style.display === 'contents'
-    || drawn(el).checkVisibility({visibilityProperty: true});
+    || el.hidden !== 'until-found' && drawn(el).checkVisibility({visibilityProperty: true});
+
+  // From the coordinates of el's frame to those of the window.
+  const outward = (node, {left, top, width, height}) => {
+    for (let w = node.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
+      const frame = w.frameElement, at = frame.getBoundingClientRect(), style = getComputedStyle(frame);
+      const across = at.width / frame.offsetWidth, down = at.height / frame.offsetHeight;
+      left = at.left + (frame.clientLeft + parseFloat(style.paddingLeft) + left) * across;
+      top = at.top + (frame.clientTop + parseFloat(style.paddingTop) + top) * down;
+      width *= across;
+      height *= down;
+    }
+    return new DOMRect(left, top, width, height);
+  };
 
   // A text has lines of its own: the boxes of its ancestors may be elsewhere.
   const range = new Range();
-  // Whether some of a node, or of its label, is inside each of the boxes.
-  const within = (node, clips) => {
-    if (!clips.length) return true;
-    range.selectNode(node);
-    const parts = nodeType(node) === TEXT ? [range.getBoundingClientRect()]
-      : [node, ...node.labels ?? []].map(part => boxOf(drawn(part)) || part.getBoundingClientRect());
-    return clips.every(({box}) => parts.some(r => r.left < box.right - 0.5 && r.right > box.left + 0.5
-      && r.top < box.bottom - 0.5 && r.bottom > box.top + 0.5));
-  };
-  // The boxes that cut off what reaches out of them. outer: those around el. A panel that scrolls shows all
-  // in the end. A box without height or width shows nothing, nor one that is closed until a search finds it.
-  const clipsOf = (el, style, outer) => {
-    if (/fixed|absolute/.test(style.position))
-      outer = outer.filter(clip => contains(clip.el, el.offsetParent));
-    const closed = el.hidden === 'until-found';
-    if (!closed && (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)
-      || /^(body|input|select|textarea)$/.test(el.localName))) return outer;
-    const flat = closed || !(el.clientWidth && el.clientHeight);
-    const scrolls = /auto|scroll/.test(style.overflow) || /^i?frame$/.test(el.localName);
-    if (!flat && scrolls && within(el, outer)) return [];
-    return [...outer, {el, box: flat || scrolls ? {} : el.getBoundingClientRect()}];
-  };
   const inWindow = node => {
     range.selectNode(node);
     const box = nodeType(node) === TEXT ? range : drawn(node);
-    const r = box.getBoundingClientRect();
-    let left = 0, top = 0;
-    for (let w = node.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
-      const at = w.frameElement.getBoundingClientRect();
-      left += at.left;
-      top += at.top;
-    }
-    return top + r.bottom > 0 && top + r.top < innerHeight
-      && left + r.right > 0 && left + r.left < innerWidth;
+    const {left, right, top, bottom} = outward(node, box.getBoundingClientRect());
+    return bottom > 0 && top < innerHeight && right > 0 && left < innerWidth;
+  };
+
+  // A clip cuts off what reaches out of its box. Whether some of a node, or of its label, is left.
+  const within = (node, clips) => {
+    if (!clips.length) return true;
+    range.selectNode(node);
+    const parts = nodeType(node) === TEXT ? [range] : [node, ...node.labels ?? []].map(drawn);
+    const boxes = parts.map(part => part !== range && boxOf(part) || part.getBoundingClientRect());
+    const common = (r, s, from, to) => Math.min(r[to], s[to]) - Math.max(r[from], s[from]);
+    return clips.every(({box}) => boxes.some(
+      r => common(r, box, 'left', 'right') > 0.5 && common(r, box, 'top', 'bottom') > 0.5));
+  };
+  // The clips of el's contents. outer: those around el. A panel that scrolls can show all that it holds.
+  const clipsOf = (el, style, outer) => {
+    if (/fixed|absolute/.test(style.position))
+      outer = outer.filter(clip => contains(clip.el, el.offsetParent));
+    if (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)
+      || /^(body|input|select|textarea)$/.test(el.localName)) return outer;
+    const scrolls = /auto|scroll/.test(style.overflow) || /^i?frame$/.test(el.localName);
+    if (scrolls && el.clientWidth && el.clientHeight && within(el, outer)) return [];
+    return [...outer, {el, box: el.getBoundingClientRect()}];
   };
 
   // What stays in its place while the page scrolls: a header, a banner, a dialog. el, or what it stands in.
@@ -102,12 +107,10 @@
     if (!r) return !el.matches('input[type=checkbox],input[type=radio]');
     const x = r.left + r.width / 2, y = r.top + r.height / 2;
     const root = el.getRootNode();
-    const across = x >= 0 && x < innerWidth, down = y >= 0 && y < innerHeight;
-    if (!across || !down) {
-      if (root !== document || layerOf(el, /fixed/)) return false;
-      const there = atPoint(root, across ? x : innerWidth / 2, down ? y : innerHeight / 2);
+    if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) {
+      const there = atPoint(document, x < 0 || x >= innerWidth ? innerWidth / 2 : x, innerHeight / 2);
       const layer = layerOf(there, /fixed/);
-      return !!layer && !contains(layer, el);
+      return root === document && !!layer && !contains(layer, el);
     }
     const hit = (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
     if (!hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el) return false;
@@ -190,15 +193,16 @@
   const nameOf = el => {
     const attribute = (name, from = el) => tidy(from.getAttribute(name));
     const inside = (selector, root = el) => [...root.querySelectorAll(selector)];
-    const sameLinks = () => inside(
-      `a[href="${CSS.escape(attribute('href'))}"]`, bodyOf(el.ownerDocument));
+    const twin = () => inside(`a[href="${CSS.escape(attribute('href'))}"]`, bodyOf(el.ownerDocument))
+      .find(link => tidy(link.innerText));
     const control = el.matches('input,select,textarea');
     const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
     const others = name => {
       const found = attribute(name).split(' ').map(id => id && byId(el.ownerDocument, id));
       return tidy(found.map(other => other?.textContent).join(' '));
     };
-    const plain = s => s.replace(/\S*(\d\d|css-)\S*/g, '').trim();  // the others are made by programs
+    // Without the words that programs make up, another one each time.
+    const readable = (name, from) => tidy(attribute(name, from).replace(/\S*(\d{3}|css-)\S*/g, ''));
     const icons = inside('[aria-label],[title]').filter(
       icon => wordless(icon) && icon.checkVisibility());
     return attribute('aria-label')
@@ -209,10 +213,9 @@
       || tidy(el.placeholder) || tidy(el.title) || others('aria-describedby')
       || tidy(el.alt || el.querySelector('img[alt]')?.alt || el.querySelector('svg title')?.textContent)
       || tidy(el.name) || attribute('data-testid', el.closest('[data-testid],:not(:only-child)') ?? el)
-      || plain(tidy(el.id))
-      || leads(el) && tidy(sameLinks().map(link => link.innerText).find(tidy))
-      || plain(attribute('class')) || plain(attribute('class', inside('[class]')[0] ?? el))
-      || attribute('href');
+      || readable('id')
+      || leads(el) && tidy(twin()?.innerText)
+      || readable('class') || readable('class', inside('[class]')[0] ?? el) || attribute('href');
   };
   const kindOf = el => {
     const type = el.localName === 'input' ? el.type : '';
@@ -239,9 +242,8 @@
 
   // What an element without text says: its label, or all its classes if it is a rating made of stars.
   const pictured = el => {
-    const isRating = /\b(ratings?|stars)\b/.test(el.getAttribute('class'));
-    const all = isRating ? [el, ...el.querySelectorAll('[class]')] : [];
-    return labelOf(el) || tidy(all.map(each => each.getAttribute('class')).join(' '));
+    const classes = [el, ...el.querySelectorAll('[class]')].map(each => each.getAttribute('class'));
+    return labelOf(el) || (/\b(ratings?|stars)\b/.test(classes[0]) ? tidy(classes.join(' ')) : '');
   };
 
   // ---- The page as text
@@ -391,16 +393,9 @@
     drawn(aim).scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
     const r = boxOf(aim) || aim.getClientRects()[0];
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
-    let x = r.left + r.width / 2, y = r.top + r.height / 2, {width, height} = r;
-    for (let w = el.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
-      const frame = w.frameElement, at = frame.getBoundingClientRect(), style = getComputedStyle(frame);
-      const across = at.width / frame.offsetWidth, down = at.height / frame.offsetHeight;
-      x = at.left + (frame.clientLeft + parseFloat(style.paddingLeft) + x) * across;
-      y = at.top + (frame.clientTop + parseFloat(style.paddingTop) + y) * down;
-      width *= across;
-      height *= down;
-    }
-    return {x, y, width, height};
+    if (covered(aim)) return {error: `something else lies on top of element ${id}`};
+    const {left, top, width, height} = outward(el, r);
+    return {x: left + width / 2, y: top + height / 2, width, height};
   };
 
   // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.

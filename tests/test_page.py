@@ -122,6 +122,39 @@ READ = {  # how real pages are built -> what the agent reads
         "<style>img{height:9px;width:9px}</style>",
         "<a>Red lamp 0</a>\n<a>Blue lamp 1</a>\n<a>A long name 2</a> <a>a 3</a> <a>a 4</a> <a># 5</a> "
         "<a># 6</a>"),
+    "parts that look clickable in a container that listens": (
+        "<style>.day,.row{cursor:pointer}</style><div id=root><table><tr><th>Mon<th>Tue<tr><td class=day>"
+        "<p>24</p><td class=day>25</table></div>"
+        "<div onclick=1><b tabindex=0>Food</b> <b class=day>9</b></div>"
+        f"<div class=row>one <b>row</b></div>{LISTEN}"
+        "<div role=checkbox aria-checked=true>Dark <b class=day>mode</b></div>",
+        "Mon | Tue\n<td>24 0</td> | <td>25 1</td>\n<b>Food 2</b> <b>9 3</b>\n<div>one row 4</div> "
+        "<checkbox>Dark mode 5 = on</checkbox>"),
+    "a window onto one of several slides": (
+        "<style>.window{overflow:hidden;width:200px}.slides{display:flex;transform:translateX(-200px)}"
+        ".slides>*{flex:none;width:200px}.quiet{position:absolute;width:1px;height:1px;overflow:hidden}"
+        ".out{position:absolute;left:400px}input{position:absolute;left:-999px}</style><div class=window>"
+        "<div class=slides><p>May <a href=/5>5</a></p><p>June <a href=/6>6</a></p>"
+        "<p>July <a href=/7>7</a></p></div><b class=out>a menu</b>"
+        "<div style='position:relative'><b class=out>cut</b></div>"
+        "<div style='height:20px;overflow:auto'><p>here</p><p>further down</p></div></div>"
+        "<label class=window style='display:block;position:relative'><input type=checkbox>Dark</label>"
+        "<b class=quiet>for the blind</b>",
+        "June <a>6 0</a>\na menu\nhere\nfurther down\n<checkbox>Dark 1 = off</checkbox>\n"
+        "for the blind"),
+    "a dialog over the page": (
+        "<p>Budget <a href=/x>one</a></p><p style='margin-top:2000px'>far <a href=/x>two</a></p>"
+        "<div style='position:fixed;inset:0;background:#aaa'></div><div role=dialog style='position:fixed;"
+        "top:9px;background:#fff'><a href=/x>Create</a></div>", "Budget\nfar\n<a>Create 0</a>"),
+    "an editor": (
+        "<i id=ph>Write here</i><div class=Editor role=textbox contenteditable aria-describedby=ph "
+        "style='height:40px'></div>", "Write here <input>Write here 0</input>"),
+    "names that programs make up": (
+        "<div data-testid=notes><b class=css-1p1oehi onclick=1></b></div><button id=aria829-_r_1_></button>"
+        "<button class='x8190 close'></button>"
+        "<style>b{display:block;height:9px}</style>",
+        "<b>notes 0</b>\n<button> 1</button> <button>close 2</button>"),
+    "nothing chosen": ("<select multiple><option>a<option>b</select>", "<select> 0 = (a | b)</select>"),
 }
 
 
@@ -187,6 +220,17 @@ def test_what_no_scrolling_brings_to_light_is_out(site, browse, layer):
         assert (await session.observe())[1] == "head"
     style = f"position:fixed;background:red;{layer}"
     browse(test, site({"/": f"<a href=/x>below</a><div style='{style}'>head</div>"}))
+
+
+def test_a_click_on_what_something_has_moved_over_is_an_error(site, browse):
+    """Only in the window's middle, where the click scrolls it, the link is under a pop-up."""
+    async def test(session):
+        assert (await session.observe())[1] == "<a>go 0</a>\npop-up"
+        with pytest.raises(ActionError, match="something else lies on top of element 0"):
+            await session.execute(parse('do(action="Click", element="0")'))
+    link = "<a href=/x style='position:absolute;top:2000px'>go</a>"
+    over = "<p style='position:absolute;top:1980px;width:99px;height:99px;margin:0'>pop-up</p>"
+    browse(test, site({"/": f"{link}{over}<p style='height:4000px'>"}))
 
 
 def test_framesets_and_parts_of_images_are_read_and_clicked(site, browse):
