@@ -27,7 +27,7 @@ test-slow: setup ## the checks that take long
 pictures: setup ## draw the README's pictures again, from a demo that is done
 	$(PY) tests/pictures.py $(OUT)/r1
 
-base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, 75 minutes on one core, into runs/base; resumable
+base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, about 80 minutes on one core, into runs/base; resumable
 EXERCISES := $(PY) -m worlds.sandbox.exercises
 PRETRAIN := OMP_NUM_THREADS=1 $(PY) bc.py --max-tokens 4096
 runs/base-0/model.safetensors:

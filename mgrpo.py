@@ -67,7 +67,7 @@ class Config(Benchmark):
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps on the same episodes; from the second on, clipped
-    max_change: float = 0.0      # mean |log rho| that a batch may leave; 0: no bound, not measured
+    max_change: float = 0.0      # mean |log rho| a batch may leave; 0: no bound. bfloat16: 0.01 to 0.05
     turn_credit: float = 0.0     # weight of the advantages of turns (GiGPO); 0: one A_i an episode
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays

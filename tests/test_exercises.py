@@ -13,7 +13,7 @@ from model import load
 from rollout import parse
 from worlds import sandbox
 from worlds.sandbox import exercises as ex
-from worlds.sandbox import weights
+from worlds.sandbox import vocabulary, weights
 
 BASE = Path(ex.__file__).parent.parent / "base"
 
@@ -36,14 +36,14 @@ def test_a_word_carries_its_space_and_numbers_stand_alone(tokenizer):
 
 
 def test_the_committed_tokenizer_is_what_the_code_builds(tokenizer):
-    assert json.loads(ex.tokenizer().to_str()) == json.loads(tokenizer.to_str())
+    assert json.loads(vocabulary.tokenizer().to_str()) == json.loads(tokenizer.to_str())
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """A checkpoint that has learned nothing yet."""
     path = tmp_path_factory.mktemp("exercises") / "start"
-    ex.write_base(path, seed=0)
+    vocabulary.write_base(path, seed=0)
     return path
 
 
@@ -52,7 +52,7 @@ def test_a_new_base_has_the_committed_files_and_overwrites_nothing(start):
         new, committed = (json.loads((path / name).read_text()) for path in (start, BASE))
         assert new.items() <= committed.items()  # the committed config.json also says how it was trained
     with pytest.raises(FileExistsError):
-        ex.write_base(start)
+        vocabulary.write_base(start)
 
 
 def test_initial_weights_depend_on_the_seed_alone():

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pictures
 import pytest
@@ -523,9 +524,10 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(monkeypatc
     assert capsys.readouterr().out == f"test: {lines[0]}\ntest: {lines[2]}\n"  # the second came too soon
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "24")
+    clock = iter((0.0, 0.3, 0.4))
+    monkeypatch.setattr("worlds.onlooker.time", SimpleNamespace(monotonic=lambda: next(clock)))
     log = ticker("test: ")
     log(lines[0])
-    time.sleep(0.21)
     [log(line) for line in lines[1:]]
     first, second = (f"\r\033[Ktest: {line}"[:4 + 23] for line in lines[:2])  # as wide as the terminal
     assert capsys.readouterr().out == f"{first}{second}\r\033[Ktest: {lines[2]}\n"

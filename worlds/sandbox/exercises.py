@@ -21,8 +21,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from .vocabulary import (BUTTONS, FACTS, FIELDS, FILLERS, LINKS, MENUS, STATES, tokenizer,  # noqa: F401
-                         write_base)
+from .vocabulary import BUTTONS, FACTS, FIELDS, FILLERS, LINKS, MENUS, STATES, write_base
 from .websites import Visit
 from .words import ADJECTIVES, CATEGORIES, FORUMS, NAMES
 from .writing import Element, act, click, draw, element_line, maybe, name_maker, number, phrase, quoted, say, some_value
