@@ -62,18 +62,18 @@ class Page:
 
 
 def done(message: str = "done") -> tuple[str, str]:
-    return "the task is done", f'exit(message="{message}")'
+    return "all is done", f'exit(message="{message}")'
 
 
 # ---- ways through the sites
 def to_listing(page, name, section):
     """Until the page lists `name`: from the home page to its section, there from page to page."""
     if not page.find(name) and not page.find(section) and not page.at(section):
-        yield page.click("home", f"go home to find {section}")
+        yield page.click("home", f"{section} is not here so click home")
     if not page.find(name) and not page.at(section):
-        yield page.click(section, f"open {section} to find {name}")
+        yield page.click(section, f"{name} is in {section} so click {section}")
     while not page.find(name):
-        yield page.click("next page", f"find {name} on the next page")
+        yield page.click("next page", f"{name} is not here so click next page")
 
 
 def to_page(page, name, section):
@@ -91,7 +91,7 @@ def add(page, name, section, size=None):
     yield from to_page(page, name, section)
     if size:
         yield page.choose("size", size)
-    yield page.click("add to cart", f"put {name} into the cart")
+    yield page.click("add to cart")
 
 
 def save_bio(page, bio):
@@ -105,9 +105,9 @@ def save_bio(page, bio):
 def to_project(page, project):
     if not page.at(project):
         if not page.find(project) and not page.at("projects"):
-            yield page.click("home", f"go home to find the project {project}")
+            yield page.click("home", f"{project} is not here so click home")
         while not page.find(project):
-            yield page.click("next page", f"find the project {project} on the next page")
+            yield page.click("next page", f"{project} is not here so click next page")
         yield page.click(project)
 
 
@@ -117,7 +117,7 @@ def to_row(page, name, project, listing):
         if not page.find(name):
             yield from to_tab(page, project, listing)
         while not page.find(name):
-            yield page.click("next page", f"find {name} on the next page")
+            yield page.click("next page", f"{name} is not here so click next page")
         yield page.click(name)
 
 
@@ -154,7 +154,7 @@ def route(page, start, end, by=None):
 def unless_refused(page, because="not allowed"):
     """Ends the episode with "N/A" where the page says so."""
     if because in page.text:
-        yield f"the page says {because} so it cannot be done", 'exit(message="N/A")'
+        yield f"{because} so it cannot be done", 'exit(message="N/A")'
 
 
 # ---- scripts
@@ -263,14 +263,14 @@ def set_bio(page, bio):
 
 
 def log_out_and_open(page, name, section):
-    yield page.click("log out", f"log out then find {name}")  # first: logging out leads away from the post
+    yield page.click("log out")  # first: logging out leads away from the post
     yield from to_page(page, name, section)
     yield done()
 
 
 def log_out_and_set_bio(page, bio):
     yield from save_bio(page, bio)  # first: nobody can edit once logged out
-    yield page.click("log out", "the bio is saved so log out")
+    yield page.click("log out")
     yield done()
 
 
@@ -468,7 +468,7 @@ def nearer(page, name, one, two):
     """The nearest come first."""
     yield page.click("nearby")
     while not page.find(one) and not page.find(two):
-        yield page.click("next page", f"look for {one} and {two} on the next page")
+        yield page.click("next page", f"{one} and {two} are not here so click next page")
     yield page.answer(f"<a>({one}|{two}) ")
 
 
@@ -505,7 +505,7 @@ def buy_bestseller(page, month, shipping):
     name = page.read(r"^([a-z ]+) \| [0-9]+$")[1]
     yield page.switch(1)
     yield from to_found(page, name)
-    yield page.click("add to cart", f"put {name} into the cart")
+    yield page.click("add to cart")
     yield from check_out(page, shipping)
 
 
