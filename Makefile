@@ -3,7 +3,7 @@ SEED ?= 0
 OUT ?= runs/demo-$(SEED)
 PY := .venv/bin/python
 
-.PHONY: help setup demo test test-slow pictures base experiments
+.PHONY: help setup demo test test-slow pictures base experiments table
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -100,3 +100,31 @@ $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success 
 		cp $(@D)/$$name/summary.json $(FIGURES)/$$name-turns.json || exit 1; \
 	done
 	touch $@
+
+# ---- the paper's table: every method from one clone, 2,880 episodes each. Resumable like the experiments.
+TABLE := runs/table/seed$(SEED)
+MEASURED := assets/results/table/seed$(SEED)
+FORKS := awr digirl webrl tsr
+timed = begin=$$(date +%s) && $(1) && echo $$(($$(date +%s) - begin)) > $(@D)/seconds && touch $@
+
+table: setup $(patsubst %,$(MEASURED)/%.json,bc filtered $(FORKS) mgrpo turns) ## the paper's methods from one clone, hours a seed: make table SEED=1
+	$(PY) tests/table.py
+
+$(MEASURED)/%.json: $(TABLE)/%/done
+	$(PY) evaluate.py --model $(<D) --out $(TABLE)/tests/$* --tasks sandbox:test,sandbox:test-unseen,sandbox:test/28:100
+	mkdir -p $(@D) && $(PY) tests/table.py --cost $(<D) > $(@D)/$*-cost.json
+	if [ -f $(<D)/metrics.jsonl ]; then cp $(<D)/metrics.jsonl $(@D)/$*-metrics.jsonl; fi
+	cp $(TABLE)/tests/$*/summary.json $@
+
+$(TABLE)/bc/done:
+	$(call timed,$(PY) bc.py --out $(@D) --seed $(SEED))
+$(TABLE)/filtered/sampled/done: $(TABLE)/bc/done # in the folder of the run that it is for, which counts its episodes and seconds
+	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:360 --runs 8 --temperature 0.7)
+$(TABLE)/filtered/done: $(TABLE)/bc/done $(TABLE)/filtered/sampled/done
+	$(call timed,$(PY) bc.py --model $(<D) --data $(@D)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED))
+$(TABLE)/mgrpo/done: $(TABLE)/bc/done
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(TABLE)/turns/done: $(TABLE)/bc/done
+	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --turn-credit 1 && touch $@
+$(FORKS:%=$(TABLE)/%/done): $(TABLE)/%/done: $(TABLE)/bc/done
+	$(PY) forks/$*.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@

@@ -170,9 +170,22 @@ def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
     return out
 
 
-def update(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -> dict:
-    """One optimizer step on the groups of all ranks, or only its metrics if there is no optimizer."""
-    batches = micro_batches(weigh(kept, chat, cfg), cfg.max_tokens)
+def per_token(batch: list[Row], value, device):
+    """value(row), a number for each action token of a row, for all rows of a micro-batch: (N,)."""
+    return torch.tensor([number for row in batch for number in value(row)], device=device)
+
+
+def loss_of(batch: list[Row], logp_N, logp_ref_N, cfg: Config):
+    """`mgrpo_loss` of a micro-batch."""
+    logp_old_N = per_token(batch, lambda row: row.logps, logp_N.device)
+    A_N = per_token(batch, lambda row: [row.advantage] * row.n_action, logp_N.device)
+    weight_N = per_token(batch, lambda row: [row.weight] * row.n_action, logp_N.device)
+    return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
+
+
+def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, loss_of=loss_of) -> dict:
+    """One optimizer step on the rows of all ranks, or only its metrics if there is no optimizer."""
+    batches = micro_batches(rows, cfg.max_tokens)
     padding = Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
     averaged = ("kl", "clip_frac", "entropy", "logp_gap")
     sums, largest = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0), 0.0
@@ -181,20 +194,18 @@ def update(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -
         real = i < len(batches)
         batch = batches[i] if real else [padding]
         inputs = pack(batch, device)
-        expand = lambda value: torch.tensor([v for row in batch for v in value(row)], device=device)
-        logp_old_N = expand(lambda row: row.logps)
-        A_N = expand(lambda row: [row.advantage] * row.n_action)
-        weight_N = expand(lambda row: [row.weight] * row.n_action)
         logp_N, entropy_N = token_logprobs(model, **inputs, temperature=cfg.temperature)
+        for row, logp in zip(batch, logp_N.detach().split([row.n_action for row in batch])):
+            row.logps = row.logps or logp.tolist()  # a fork's replayed row: as the first pass has it
         logp_ref_N = logp_N.detach()
         if reference is not None:
             with torch.no_grad(), without_adapters(reference):
                 logp_ref_N, _ = token_logprobs(reference, **inputs, temperature=cfg.temperature)
-        loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
+        loss, metrics = loss_of(batch, logp_N, logp_ref_N, cfg)
         if optimizer:
             (loss * world_size()).backward()  # FSDP averages over ranks; weights count all ranks
         if real:
-            gap_N = (logp_N.detach() - logp_old_N).abs()
+            gap_N = (logp_N.detach() - per_token(batch, lambda row: row.logps, device)).abs()
             largest = max(largest, gap_N.max().item())
             metrics |= {"loss": loss.item(), "entropy": entropy_N.sum().item(),
                         "logp_gap": gap_N.sum().item(), "actions": len(logp_N),
@@ -209,7 +220,8 @@ def update(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -
             "largest_gap": all_max(largest), "tokens_trained": int(sums["tokens"])}
 
 
-def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) -> dict:
+def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device, weigh=weigh,
+          loss_of=loss_of) -> dict:
     """All updates on a batch of episodes; returns the step's metrics.
 
     The clip only ends gradients, from the second update on, so it bounds no step. This does: if
@@ -217,12 +229,13 @@ def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device) ->
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in weights] if cfg.max_change else []
-    passes = [update(model, reference, optimizer, kept, chat, cfg, device)
+    rows = weigh(kept, chat, cfg)
+    passes = [update(model, reference, optimizer, rows, cfg, device, loss_of)
               for _ in range(cfg.updates_per_batch)]
     measured, share = passes[1:], 1.0  # each pass measures what the updates before it have changed
     if cfg.max_change:
         with torch.no_grad():
-            measured.append(update(model, reference, None, kept, chat, cfg, device))
+            measured.append(update(model, reference, None, rows, cfg, device, loss_of))
             if measured[-1]["logp_gap"] > cfg.max_change:
                 share = cfg.max_change / measured[-1]["logp_gap"]
                 for weight, old in zip(weights, start):
@@ -250,12 +263,13 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return order[k * cfg.batch:(k + 1) * cfg.batch]
 
 
-def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment, seed: str, log=None):
+def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment, seed: str, log=None,
+            **more):
     """Plays tasks, whole groups per rank; returns this rank's (trajectories, groups that train)."""
     mine, settings = tasks[rank()::world_size()], replace(cfg)
     settings.onlooker = env.onlooker(tasks, cfg.G, seed)
     episodes = asyncio.run(rollout(model, chat, mine, env.score, settings, group=cfg.G, seed=seed,
-                                   temperature=cfg.temperature, log=log, enter=env.enter))
+                                   temperature=cfg.temperature, log=log, enter=env.enter, **more))
     groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
     kept = (group_advantages(group, cfg.turn_credit) for group in groups)
     return episodes, [group for group in kept if group]
@@ -329,7 +343,8 @@ def open_training(cfg: Config, device):
     return model, reference, optimizer
 
 
-def main(cfg: Config):
+def main(cfg: Config, open_training=open_training, task_batch=task_batch, collect=collect, train=train):
+    """The script. A fork passes the functions in which it differs; see forks/."""
     if cfg.loss_norm not in ("paper", "token", "constant"):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
     if not 0 <= cfg.warmup <= 1:
@@ -364,8 +379,7 @@ def main(cfg: Config):
             trajectories, kept = collect(model, chat, batch, cfg, env, f"{cfg.seed}/{step}", tick)
             rolled = time.monotonic()
             # Update. The first pass is on-policy: its gap is that between rollout and training.
-            for parameters in optimizer.param_groups:
-                parameters["lr"] = learning_rate(step, cfg)
+            optimizer.param_groups[0]["lr"] = learning_rate(step, cfg)
             trained = train(model, reference, optimizer, kept, chat, cfg, device)
             seconds = time.monotonic() - rolled
             left = (time.monotonic() - start) / (step + 1 - first) * (cfg.steps - step - 1)

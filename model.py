@@ -91,11 +91,11 @@ class ModelConfig:
 
 
 class Transformer(nn.Module):
-    """The decoder. Its modules have Hugging Face's names."""
+    """The decoder. Its modules have Hugging Face's names. No checkpoint holds the `heads` of forks."""
 
     def __init__(self, c: ModelConfig):
         super().__init__()
-        self.config, self.lora, self.recompute = c, 0, False  # see `adapt` and `recomputed`
+        self.config, self.lora, self.recompute, self.heads = c, 0, False, {}  # see `adapt`, `recomputed`
         self.model = nn.ModuleDict({
             "embed_tokens": nn.Embedding(c.vocab_size, c.hidden_size),
             "layers": nn.ModuleList(Block(c, layer) for layer in range(c.num_hidden_layers)),
@@ -688,6 +688,7 @@ def full_state(model: Transformer) -> dict:
 def training_tensors(model: Transformer, optimizer) -> dict:
     """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq."""
     tensors = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    tensors |= dict(nn.ModuleDict(model.heads).named_parameters())
     for name, parameter in list(tensors.items()):
         if not (state := optimizer.state[parameter]):  # before its first step
             state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter),
@@ -737,8 +738,8 @@ def load_training(path: str | Path, model: Transformer, optimizer) -> dict | Non
         if set(parts[0].keys()) != set(tensors):
             raise ValueError("it belongs to another model; give its --model, --lora, or another --out")
         for name, tensor in tensors.items():
-            pieces = [part.get_tensor(name) for part in parts]  # FSDP2 cuts the first dimension
-            fill(tensor, torch.cat(pieces) if tensor.ndim else pieces[0])
+            pieces = [part.get_tensor(name) for part in parts]  # FSDP2 cuts the first dimension, not heads
+            fill(tensor, pieces[0] if pieces[0].shape == tensor.shape else torch.cat(pieces))
         return state["extra"]
 
 
@@ -750,8 +751,7 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
     args = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    path = resolve(args.model)
+    device, path = torch.device("cuda" if torch.cuda.is_available() else "cpu"), resolve(args.model)
     tokenizer, model = load_tokenizer(path), load(path, computing_dtype(device), device)
     prompt_ids = tokenizer.encode(args.prompt).ids
     chat = path / "generation_config.json"  # chat models often name all their end tokens only here

@@ -741,7 +741,7 @@ class Engine:
 
 
 async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Score, settings: Settings, *,
-                  group: int = 1, seed: int | str = 0, temperature: float = 1.0,
+                  group: int = 1, seed: int | str = 0, temperature: float = 1.0, choose=None,  # forks/tsr.py
                   log: Callable[[str], None] | None = None, enter: Enter | None = None) -> list[Trajectory]:
     """`play` with the model as policy. Random numbers depend only on (seed, task, member)."""
     threads = torch.get_num_threads()
@@ -752,10 +752,10 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], score: Scor
         rngs: dict[int, random.Random] = {}
 
         async def act(trajectory: Trajectory, slot: int):
-            if len(trajectory.turns) == 1:
+            if (turns := len(trajectory.turns)) == 1:
                 rngs[slot] = random.Random(f"{seed}/{trajectory.task['task_id']}/{trajectory.member}")
-            ids = context(chat, trajectory, len(trajectory.turns) - 1)
-            return await engine.respond(ids, slot, rngs[slot])
+            draw = partial(engine.respond, context(chat, trajectory, turns - 1), slot, rngs[slot])
+            return await (choose(trajectory, draw) if choose else draw())
 
         playing = play(tasks, act, chat, score, settings, group, log, enter)
         work = [asyncio.ensure_future(playing), asyncio.ensure_future(engine.serve())]

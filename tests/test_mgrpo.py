@@ -189,7 +189,7 @@ def gradient_of(chat, kept, cfg, reference=None, model=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     grads = {}
     optimizer.step = lambda: grads.update({k: p.grad.clone() for k, p in model.named_parameters()})
-    metrics = update(model, reference, optimizer, kept, chat, cfg, "cpu")
+    metrics = update(model, reference, optimizer, weigh(kept, chat, cfg), cfg, "cpu")
     return grads, metrics
 
 
@@ -232,7 +232,7 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
             turn.logps = token_logprobs(model, *pad([row]))[0].tolist()
     cfg = Config(loss_norm="paper", clip=1e9, temperature=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    first, second, _ = (update(model, None, optimizer, kept, chat, cfg, "cpu") for _ in range(3))
+    first, second, _ = (update(model, None, optimizer, weigh(kept, chat, cfg), cfg, "cpu") for _ in range(3))
     assert first["clip_frac"] == 0 and first["logp_gap"] < 1e-5
     assert first["loss"] == pytest.approx(0, abs=1e-5) and second["loss"] < first["loss"]
     assert second["clip_frac"] > 0 and second["logp_gap"] > 1e-3
@@ -371,12 +371,13 @@ def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     before = copy.deepcopy(model.state_dict())
     same = lambda: all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-    assert update(model, None, optimizer, spoiled, chat, Config(max_tokens=1), "cpu")["skipped"] == 1
+    assert update(model, None, optimizer, weigh(spoiled, chat, Config()), Config(max_tokens=1), "cpu")["skipped"] == 1
     assert same() and not optimizer.state and all(p.grad is None for p in model.parameters())
     overflow = model.model.norm.weight.register_hook(lambda gradient: gradient * float("inf"))
-    assert update(model, None, optimizer, kept, chat, Config(), "cpu")["skipped"] == 1 and same()
+    sound = weigh(kept, chat, Config())
+    assert update(model, None, optimizer, sound, Config(), "cpu")["skipped"] == 1 and same()
     overflow.remove()
-    assert update(model, None, optimizer, kept, chat, Config(), "cpu")["skipped"] == 0 and not same()
+    assert update(model, None, optimizer, sound, Config(), "cpu")["skipped"] == 0 and not same()
 
 
 def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypatch, capsys):

@@ -267,7 +267,7 @@ def unequal_work(checkpoint, out):
         trajectories, kept = mgrpo.collect(model, chat, mgrpo.task_batch(TASKS, 0, cfg), cfg, nowhere, "0/0")
         forwards.clear()
         metrics = mgrpo.rollout_metrics(trajectories, kept)
-        metrics |= mgrpo.update(model, None, optimizer, kept, chat, cfg, device)
+        metrics |= mgrpo.update(model, None, optimizer, mgrpo.weigh(kept, chat, cfg), cfg, device)
         lines.append({"mine": len(kept), "forwards": len(forwards), **metrics})
     everyone = gather([lines])
     if rank() == 0:

@@ -1,0 +1,115 @@
+"""TSR, trajectory-search rollouts (arXiv 2602.11767, 2026): search while collecting, then M-GRPO.
+
+At each turn the policy samples N responses under the same h_j. The one that a cheap score s rates
+best is executed, and only this one trains, with the advantages and the loss of mgrpo.py:
+
+    a_j = argmax s(h_j, a) over a^1, ..., a^N ~ pi_old(. | h_j);   L as in mgrpo.py
+
+What selection does to the estimator: with ties to the first draw, a_j is drawn not from pi_old
+but from
+
+    q(a | h) = pi_old(a | h) w(s(a)),   w(k) = (P(s <= k)^N - P(s < k)^N) / P(s = k)
+
+Among responses of equal score, q keeps the policy's proportions. The log-probs are pi_old's own, so
+rho starts at 1 as in mgrpo.py, and nothing corrects for w, as in the paper. So the gradient is a
+biased estimate: good ratings weigh up to N times, others nearly nothing. A rejected response is
+never seen to fail; it becomes rarer only as others become likelier. The baseline is the reward of
+searched episodes. Sampled success is that of policy and search; evaluation plays the policy alone.
+
+    python forks/tsr.py --model runs/bc --out runs/tsr
+
+Differs from the paper: no beams and no lookahead, because a website cannot be put back to the state
+before an action. Its scores look at the state that an action leads to, with a rule for each
+environment; ours looks at page and response and knows no task. With few score values most responses
+have the highest, so we stop drawing at the first of these: q is the same. The paper also filters
+training instances; mgrpo.py drops groups of equal rewards anyway.
+
+Differs from mgrpo.py in 44 lines: `collect` passes `best_of` to the rollout, and that is all.
+"""
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+
+import mgrpo
+from compress import Chat, Trajectory
+from evaluate import command_line
+from model import all_sum, rank
+from rollout import ActionError, parse
+
+BEST = 3  # the highest rating
+
+
+@dataclass
+class Config(mgrpo.Config):
+    out: str = "runs/tsr"        # the run's directory; at the end it is also the checkpoint
+    # TSR
+    candidates: int = 4          # N, responses that a turn may draw; 1: M-GRPO
+    likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
+
+
+def page_of(turn) -> str:
+    """The page as it stood, without the line that says why the last action failed."""
+    first, _, rest = turn.observation.partition("\n")
+    return rest if first.startswith("error: ") else turn.observation
+
+
+def rating(response: str, trajectory: Trajectory) -> int:
+    """s: how usable a response to the last page looks before it is executed, from 0 to BEST.
+
+    0: no action can be read. Then a point if the page shows the element, by name if the response
+    names it ("# Element: red lamp 5"), and one if this page has not seen this action before.
+    """
+    *earlier, now = trajectory.turns
+    try:
+        call = parse(response)
+    except ActionError:
+        return 0
+    named = re.search(r"# Element: (.*\S)", response)
+    label = named[1] if named and named[1].split()[-1] == call.element else call.element
+    shown = label is None or re.search(rf"[ >]{re.escape(label)}(</| = | \()", page_of(now))
+    again = any(turn.action == str(call) and page_of(turn) == page_of(now) for turn in earlier)
+    return 1 + bool(shown) + (not again)
+
+
+async def best_of(chat: Chat, cfg: Config, drawn: list[int], trajectory: Trajectory, draw):
+    """Draws responses, one after the other, and returns the best: (ids, log-probs, ended).
+
+    The cache keeps the page in between, so another draw costs its own tokens only. `drawn` counts.
+    """
+    best, highest = None, ()
+    for n in range(1, cfg.candidates + 1):
+        ids, logps, _ = response = await draw()
+        rated = rating(chat.decode(ids), trajectory)
+        score = rated, mean(logps) if cfg.likeliest else 0.0
+        if score > highest:
+            best, highest = response, score
+        if rated == BEST and not cfg.likeliest:
+            break
+    drawn.append(n)
+    return best
+
+
+def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env, seed: str, log=None):
+    """mgrpo.py's, but with search at every turn."""
+    drawn = []
+    played = mgrpo.collect(model, chat, tasks, cfg, env, seed, log,
+                           choose=partial(best_of, chat, cfg, drawn))
+    responses, turns, more = all_sum([sum(drawn), len(drawn), sum(n > 1 for n in drawn)]).tolist()
+    if rank() == 0:
+        print(f"  search: {responses / max(turns, 1):.2f} responses a turn, "
+              f"more than one in {more / max(turns, 1):.1%} of the turns")
+    return played
+
+
+if __name__ == "__main__":
+    main = partial(mgrpo.main, collect=collect)
+    command_line(main, Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")
