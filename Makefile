@@ -27,7 +27,7 @@ test-slow: setup ## the checks that take long
 pictures: setup ## draw the README's pictures again, from a demo that is done
 	$(PY) tests/pictures.py $(OUT)/r1
 
-base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, about 80 minutes on one core, into runs/base; resumable
+base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, about 3 hours on one core, into runs/base; resumable
 EXERCISES := $(PY) -m worlds.sandbox.exercises
 PRETRAIN := OMP_NUM_THREADS=1 $(PY) bc.py --max-tokens 4096
 runs/base-0/model.safetensors:
@@ -37,10 +37,16 @@ runs/base-1/model.safetensors: runs/base-0/model.safetensors # small pages
 	$(PRETRAIN) --model $(<D) --data runs/exercises-1.jsonl --lr 2e-3 --epochs 1 --batch 48 --out $(@D)
 runs/base-2/model.safetensors: runs/base-1/model.safetensors # larger ones
 	$(EXERCISES) --rows 16000 --visits 0 --seed 2 > runs/exercises-2.jsonl
-	$(PRETRAIN) --model $(<D) --data runs/exercises-2.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --out $(@D)
-runs/base/model.safetensors: runs/base-2/model.safetensors # and visits to little websites
+	$(PRETRAIN) --model $(<D) --data runs/exercises-2.jsonl --lr 2e-3 --warmup 0.03 --epochs 1 --batch 32 --out $(@D)
+runs/base-3/model.safetensors: runs/base-2/model.safetensors # and visits to little websites
 	$(EXERCISES) --rows 24000 --visits 0.65 --seed 4 > runs/exercises-3.jsonl
 	$(PRETRAIN) --model $(<D) --data runs/exercises-3.jsonl --lr 1.5e-3 --warmup 0.01 --epochs 2 --batch 40 --out $(@D)
+runs/base-4/model.safetensors: runs/base-3/model.safetensors # more of them
+	$(EXERCISES) --rows 30000 --visits 0.65 --seed 5 > runs/exercises-4.jsonl
+	$(PRETRAIN) --model $(<D) --data runs/exercises-4.jsonl --lr 1.2e-3 --warmup 0.01 --epochs 1 --batch 40 --out $(@D)
+runs/base/model.safetensors: runs/base-4/model.safetensors
+	$(EXERCISES) --rows 30000 --visits 0.7 --seed 6 > runs/exercises-5.jsonl
+	$(PRETRAIN) --model $(<D) --data runs/exercises-5.jsonl --lr 1.2e-3 --warmup 0.01 --epochs 1 --batch 40 --out $(@D)
 
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)

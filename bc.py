@@ -42,13 +42,13 @@ class Config(Settings):
     # Model and data
     model: str = "worlds/base"   # checkpoint directory or hub id to start from
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
-    demos: int = 150             # demonstrations to record
+    demos: int = 38              # demonstrations to record: two of each template of the small tier
     split: str = "train"         # tasks to record; full-train: all five sites, needs --max-turns 12
     cot: bool = False            # record a long chain of thought with every action
     out: str = "runs/bc"         # the run's directory; at the end it is also the checkpoint
     # Optimization
-    epochs: float = 2.0          # passes over the demonstrations; more leave M-GRPO less to try
-    batch: int = 32              # responses per step, over all ranks
+    epochs: float = 4.0          # passes over the demonstrations
+    batch: int = 16              # responses per step, over all ranks
     lr: float = 0.0              # peak of a cosine; 0: chosen by the model's size (lr_by_size)
     warmup: float = 0.05         # share of the steps in which lr rises
     clip: float = 1.0            # largest gradient norm
@@ -266,7 +266,7 @@ def main(cfg: Config):
     dtype = computing_dtype(device) if cfg.lora else torch.float32
     model = load(cfg.model, dtype, device, sharded=True, replicas=cfg.replicas, lora=cfg.lora)
     model.recompute = cfg.recompute
-    cfg = replace(cfg, lr=cfg.lr or lr_by_size(model, 1e-3, 2e-5) * (10 if cfg.lora else 1))
+    cfg = replace(cfg, lr=cfg.lr or lr_by_size(model, 5e-4, 2e-5) * (10 if cfg.lora else 1))
     # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
     first = resume(cfg, model, optimizer, free=set())

@@ -187,7 +187,7 @@ def search_product(page, name):
 
 def count_search(page, word):
     yield page.search(word)
-    yield page.answer("([0-9]+) found")
+    yield page.answer("([0-9]+) found.*")
 
 
 def add_to_cart(page, name, section, size=None):
@@ -301,7 +301,7 @@ def count_orders(page, status):
     yield from visit(page, "orders")
     yield page.choose("status", status)
     yield page.click("filter")
-    yield page.answer("([0-9]+) found")
+    yield page.answer("([0-9]+) found.*")
 
 
 def set_stock(page, name, stock):
@@ -347,7 +347,7 @@ def count_issues(page, project, priority):
     yield from to_tab(page, project, "issues")
     yield page.choose("priority", priority)
     yield page.click("filter")
-    yield page.answer("([0-9]+) found")
+    yield page.answer("([0-9]+) found.*")
 
 
 def open_issue(page, project, name):

@@ -28,7 +28,7 @@ class Section:
         self.labels = rng.sample(FACTS + DETAILS, rng.randint(2, 5))
         values = {each: kind_of_value(rng) for each in self.labels}
         self.entries = {name(): {each: values[each]() for each in self.labels} for _ in range(size)}
-        self.linked = maybe(rng, 0.25, rng.choice(self.labels))  # a fact whose value is a link
+        self.linked = maybe(rng, 0.5, rng.choice(self.labels))  # a fact whose value is a link
         # The list of entries: what it shows of each, with bars or without, under a line of labels or none.
         self.columns, self.per_page = rng.sample(self.labels, rng.choice((0, 0, 1, 1, 2))), rng.choice((3, 4, 5, 6, 8, 10, 14))
         self.bars, self.header = len(self.columns) > 1 or rng.random() < 0.2, rng.random() < 0.5
@@ -39,7 +39,8 @@ class Section:
         self.buttons = [verb + rng.choice(ends) for verb in verbs[:rng.randint(1, 3)]]
         self.menu, self.options = maybe(rng, 0.35, menu), options(rng, menu)
         self.field, self.send = maybe(rng, 0.35, rng.choice(FIELDS[1:])), rng.choice((verbs[4], "send", "ok", "add"))
-        self.edit = maybe(rng, 0.3, rng.choice(("edit", "change", "correct", f"edit {one}")))
+        edits = "edit", "change", "correct", f"edit {one}", f"edit {rng.choice(LINKS)}"
+        self.edit = maybe(rng, 0.3, rng.choice(edits))
         self.editable = rng.sample(self.labels, min(len(self.labels), rng.randint(1, 3)))
 
     def page_of(self, name: str) -> tuple:
@@ -93,6 +94,8 @@ class Site:
         rng.shuffle(self.bar)
         self.bar.insert(rng.choice((0, 0, len(self.bar))), self.home)
         self.search = maybe(rng, 0.6, rng.choice(("search", "search", "look up", "query")))
+        # A button on every page; it leads home, as logging out does.
+        self.out = maybe(rng, 0.5, rng.choice((rng.choice(VERBS), f"{rng.choice(VERBS)} {rng.choice(MORE)}")))
         self.go, self.in_line = rng.choice(("go", "find", "ok")), rng.random() < 0.4
         self.line_found = rng.choice(("{} found", "{} results", "{} found for {q}", "{} matches for {q}"))
         self.prose = [" ".join(rng.choices(FILLERS + THINGS, k=rng.randint(2, 7))) for _ in range(rng.randint(0, 2))]
@@ -123,6 +126,7 @@ class Site:
     def page(self, at: tuple) -> list[list]:
         heading, lines = getattr(self, at[0] + "_page")(*at[1:])
         bar = [[self.link(each) for each in self.bar]]
+        bar += [[Element("button", self.out, to=("done", ("home",)))]] if self.out else []
         if self.search:
             bar.append([Element("input", self.search), Element("button", self.go)])
         return [[f"title: {heading}"], *bar, [f"# {heading}"], *lines]
@@ -190,7 +194,9 @@ class Site:
 
 
 class Step(NamedTuple):
-    """Be at a place, and there, unless being there is all, act. "Carry": keep a fact in mind, for the next thought."""
+    """Be at a place, or anywhere for (), and there, unless being there is all, act. "Carry": keep a fact in mind, for the
+    next thought.
+    """
     place: tuple
     action: str = ""
     name: str = ""
@@ -208,7 +214,7 @@ class Visit:
         starts = {("home",): 2, ("list", self.section.label, 0): 1, self.site.address(rng.choice(self.site.bar)): 1}
         self.at = draw(rng, starts)
         self.look()
-        number = 1 if goal else rng.choice((1, 1, 1, 2))
+        number = 1 if goal else rng.choice((1, 1, 2))
         goals = [getattr(self, goal or draw(rng, GOALS))() for _ in range(number)]
         goals = sorted(goals, key=lambda goal: goal[2] is not None)  # what ends in an answer comes last
         if len(goals) == 2 and goals[0][2]:
@@ -247,7 +253,7 @@ class Visit:
         while i < len(steps):
             place, action, name, argument = steps[i]
             assert len(self.turns) < 60, (place, action, name, self.at, self.text, self.turns[-3:])
-            if self.at != place:
+            if place and self.at != place:
                 start = i  # what was typed on a page and not sent is lost
                 while i and steps[i - 1].place[:2] == place[:2] and steps[i - 1].action not in ("", "Click"):
                     i -= 1
@@ -353,7 +359,8 @@ class Visit:
         s, name, place = self.target()
         label = self.rng.choice(s.labels if self.rng.random() < 0.9 else FACTS + DETAILS)
         task = self.ask("tell the {} of {}|report the {} of {}|find out the {} of {}|give the {} of {}|"
-                        "i need to know the {} of {}|say which {} belongs to {}", label, self.where(s, name))
+                        "i need to know the {} of {}|say which {} belongs to {}|which {} has {}|what {} is given for {}|"
+                        "how much or how many {} has {}", label, self.where(s, name))
         return task, [Step(place)], self.reader(s, name, label)
 
     def reader(self, s: Section, name: str, label: str):
@@ -386,6 +393,13 @@ class Visit:
         task = self.ask("press {0} for {1}|{2} {1}|press the button {0} on {1}|please {2} {1}|{2} {1} and nothing else",
                         button, self.where(s, name), button.split()[0])
         return task, [Step(place, "Click", button)], None
+
+    def press_in_bar(self):
+        """A button that every page has, and that leads home."""
+        if not self.site.out:
+            return self.press()
+        task = self.ask("press {0}|{0}|{0} the site|{0} of the site", self.site.out)
+        return task, [Step((), "Click", self.site.out)], None
 
     def press_in_row(self):
         s, name, _ = self.target(absent=0)
@@ -481,5 +495,5 @@ class Visit:
         return task, [Step(place, "Carry", label, value), *steps], None
 
 
-GOALS = {"fact": 26, "cell": 8, "press": 14, "press_in_row": 8, "write": 12, "edit": 8, "fill": 14,
-         "look_up": 10, "count": 2, "carry": 4}
+GOALS = {"fact": 26, "cell": 8, "press": 14, "press_in_bar": 6, "press_in_row": 8, "write": 12, "edit": 8, "fill": 14,
+         "look_up": 12, "count": 3, "carry": 4}
