@@ -194,10 +194,11 @@ def draw_run(run: Path, out: Path):
     html.write_text(agent_html(record, run), encoding="utf-8")
     photograph(html.resolve().as_uri(), out / "agent", 840, 400, 1.5)
     html.unlink()
-    # The report shows a success that M-GRPO learned from, if the run has pictures of one.
+    # The report shows a success that M-GRPO learned from, if the run has pictures of one; a late one, for
+    # it leaves out old episodes.
     taught = [r for r in records if r["advantage"] > 0 and len(r["turns"]) > 1
               and all("shot" in turn and not turn["error"] for turn in r["turns"])]
-    shown = max(taught, key=lambda r: min(len(r["turns"]), 4), default=record)
+    shown = max(taught, key=lambda r: (min(len(r["turns"]), 4), r["step"] or 0), default=record)
     names = {"split": "split", "step": "step", "task_id": "task", "member": "member"}
     where = {name: shown[key] for key, name in names.items() if shown.get(key) is not None} | {"turn": 2}
     photograph(f"{(run / 'report.html').resolve().as_uri()}#{urlencode(where)}", out / "report",
