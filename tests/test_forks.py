@@ -312,7 +312,8 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
     for ranks in (1, 2):
         out = tmp_path / str(ranks)
         arguments = ["--model", ROOT / "worlds/base", "--tasks", pointing, "--out", out, "--steps", 2, "--batch", 3,
-                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--deterministic", *more]
+                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--deterministic", "--lr", 5e-5,
+                     "--head-updates", 10, *more]
         if ranks == 1:
             main(fork, parse(fork, monkeypatch, *arguments))
         else:
@@ -329,7 +330,7 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
     assert any(line["grad_norm"] > 0 for line in runs[0])
     one, two = (saved(fork, tmp_path / ranks) for ranks in "12")  # read on one rank, written on one and on two
     assert any(key.startswith(heads[0].removesuffix("_loss")) for key in one)
-    for key in one:  # Adam turns rounding into steps of lr where a gradient is nearly 0
+    for key in one:  # Adam turns rounding into steps of lr where a gradient is nearly 0, hence few and small updates
         torch.testing.assert_close(one[key], two[key], atol=5e-3, rtol=0, msg=key)
 
 

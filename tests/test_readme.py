@@ -106,7 +106,7 @@ def test_the_recipe_for_a_site_of_ones_own(checkpoint, tmp_path):
     assert len(played) == 8 and all("Opening hours" in episode["turns"][0]["observation"] for episode in played)
 
 
-@pytest.mark.parametrize("figure, files", [("training", "demo-seed0-fifth/r1-metrics.jsonl"), ("turns", "experiments/seed?/*-turns.json")])
+@pytest.mark.parametrize("figure, files", [("training", "demo-seed0-sixth/r1-metrics.jsonl"), ("turns", "experiments/seed?/*-turns.json")])
 def test_the_curves_are_drawn_from_the_raw_figures(figure, files):
     assert curves.draw(sorted((ROOT / "assets/results").glob(files))) == (ROOT / f"assets/{figure}.svg").read_text()
 
