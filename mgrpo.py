@@ -196,7 +196,8 @@ def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, lo
         inputs = pack(batch, device)
         logp_N, entropy_N = token_logprobs(model, **inputs, temperature=cfg.temperature)
         for row, logp in zip(batch, logp_N.detach().split([row.n_action for row in batch])):
-            row.logps = row.logps or logp.tolist()  # a fork's replayed row: as the first pass has it
+            if row.logps is None:  # a fork replays it: its first pass stands in for the rollout
+                row.logps = logp.tolist()
         logp_ref_N = logp_N.detach()
         if reference is not None:
             with torch.no_grad(), without_adapters(reference):

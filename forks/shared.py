@@ -127,6 +127,7 @@ def remember(chat: Chat, record: dict) -> Trajectory:
     tau.task["intent_template_id"] = record["template"]
     tau.member, tau.reward, tau.answer = record["member"], record["reward"], record["answer"]
     for turn, said in zip(tau.turns, record["turns"]):
+        turn.logps = None  # those of an older policy, rounded
         if all(token in ids for token in said["tokens"]):
             turn.action_ids = [ids[token] for token in said["tokens"]]
     return tau

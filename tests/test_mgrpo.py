@@ -380,6 +380,15 @@ def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
     assert update(model, None, optimizer, sound, Config(), "cpu")["skipped"] == 0 and not same()
 
 
+def test_a_response_without_its_log_probs_is_an_error_and_not_taken_for_on_policy(chat):
+    """Were they filled in, the gap between rollout and training would read 0."""
+    kept = [group_advantages(group) for group in make_groups(chat)]
+    kept[1][2].turns[0].logps = []
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    with pytest.raises(RuntimeError):
+        update(model, None, None, weigh(kept, chat, Config()), Config(), "cpu")
+
+
 def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypatch, capsys):
     """It once was reported of a batch's last pass alone."""
     calls = []
