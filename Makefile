@@ -92,7 +92,7 @@ $(RUNS)/cot/done: $(RUNS)/cot-bc/done
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
 $(RUNS)/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
-	$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:360 --runs 8 --temperature 0.7
+	$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:432 --runs 8 --temperature 0.7
 	mkdir -p $(FIGURES) && cp $(@D)/summary.json $(FIGURES)/sampled.json && touch $@
 $(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/sampled/done # filtered cloning (rejection sampling): its successes once more
 	$(PY) bc.py --model $(<D) --data $(RUNS)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
@@ -107,7 +107,7 @@ $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success 
 	done
 	touch $@
 
-# ---- the paper's table: every method from one clone, 2,880 episodes each. Resumable like the experiments.
+# ---- the paper's table: every method from one clone, 3,456 episodes each. Resumable like the experiments.
 TABLE := runs/table/seed$(SEED)
 MEASURED := assets/results/table/seed$(SEED)
 FORKS := awr digirl webrl tsr
@@ -125,7 +125,7 @@ $(MEASURED)/%.json: $(TABLE)/%/done
 $(TABLE)/bc/done:
 	$(call timed,$(PY) bc.py --out $(@D) --seed $(SEED))
 $(TABLE)/filtered/sampled/done: $(TABLE)/bc/done # in the folder of the run that it is for, which counts its episodes and seconds
-	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:360 --runs 8 --temperature 0.7)
+	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:432 --runs 8 --temperature 0.7)
 $(TABLE)/filtered/done: $(TABLE)/bc/done $(TABLE)/filtered/sampled/done
 	$(call timed,$(PY) bc.py --model $(<D) --data $(@D)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED))
 $(TABLE)/mgrpo/done: $(TABLE)/bc/done

@@ -61,7 +61,7 @@ class Config(Benchmark):
     tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], or WebArena task files; commas
     out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
-    steps: int = 15              # one batch of tasks each
+    steps: int = 18              # one batch of tasks each
     batch: int = 24              # tasks per step, over all ranks
     G: int = 8                   # episodes per task
     eps: float = 0.2             # clip range of the ratio rho
@@ -72,7 +72,7 @@ class Config(Benchmark):
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
     # Optimization
-    lr: float = 0.0              # peak; 0: 2e-4, or 1e-6 above 10 million parameters
+    lr: float = 0.0              # peak; 0: 3e-4, or 1e-6 above 10 million parameters
     warmup: float = 0.2          # share of the steps spent warming up: Adam's first are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
@@ -355,7 +355,7 @@ def main(cfg: Config, open_training=open_training, task_batch=task_batch, collec
     cfg = replace(cfg, model=warm_start(cfg, log))
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
-    cfg = replace(cfg, lr=cfg.lr or bc.lr_by_size(model, 2e-4, 1e-6) * (10 if cfg.lora else 1))
+    cfg = replace(cfg, lr=cfg.lr or bc.lr_by_size(model, 3e-4, 1e-6) * (10 if cfg.lora else 1))
     free = {"held_out", "held_out_every", "keep_every", "reset_url"}
     free |= set() if cfg.decay or cfg.warmup else {"steps"}  # lr depends on it through these two
     first = resume(cfg, model, optimizer, free)

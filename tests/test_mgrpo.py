@@ -587,8 +587,8 @@ def test_the_learning_rate_rises_for_a_share_of_the_steps_then_falls_to_zero_or_
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, 1, 3 / 4, 2 / 4, 1 / 4, 0])
     constant = Config(lr=2.0, steps=3, warmup=0.0, decay=False)
     assert [learning_rate(step, constant) for step in range(5)] == [2.0] * 5
-    published = [min(1.0, (step + 1) / 3, (15 - step) / 12) * 2e-4 for step in range(15)]  # of the results
-    assert [learning_rate(step, Config(lr=2e-4)) for step in range(15)] == published
+    published = [min(1.0, (step + 1) / 4, (18 - step) / 14) * 3e-4 for step in range(18)]  # of the results
+    assert [learning_rate(step, Config(lr=3e-4)) for step in range(18)] == published
 
 
 def test_a_warmup_in_steps_is_refused(play):
