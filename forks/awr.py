@@ -16,7 +16,8 @@ bad responses become less likely only because others become more likely.
 Differs from the paper: V is a probability trained by cross-entropy, because r is 0 or 1; the paper
 regresses on lambda-returns. Each step trains on its own episodes and on --past earlier ones; the
 paper draws all from the buffer. V is a head on the policy's layers and does not train them; the
-paper's V is a network of its own, which would double the cost here.
+paper's V is a network of its own, which would double the cost here. The released code divides A
+by its standard deviation and takes beta = 1. Here A stays as it is, so that a sure V weighs less.
 
 Differs from mgrpo.py in 38 lines: no groups, replayed episodes, a value head, another loss.
 groups_kept counts episodes. value_loss is V's cross-entropy before it learns from the step.
@@ -81,7 +82,7 @@ def weigh(kept, chat, cfg: Config):
     """M-GRPO's rows and means. In place of an advantage, what a response is worth."""
     rows = mgrpo.weigh(kept, chat, cfg)
     for row in rows:
-        row.advantage = min(math.exp(row.advantage / cfg.awr_beta), cfg.limit)
+        row.advantage = math.exp(min(row.advantage / cfg.awr_beta, math.log(cfg.limit)))
     return rows
 
 

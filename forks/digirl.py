@@ -2,14 +2,14 @@
 
     V_c(c) and V_s(h_j)  minimize  E_D [cross-entropy(r, V)]              c: the instruction
     A_c = r - V_c(c)
-    A_j = lam^(H-j) r + (1 - lam^(H-j)) (V_s(h_j+1) - V_s(h_j))           H: the last turn
+    A_j = w_j + (1 - w_j) (V_s(h_j+1) - V_s(h_j)),   w_j = lam^(H-j) r    H: the last turn
     pi  maximizes  E [log pi(a_j | h_j)]  over the turns of D that pass two filters:
         A_c is among the largest --share of all episodes, and A_j > 1 / max_turns
 
 A_c chooses episodes: successes at tasks that mostly fail. This is the automatic curriculum, as a
-task that always succeeds has nothing more to teach. A_j chooses turns. It is doubly robust: in the
-last turns the outcome decides, in earlier ones the change in V_s, since the outcome says little
-about them. The filter is hard: what passes is cloned, all with the same weight.
+task that always succeeds has nothing more to teach. A_j chooses turns. Late in a success it trusts
+the outcome, earlier the change in V_s (the paper calls this mix doubly robust). The filter is hard:
+what passes is cloned, all with the same weight.
 
 Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. Then
 the policy learns from these episodes, in as many updates as the steps would have made. From there
@@ -17,12 +17,12 @@ on it learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl
 
-Differs from the paper: its offline episodes come from another run. Ours count among the run's own,
-so that methods compare by equal numbers of episodes. Demonstrations would not do: all succeed, so V
-has nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper has RoBERTa
-models, and two V_s of which the smaller counts. V_s learns from the step's own episodes only, as
-replayed ones are nearly all successes once they pass the first filter. The released code subtracts
-0.05, not 1 / max_turns, and adds the change in V_s without its weight. lam and --share are its own.
+Differs from the paper: its offline episodes are collected beforehand. Ours count among the run's
+own, so that methods compare by equal numbers of episodes. Demonstrations would not do: all succeed,
+so V has nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper has frozen
+encoders of text and pages, and two V_s of which the smaller counts. V_s learns from the step's own
+episodes only, which saves forward passes. The released code subtracts 0.05, not 1 / max_turns, adds
+the change in V_s without its weight, and filters offline episodes by reward. lam is its own.
 
 Differs from mgrpo.py in 64 lines: two heads, replayed episodes, two filters, another loss.
 groups_kept counts the episodes before the filters, turns_cloned the turns after them.
@@ -99,9 +99,9 @@ def curriculum(model, optimizer, batch: Batch, chat, cfg: Config, device):
 
 def step_advantage(r: float, V: list[float], lam: float) -> list[float]:
     """A_j of an episode's turns, given V_s of each."""
-    weight = [lam ** after for after in reversed(range(len(V)))]
-    change = [later - now for now, later in zip(V, [*V[1:], 0.0])]  # the last one has no weight
-    return [w * r + (1 - w) * d for w, d in zip(weight, change)]
+    weight = [lam ** after * r for after in reversed(range(len(V)))]
+    change = [later - now for now, later in zip(V, [*V[1:], 0.0])]  # nothing is to come at the end
+    return [w + (1 - w) * d for w, d in zip(weight, change)]
 
 
 def good_turns(model, episodes: list[Trajectory], chat, cfg: Config, device) -> list[Row]:

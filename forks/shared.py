@@ -1,6 +1,6 @@
 """What several forks need: heads that predict success, a replay buffer, and regression on actions.
 
-    add_heads(model, optimizer, "value")           heads on the policy, saved and resumed with it
+    add_heads(model, optimizer, "value")           heads on the policy, resumed with it
     x_RD = states(model, rows, cfg, device)        hidden states where responses begin, or end
     fit(model, optimizer, "value", x_RD, y_R, 20)  cross-entropy on success
     p_R = predict(model, "value", x_RD)            chance of success, from 0 to 1
@@ -30,7 +30,7 @@ from model import Transformer, all_max, gather, rank, unsharded, world_size
 
 
 def add_heads(model: Transformer, optimizer, *names: str, lr: float = 1e-3):
-    """Gives the policy heads. They start at a chance of 0.5, and no checkpoint holds them."""
+    """Gives the policy heads. They start at a chance of 0.5. Only the training state holds them."""
     width, generator = model.config.hidden_size, torch.Generator().manual_seed(0)
     for name in names:
         first, last = nn.Linear(width, width), nn.Linear(width, 1)
@@ -54,7 +54,7 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
         for batch in micro_batches(rows, cfg.max_tokens):
             inputs = pack(batch, device)
             action_BT = inputs.pop("action_BT")
-            next_BT = action_BT.roll(-1, dims=1)  # other tokens stand between any two responses
+            next_BT = action_BT.roll(-1, dims=1)  # a step from False to True is where a response begins
             edge_BT = action_BT & ~next_BT if end else ~action_BT & next_BT
             x_RD = whole(**inputs, head=lambda x_BTD: x_BTD[edge_BT]).float()
             found |= {id(row): x_D for row, x_D in zip(batch, x_RD, strict=True)}
@@ -105,7 +105,7 @@ def recall(chat: Chat, cfg, count: int, seed: str, among: int = 2000) -> list[Tr
     """
     all_max(0)  # until rank 0 has written them
     records, _ = newest(Path(cfg.out) / "trajectories.jsonl", among, 10**9)
-    valid = [record for record in records if record["status"] == "ok"]
+    valid = [record for record in records if record["turns"] and record["status"] == "ok"]
     drawn = random.Random(f"{seed}/recall").sample(valid, min(count, len(valid)))
     return [remember(chat, record) for record in drawn[rank()::world_size()]]
 

@@ -5,8 +5,8 @@ best is executed, and only this one trains, with the advantages and the loss of 
 
     a_j = argmax s(h_j, a) over a^1, ..., a^N ~ pi_old(. | h_j);   L as in mgrpo.py
 
-What selection does to the estimator: with ties to the first draw, a_j is drawn not from pi_old
-but from
+What selection does to the estimator: of equally rated responses the first drawn is taken, so a_j
+is a sample not of pi_old but of
 
     q(a | h) = pi_old(a | h) w(s(a)),   w(k) = (P(s <= k)^N - P(s < k)^N) / P(s = k)
 
@@ -18,11 +18,12 @@ searched episodes. Sampled success is that of policy and search; evaluation play
 
     python forks/tsr.py --model runs/bc --out runs/tsr
 
-Differs from the paper: no beams and no lookahead, because a website cannot be put back to the state
-before an action. Its scores look at the state that an action leads to, with a rule for each
-environment; ours looks at page and response and knows no task. With few score values most responses
-have the highest, so we stop drawing at the first of these: q is the same. The paper also filters
-training instances; mgrpo.py drops groups of equal rewards anyway.
+Differs from the paper: no beams over whole trajectories and no lookahead. Its code tries a candidate
+in a new environment of the same seed, after replaying the actions so far, and compares rewards;
+with a browser, each candidate would cost an episode. Ours looks at page and response and knows no
+task, so it can only avoid responses that look unusable: a few per cent. Most have the highest
+rating, so we stop drawing at the first of these: q is the same (--likeliest has another q). The
+paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all that vary.
 
 Differs from mgrpo.py in 44 lines: `collect` passes `best_of` to the rollout, and that is all.
 """

@@ -5,6 +5,7 @@
 
 Success in percent, greedy, with Wilson's 95% interval for one seed and Student's t over several.
 Minutes are a method's own, after the clone: rollouts and updates, without start-up and saving.
+The paper's filtered cloning and AWR learned offline, from episodes of WebRL's; ours play their own.
 """
 import argparse
 import json

@@ -161,10 +161,10 @@ def test_digirls_step_advantage_is_doubly_robust(lam, r):
         V = dict(enumerate(some_values(H, seed=H), start=1))
         V[H + 1] = 0.0
         reward = lambda h: r if h == H else 0.0
-        expected = [lam ** (H - h) * r + (1 - lam ** (H - h)) * (V[h + 1] + reward(h) - V[h])
+        expected = [lam ** (H - h) * r + (1 - lam ** (H - h) * r) * (V[h + 1] + reward(h) - V[h])
                     for h in range(1, H + 1)]
         found = digirl.step_advantage(r, [V[h] for h in range(1, H + 1)], lam)
-        assert found == pytest.approx(expected, abs=1e-12) and found[-1] == r
+        assert found == pytest.approx(expected, abs=1e-12) and found[-1] == (1.0 if r else -V[H])
 
 
 def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, model):
@@ -193,9 +193,9 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
         V = [value("step", context(chat, tau, t)) for t in range(len(tau.turns))] + [0.0]
         H = len(tau.turns)
         for h, turn in enumerate(tau.turns):
-            weight = 0.5 ** (H - 1 - h)
+            weight = 0.5 ** (H - 1 - h) * tau.reward
             total += 1
-            if weight * tau.reward + (1 - weight) * (V[h + 1] - V[h]) > 1 / 4:
+            if weight + (1 - weight) * (V[h + 1] - V[h]) > 1 / 4:
                 expected.append(turn.action_ids)
     assert [row.ids[-row.n_action:] for row in good] == expected and 0 < len(expected) < total
 

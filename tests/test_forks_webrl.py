@@ -100,7 +100,7 @@ def test_the_advantage_mixes_the_outcome_and_the_change_in_v():
         own = V[start:start + n]
         for j in range(n):
             later = own[j + 1] if j + 1 < n else r_i
-            expected.append(0.3 * (r_i - own[j]) + 0.7 * (later - own[j]))
+            expected.append(0.3 * (later - own[j]) + 0.7 * (r_i - own[j]))
         start += n
     last = torch.tensor([False, False, True, True, False, True])
     found = webrl.advantages(torch.tensor([1.0, 1, 1, 0, 1, 1]), torch.tensor(V), last, 0.3)
