@@ -51,7 +51,7 @@ runs/base/model.safetensors: runs/base-4/model.safetensors
 # ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-NAMES := base bc r1 long zero nothink-bc nothink cot-bc cot whole-bc whole filtered distilled bc-trap r1-trap long-trap
+NAMES := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered bc-trap r1-trap
 
 experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
 
@@ -81,8 +81,6 @@ $(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
 
 $(RUNS)/r1/done: $(RUNS)/bc/done
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
-$(RUNS)/long/done: $(RUNS)/r1/done # as many steps again
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed 1$(SEED) && touch $@
 $(RUNS)/zero/done: $(RUNS)/base/done # R1-Zero: from the base, no demonstrations
 	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/nothink/done: $(RUNS)/nothink-bc/done
@@ -96,8 +94,6 @@ $(RUNS)/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by
 	mkdir -p $(FIGURES) && cp $(@D)/summary.json $(FIGURES)/sampled.json && touch $@
 $(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/sampled/done # filtered cloning (rejection sampling): its successes once more
 	$(PY) bc.py --model $(<D) --data $(RUNS)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
-$(RUNS)/distilled/done: $(RUNS)/bc/done $(RUNS)/r1/done # cloning the successes among the episodes that M-GRPO learned from
-	$(PY) bc.py --model $(<D) --data $(RUNS)/r1/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
 
 $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success over the number of turns allowed
 	mkdir -p $(@D) $(FIGURES)

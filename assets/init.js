@@ -4,7 +4,7 @@
 //   'click handlers'  the elements that listen for clicks through addEventListener
 //   'refusals'        what the browser refused without a word: element -> why
 //   'work'            waits for what the page's scripts have begun and what may change the page: requests,
-//                     scripts and styles, short timers, animation frames, transitions
+//                     scripts and styles, workers and sockets, short timers, animation frames, transitions
 //
 // Work begins other work, and an animation or a poll goes on without end. So every chain of work has a
 // budget: a timer costs its delay, the rest little. What a chain begins after that is not waited for.
@@ -89,6 +89,28 @@
     this.addEventListener('loadend', () => end(work), {once: true});
     return send.apply(this, body);
   };
+
+  // ---- workers and sockets: what comes next from the one that was sent something is taken for its answer
+
+  const answering = (type, name, waits = () => true) => {
+    const ask = type.prototype[name];
+    type.prototype[name] = function (...given) {
+      const work = waits(this) && begin(100);
+      if (begun.has(work)) begun.set(work, now() + 500);  // there may be none
+      if (work) this.addEventListener('message', () => end(work), {once: true, capture: true});
+      return ask.apply(this, given);
+    };
+  };
+  const ports = new WeakSet();  // of shared workers; others, such as a scheduler's, are used without end
+  const {get: portOf} = Object.getOwnPropertyDescriptor(SharedWorker.prototype, 'port');
+  Object.defineProperty(SharedWorker.prototype, 'port', {configurable: true, get() {
+    const port = portOf.call(this);
+    ports.add(port);
+    return port;
+  }});
+  answering(Worker, 'postMessage');
+  answering(WebSocket, 'send');
+  answering(MessagePort, 'postMessage', port => ports.has(port));
 
   // ---- scripts, modules, style sheets: those without a type are on their way. rollout.py asks Chromium
 

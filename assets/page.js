@@ -84,12 +84,14 @@
     return clips.every(({box}) => boxes.some(
       r => common(r, box, 'left', 'right') > 0.5 && common(r, box, 'top', 'bottom') > 0.5));
   };
-  // The clips of el's contents. outer: those around el. A panel that scrolls can show all that it holds.
+  // The clips of el's contents. outer: those around el. A panel that scrolls can show all that it holds, and
+  // what is shrunk to one pixel is there to be read aloud.
   const clipsOf = (el, style, outer) => {
     if (/fixed|absolute/.test(style.position))
       outer = outer.filter(clip => contains(clip.el, el.offsetParent));
     if (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)
-      || /^(body|input|select|textarea)$/.test(el.localName)) return outer;
+      || /^(body|input|select|textarea)$/.test(el.localName)
+      || el.offsetWidth === 1 && el.offsetHeight === 1) return outer;
     const scrolls = /auto|scroll/.test(style.overflow) || /^i?frame$/.test(el.localName);
     if (scrolls && el.clientWidth && el.clientHeight && within(el, outer)) return [];
     return [...outer, {el, box: el.getBoundingClientRect()}];
@@ -101,18 +103,22 @@
     return el;
   };
 
+  // The middle of el, and what the mouse hits there: null outside the window.
+  const middleOf = el => {
+    const r = boxOf(el), root = el.getRootNode(), at = nodeType(root) === DOCUMENT ? atPoint : inShadow;
+    const x = r && r.left + r.width / 2, y = r && r.top + r.height / 2;
+    return {x, y, root, hit: r && at(root, x, y)};
+  };
+
   // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
   const covered = el => {
-    const r = boxOf(el);
-    if (!r) return !el.matches('input[type=checkbox],input[type=radio]');
-    const x = r.left + r.width / 2, y = r.top + r.height / 2;
-    const root = el.getRootNode();
+    const {x, y, root, hit} = middleOf(el);
+    if (hit === undefined) return !el.matches('input[type=checkbox],input[type=radio]');
     if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) {
       const there = atPoint(document, x < 0 || x >= innerWidth ? innerWidth / 2 : x, innerHeight / 2);
       const layer = layerOf(there, /fixed/);
       return root === document && !!layer && !contains(layer, el);
     }
-    const hit = (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
     if (!hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el) return false;
     const layer = layerOf(hit, /fixed|sticky/);
     const page = scrollerOf(el.ownerDocument);
@@ -381,8 +387,8 @@
   // Resolves once the work is done that the page has begun: see init.js.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
-  // Where to aim the mouse: the center of the element's box, scrolled into view, in window coordinates, and
-  // the size of that box.
+  // Where to aim the mouse: the center of the element's box, in window coordinates, and the size of that box.
+  // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
   const locate = id => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};
@@ -390,7 +396,8 @@
     // A control that is styled away may be parked where nobody can scroll to: press its label instead.
     const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);
     const aim = parked(el.getBoundingClientRect()) && el.labels?.[0] || el;
-    drawn(aim).scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+    if (aim.ownerDocument !== document || !contains(drawn(aim), middleOf(aim).hit))
+      drawn(aim).scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
     const r = boxOf(aim) || aim.getClientRects()[0];
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
     if (covered(aim)) return {error: `something else lies on top of element ${id}`};

@@ -1,7 +1,7 @@
 """Draws the README's curves: training, and success over turns.
 
-    python tests/curves.py assets/results/demo-seed?/r1-metrics.jsonl --out assets/training.svg
-    python tests/curves.py assets/results/experiments/seed?/*-turns.json --out assets/turns.svg
+    python tests/curves.py assets/results/demo-seed1?/r1-metrics.jsonl --out assets/training.svg
+    python tests/curves.py assets/results/experiments/seed?/*-turns.json --out turns.svg
 
 Training has four panels: held-out success over the steps (mean and range of runs with --held-out) and the
 three of the paper's Fig. 3, one line a run. base-dev.json and bc-dev.json next to a run's metrics are the

@@ -132,7 +132,7 @@ READ = {  # how real pages are built -> what the agent reads
         "<checkbox>Dark mode 5 = on</checkbox>"),
     "a window onto one of several slides": (
         "<style>.window{overflow:hidden;width:200px}.slides{display:flex;transform:translateX(-200px)}"
-        ".slides>*{flex:none;width:200px}.quiet{position:absolute;width:1px;height:1px;overflow:hidden}"
+        ".slides>*{flex:none;width:200px}.quiet{position:absolute;width:1px;height:1px;overflow:hidden;line-height:3}"
         ".out{position:absolute;left:400px}input{position:absolute;left:-999px}</style><div class=window>"
         "<div class=slides><p>May <a href=/5>5</a></p><p>June <a href=/6>6</a></p>"
         "<p>July <a href=/7>7</a></p></div><b class=out>a menu</b>"

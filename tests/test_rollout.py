@@ -270,6 +270,13 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "a slow transition": ("<style>p {visibility: hidden; transition: visibility .4s .1s}</style><button "
                           "onclick='nextSibling.style.visibility = \"visible\"'>b</button><p>fades in",
                           "Click", "fades in"),
+    "a worker's answer": ("<button onclick='w.postMessage(1)'>b</button><script>w = new Worker(URL.create"
+                          "ObjectURL(new Blob(['onmessage = () => setTimeout(() => postMessage(1), 200)'])));"
+                          "w.onmessage = () => document.title = 'new'</script>", "Click", "title: new"),
+    "a pop-up that scrolling closes": (
+        "<style>body{height:3000px}</style><button onclick='document.title = 1' style='position:absolute;"
+        "top:600px'>b</button><script>onscroll = () => document.querySelector('button').hidden = true"
+        "</script>", "Click", "title: 1"),
     "suggestions before Enter": ("<input oninput='setTimeout(() => ready = 1, 400)' onkeydown='if (event.key "
                                  "== \"Enter\") document.title = ready'><script>ready = 0</script>",
                                  'Search", argument="ab', "title: 1"),
