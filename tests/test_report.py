@@ -82,6 +82,14 @@ def test_the_report_opens_without_a_network_and_hostile_text_in_it_is_inert(look
     assert seen["charts"] == 8 and seen["cells"] == 14 and seen["page"] == HOSTILE and seen["said"] == "ab" + HOSTILE
 
 
+def test_held_out_success_stands_beside_that_of_the_sampled_episodes(look_at, tmp_path):
+    write_run(tmp_path)
+    lines = [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5, "held_out_success": 0.75}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen, complaints, _ = look_at(report(tmp_path), "() => textOf('.chart')")
+    assert complaints == [] and seen.startswith("Successsampled 50% · held out 75% at 1")
+
+
 def test_odd_values_leave_the_report_readable(look_at, tmp_path):
     """A template without a name, a summary without an interval, two values that differ by rounding alone."""
     write_run(tmp_path)
