@@ -27,7 +27,7 @@ def write_run(path, n=5):
     """A finished run's files, with text in every place that tries to break out."""
     run = start_run(Config(out=str(path)), "cpu")
     for step in range(30):
-        run.write({"step": step, "reward": step / 30, "trajectory_tokens": 900 + step, "turns": 5 - step / 30, "kl": 0.0,
+        run.write({"step": step, "reward": step / 30, "trajectory_tokens": 900 + step, "turns": 5 - step / 30, "kl": 1e-3,
                    "entropy": .5, "logp_gap": 1e-6, "env_errors": 0, "seconds_rollout": 3.0, "seconds_train": 2.0})
     turn = {"url": "http://h/" + HOSTILE, "observation": HOSTILE, "response": "ab" + HOSTILE, "action": HOSTILE,
             "error": HOSTILE, "tokens": ["a", "b" + HOSTILE], "logps": [-.1, -2.], "context_tokens": 9,
