@@ -57,7 +57,7 @@ mark { background: none; color: #d8511c; font-weight: 600; }
 
 
 def choose(records: list[dict]) -> dict:
-    """A success in three or four turns, each with a picture and none wasted; many kinds of action first."""
+    """A success in three or four turns, each with a picture and none wasted; variety first."""
     def fits(record):
         turns = record["turns"]
         different = {(turn["url"], turn["action"]) for turn in turns}
@@ -66,7 +66,7 @@ def choose(records: list[dict]) -> dict:
 
     def variety(record):
         kinds = {turn["action"].split(",")[0] for turn in record["turns"]}
-        return len(kinds), len(record["turns"])
+        return len(kinds), len({turn["url"] for turn in record["turns"]}), len(record["turns"])
 
     found = [record for record in records if fits(record)]
     if not found:
