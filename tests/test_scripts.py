@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def lock_step(tmp_path_factory, sandbox_sites):
     path = tmp_path_factory.mktemp("tasks") / "tasks.json"
     path.write_text(json.dumps(wanted))
     return ["--model", ROOT / "worlds/base", "--tasks", path, "--batch", 4, "--G", 4, "--max-turns", 1,
-            "--max-new-tokens", 32, "--temperature", 1, "--deterministic"]
+            "--max-new-tokens", 32, "--temperature", 1, "--lr", 2e-4, "--deterministic"]
 
 
 def outcome(out):
@@ -198,7 +199,8 @@ def killed(phase, step, delay, victim, *arguments):
                            ("save", "save_training")):
         setattr(mgrpo, function, armed(name, getattr(mgrpo, function)))
     sys.argv = ["mgrpo.py", *arguments]
-    evaluate.command_line(mgrpo.main, mgrpo.Config, mgrpo.__doc__, {"paper": mgrpo.PAPER}, "runs/bc")
+    main = partial(mgrpo.main, collect=mgrpo.collect)  # a default, bound before it was armed
+    evaluate.command_line(main, mgrpo.Config, mgrpo.__doc__, {"paper": mgrpo.PAPER}, "runs/bc")
 
 
 @pytest.fixture
