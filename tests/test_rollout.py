@@ -273,6 +273,11 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "a worker's answer": ("<button onclick='w.postMessage(1)'>b</button><script>w = new Worker(URL.create"
                           "ObjectURL(new Blob(['onmessage = () => setTimeout(() => postMessage(1), 200)'])));"
                           "w.onmessage = () => document.title = 'new'</script>", "Click", "title: new"),
+    "a shared worker's answer": (
+        "<button onclick='w.port.postMessage(1)'>b</button><script>w = new SharedWorker(URL.createObjectURL("
+        "new Blob(['onconnect = ({ports: [port]}) => port.onmessage = () => setTimeout(() => "
+        "port.postMessage(1), 200)'])));w.port.onmessage = () => document.title = 'new'</script>",
+        "Click", "title: new"),
     "a pop-up that scrolling closes": (
         "<style>body{height:3000px}</style><button onclick='document.title = 1' style='position:absolute;"
         "top:600px'>b</button><script>onscroll = () => document.querySelector('button').hidden = true"
