@@ -1,7 +1,9 @@
 """The browser side on real pages in a real Chromium, and the engine against the plain forward pass."""
 import asyncio
+import base64
 import contextlib
 import gc
+import hashlib
 import json
 import os
 import random
@@ -278,6 +280,9 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
         "new Blob(['onconnect = ({ports: [port]}) => port.onmessage = () => setTimeout(() => "
         "port.postMessage(1), 200)'])));w.port.onmessage = () => document.title = 'new'</script>",
         "Click", "title: new"),
+    "a socket's answer": (
+        "<button onclick='w.send(1)'>b</button><script>w = new WebSocket(origin.replace('http', 'ws') + "
+        "'/socket'); w.onmessage = ({data}) => document.title = data</script>", "Click", "title: new"),
     "a pop-up that scrolling closes": (
         "<style>body{height:3000px}</style><button onclick='document.title = 1' style='position:absolute;"
         "top:600px'>b</button><script>onscroll = () => document.querySelector('button').hidden = true"
@@ -314,8 +319,20 @@ def test_real_pages_are_used(site, browse):
         time.sleep(0.3)
         body, kind = LATE[request.path]
         answer(request, body, **{"Content-Type": kind})
+
+    def answered(request):  # RFC 6455: the handshake, one frame of one masked byte, one of three
+        key = request.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        request.send_response(101)
+        for name, value in {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept":
+                            base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.rfile.read(7)
+        time.sleep(0.2)
+        request.wfile.write(b"\x81\x03new")
+        request.close_connection = True
     base = site({f"/{quote(name)}": page for name, (page, *_) in DONE.items()} | dict.fromkeys(LATE, late) | {
-        "/": "start", "/x": "arrived", "/built": BUILT})
+        "/": "start", "/x": "arrived", "/built": BUILT, "/socket": answered})
 
     async def test(session):
         for name, (_, action, seen) in DONE.items():
