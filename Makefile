@@ -48,20 +48,27 @@ runs/base/model.safetensors: runs/base-4/model.safetensors
 	$(EXERCISES) --rows 30000 --visits 0.7 --seed 6 > runs/exercises-5.jsonl
 	$(PRETRAIN) --model $(<D) --data runs/exercises-5.jsonl --lr 1.2e-3 --warmup 0.01 --epochs 1 --batch 40 --out $(@D)
 
-# ---- experiments. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
+# ---- experiments and the table. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
+STEPS := 9# half of the demo's: every method plays 1,728 episodes
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-NAMES := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered bc-trap r1-trap
+ABLATIONS := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered
+FORKS := awr digirl webrl tsr
+figures = $(1:%=$(FIGURES)/%.json)
+MGRPO = $(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --steps $(STEPS)
+timed = begin=$$(date +%s) && $(1) && echo $$(($$(date +%s) - begin)) > $(@D)/seconds && touch $@
 
-experiments: setup $(NAMES:%=$(FIGURES)/%.json) $(RUNS)/turns/done ## the paper's comparisons on the small tier, hours a seed: make experiments SEED=1
+experiments: setup $(call figures,$(ABLATIONS)) $(RUNS)/turns/done ## the paper's ablations on the small tier, hours a seed: make experiments SEED=1
+	$(PY) tests/table.py
 
-$(FIGURES)/%-trap.json: $(RUNS)/%/done # log out and set my bio: who logs out first cannot set it any more
-	$(PY) evaluate.py --model $(RUNS)/$* --out $(RUNS)/$*/trap --tasks sandbox:test/28:100
-	mkdir -p $(@D) && cp $(RUNS)/$*/trap/summary.json $@
-$(FIGURES)/%.json: $(RUNS)/%/done # evaluated in a folder of its own: the run's trajectories stay those of its training
-	$(PY) evaluate.py --model $(RUNS)/$* --out $(RUNS)/$*/test --tasks sandbox:test,sandbox:test-unseen
-	mkdir -p $(@D) && cp $(RUNS)/$*/test/summary.json $@
-	if [ -f $(RUNS)/$*/metrics.jsonl ]; then cp $(RUNS)/$*/metrics.jsonl $(FIGURES)/$*-metrics.jsonl; fi
+table: setup $(call figures,bc filtered $(FORKS) r1 credit) ## the paper's methods from one clone, hours a seed: make table SEED=1
+	$(PY) tests/table.py
+
+$(FIGURES)/%.json: $(RUNS)/%/done
+	$(PY) evaluate.py --model $(<D) --out $(RUNS)/tests/$* --tasks sandbox:test,sandbox:test-unseen,sandbox:test/28:100
+	mkdir -p $(@D) && $(PY) tests/table.py --cost $(<D) > $(@D)/$*-cost.json
+	if [ -f $(<D)/metrics.jsonl ]; then cp $(<D)/metrics.jsonl $(@D)/$*-metrics.jsonl; fi
+	cp $(RUNS)/tests/$*/summary.json $@
 
 $(RUNS)/base/done:
 	mkdir -p $(@D) && cp worlds/base/* $(@D) && touch $@
@@ -71,29 +78,32 @@ $(RUNS)/whole-base/done: # compression off: every page stays in the history
 	mkdir -p $(@D) && cp worlds/base/* $(@D) && sed 's/}/, "compress": false}/' worlds/base/agent.json > $(@D)/agent.json && touch $@
 
 $(RUNS)/bc/done:
-	$(PY) bc.py --out $(@D) --seed $(SEED) && touch $@
+	$(call timed,$(PY) bc.py --out $(@D) --seed $(SEED))
 $(RUNS)/nothink-bc/done: $(RUNS)/nothink-base/done
-	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+	$(call timed,$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED))
 $(RUNS)/cot-bc/done: # long chains of thought are 99 to 136 tokens; after four epochs the policy does not end them
-	$(PY) bc.py --cot --epochs 8 --out $(@D) --seed $(SEED) --max-new-tokens 160 --max-context 4096 && touch $@
+	$(call timed,$(PY) bc.py --cot --epochs 8 --out $(@D) --seed $(SEED) --max-new-tokens 160 --max-context 4096)
 $(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
-	$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
+	$(call timed,$(PY) bc.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096)
 
 $(RUNS)/r1/done: $(RUNS)/bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+	$(MGRPO) && touch $@
+$(RUNS)/credit/done: $(RUNS)/bc/done # advantages of turns
+	$(MGRPO) --turn-credit 1 && touch $@
 $(RUNS)/zero/done: $(RUNS)/base/done # R1-Zero: from the base, no demonstrations
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+	$(MGRPO) && touch $@
 $(RUNS)/nothink/done: $(RUNS)/nothink-bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+	$(MGRPO) && touch $@
 $(RUNS)/cot/done: $(RUNS)/cot-bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-new-tokens 160 --max-context 4096 && touch $@
+	$(MGRPO) --max-new-tokens 160 --max-context 4096 && touch $@
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --max-context 4096 && touch $@
-$(RUNS)/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
-	$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:432 --runs 8 --temperature 0.7
-	mkdir -p $(FIGURES) && cp $(@D)/summary.json $(FIGURES)/sampled.json && touch $@
-$(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/sampled/done # filtered cloning (rejection sampling): its successes once more
-	$(PY) bc.py --model $(<D) --data $(RUNS)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED) && touch $@
+	$(MGRPO) --max-context 4096 && touch $@
+$(FORKS:%=$(RUNS)/%/done): $(RUNS)/%/done: $(RUNS)/bc/done
+	$(PY) forks/$*.py --model $(<D) --out $(@D) --seed $(SEED) --steps $(STEPS) && touch $@
+$(RUNS)/filtered/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
+	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:216 --runs 8 --temperature 0.7)
+$(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/filtered/sampled/done # filtered cloning (rejection sampling): its successes once more
+	$(call timed,$(PY) bc.py --model $(<D) --data $(@D)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED))
 
 $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success over the number of turns allowed
 	mkdir -p $(@D) $(FIGURES)
@@ -102,31 +112,3 @@ $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success 
 		cp $(@D)/$$name/summary.json $(FIGURES)/$$name-turns.json || exit 1; \
 	done
 	touch $@
-
-# ---- the paper's table: every method from one clone, 3,456 episodes each. Resumable like the experiments.
-TABLE := runs/table/seed$(SEED)
-MEASURED := assets/results/table/seed$(SEED)
-FORKS := awr digirl webrl tsr
-timed = begin=$$(date +%s) && $(1) && echo $$(($$(date +%s) - begin)) > $(@D)/seconds && touch $@
-
-table: setup $(patsubst %,$(MEASURED)/%.json,bc filtered $(FORKS) mgrpo turns) ## the paper's methods from one clone, hours a seed: make table SEED=1
-	$(PY) tests/table.py
-
-$(MEASURED)/%.json: $(TABLE)/%/done
-	$(PY) evaluate.py --model $(<D) --out $(TABLE)/tests/$* --tasks sandbox:test,sandbox:test-unseen,sandbox:test/28:100
-	mkdir -p $(@D) && $(PY) tests/table.py --cost $(<D) > $(@D)/$*-cost.json
-	if [ -f $(<D)/metrics.jsonl ]; then cp $(<D)/metrics.jsonl $(@D)/$*-metrics.jsonl; fi
-	cp $(TABLE)/tests/$*/summary.json $@
-
-$(TABLE)/bc/done:
-	$(call timed,$(PY) bc.py --out $(@D) --seed $(SEED))
-$(TABLE)/filtered/sampled/done: $(TABLE)/bc/done # in the folder of the run that it is for, which counts its episodes and seconds
-	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:432 --runs 8 --temperature 0.7)
-$(TABLE)/filtered/done: $(TABLE)/bc/done $(TABLE)/filtered/sampled/done
-	$(call timed,$(PY) bc.py --model $(<D) --data $(@D)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED))
-$(TABLE)/mgrpo/done: $(TABLE)/bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
-$(TABLE)/turns/done: $(TABLE)/bc/done
-	$(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --turn-credit 1 && touch $@
-$(FORKS:%=$(TABLE)/%/done): $(TABLE)/%/done: $(TABLE)/bc/done
-	$(PY) forks/$*.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@

@@ -1,6 +1,6 @@
-"""Prints the comparison of methods that `make table SEED=N` has measured, as Markdown.
+"""Prints what `make table SEED=N` and `make experiments SEED=N` have measured, as Markdown.
 
-    python tests/table.py                       # every seed under assets/results/table
+    python tests/table.py                       # every seed under assets/results/experiments
     python tests/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
 
 Success in percent, greedy, with Wilson's 95% interval for one seed and Student's t over several.
@@ -13,11 +13,19 @@ import math
 import statistics
 from pathlib import Path
 
-RESULTS = Path(__file__).parent.parent / "assets/results/table"
-# file: (name, success on WebArena-Lite in arXiv 2505.16421 with Llama-3.1-8B, in percent)
-METHODS = {"bc": ("behavior cloning", "20.6"), "filtered": ("filtered cloning", "23.0"),
-           "awr": ("AWR", "28.5"), "digirl": ("DigiRL", "30.3"), "webrl": ("WebRL", "42.4"),
-           "tsr": ("TSR", ""), "mgrpo": ("M-GRPO", "44.8"), "turns": ("M-GRPO, turn credit", "")}
+RESULTS = Path(__file__).parent.parent / "assets/results/experiments"
+# The last column: {file: (name, success on WebArena-Lite in arXiv 2505.16421, in percent)}
+METHODS = {
+    "the paper, Llama-3.1-8B": {
+        "bc": ("behavior cloning", "20.6"), "filtered": ("filtered cloning", "23.0"),
+        "awr": ("AWR", "28.5"), "digirl": ("DigiRL", "30.3"), "webrl": ("WebRL", "42.4"),
+        "tsr": ("TSR", ""), "r1": ("M-GRPO", "44.8"), "credit": ("M-GRPO, turn credit", "")},
+    "the paper, Qwen2.5-3B": {  # R1-Zero is read off its Figure 4
+        "base": ("base", "6.1"), "zero": ("base, M-GRPO (R1-Zero)", "4.8"),
+        "bc": ("behavior cloning", "20.0"), "r1": ("M-GRPO", "33.9"),
+        "cot-bc": ("long thoughts, cloning", "24.5"), "cot": ("long thoughts, M-GRPO", "30.3"),
+        "nothink-bc": ("no thoughts, cloning", ""), "nothink": ("no thoughts, M-GRPO", ""),
+        "whole-bc": ("no compression, cloning", ""), "whole": ("no compression, M-GRPO", "")}}
 SPLITS = {"sandbox:test": "Unseen instances of the training templates",
           "sandbox:test-unseen": "Unseen templates",
           "sandbox:test/28:100": "The log-out trap, template 28"}
@@ -54,18 +62,18 @@ def read(results: Path) -> dict:
     seeds = {}
     for folder in sorted(results.glob("seed*")):
         seeds[folder.name.removeprefix("seed")] = methods = {}
-        for name in METHODS:
+        for name in {name for methods in METHODS.values() for name in methods}:
             if (path := folder / f"{name}.json").exists():
                 taken = json.loads((folder / f"{name}-cost.json").read_text())
                 methods[name] = {"splits": json.loads(path.read_text())["splits"]} | taken
     return seeds
 
 
-def table(seeds: dict, split: str) -> str:
-    """One row a method, one column a seed; empty where nothing was run."""
+def table(seeds: dict, split: str, last: str) -> str:
+    """One row a method, one column a seed; empty where nothing was run. last: a key of METHODS."""
     head, rows = ["method", *(f"seed {seed}" for seed in seeds), "mean"], []
     costs = ["minutes", "episodes"] if split == "sandbox:test" else []
-    for name, (title, paper) in METHODS.items():
+    for name, (title, paper) in METHODS[last].items():
         runs = [methods.get(name) for methods in seeds.values()]
         figures = [run["splits"][split] if run else None for run in runs]
         done = [figure for figure in figures if figure]
@@ -73,7 +81,7 @@ def table(seeds: dict, split: str) -> str:
         row.append(mean_cell(done) if done else "")
         row += [", ".join(f"{run[key]:.0f}" for run in runs if run) for key in costs]
         rows.append(row + [paper] * bool(costs))
-    head += costs + ["the paper, Llama-3.1-8B"] * bool(costs)
+    head += costs + [last] * bool(costs)
     rows = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -88,7 +96,8 @@ def main():
         return print(json.dumps(cost(args.cost)))
     seeds = read(args.results)
     for split, title in SPLITS.items():
-        print(f"{title} (`{split}`):\n\n{table(seeds, split)}\n")
+        for last in METHODS:
+            print(f"{title} (`{split}`):\n\n{table(seeds, split, last)}\n")
 
 
 if __name__ == "__main__":
