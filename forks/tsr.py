@@ -25,7 +25,7 @@ task, so it can only avoid responses that look unusable: a few per cent. Most ha
 rating, so we stop drawing at the first of these: q is the same (--likeliest has another q). The
 paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all that vary.
 
-Differs from mgrpo.py in 44 lines: `collect` passes `best_of` to the rollout, and that is all.
+Differs from mgrpo.py in 45 lines: `collect` passes `best_of` to the rollout, and that is all.
 """
 import os
 
@@ -53,7 +53,8 @@ BEST = 3  # the highest rating
 class Config(mgrpo.Config):
     out: str = "runs/tsr"        # the run's directory; at the end it is also the checkpoint
     # TSR
-    candidates: int = 4          # N, responses that a turn may draw; 1: M-GRPO
+    temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
+    candidates: int = 8          # N, responses that a turn may draw; 1: M-GRPO
     likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
 
 
