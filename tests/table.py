@@ -3,7 +3,7 @@
     python tests/table.py                       # every seed under assets/results/experiments
     python tests/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
 
-Success in percent, greedy, with Wilson's 95% interval for one seed and Student's t over several.
+Success in percent, greedy, mean over the seeds: 95% interval by Student's t, of one seed Wilson's.
 Minutes are a method's own, after the clone: rollouts and updates, without start-up and saving.
 The paper's filtered cloning and AWR learned offline, from episodes of WebRL's; ours play their own.
 """
@@ -26,9 +26,8 @@ METHODS = {
         "cot-bc": ("long thoughts, cloning", "24.5"), "cot": ("long thoughts, M-GRPO", "30.3"),
         "nothink-bc": ("no thoughts, cloning", ""), "nothink": ("no thoughts, M-GRPO", ""),
         "whole-bc": ("no compression, cloning", ""), "whole": ("no compression, M-GRPO", "")}}
-SPLITS = {"sandbox:test": "Unseen instances of the training templates",
-          "sandbox:test-unseen": "Unseen templates",
-          "sandbox:test/28:100": "The log-out trap, template 28"}
+SPLITS = {"sandbox:test": "unseen instances", "sandbox:test-unseen": "unseen templates",
+          "sandbox:test/28:100": "log-out trap"}
 T95 = (12.706, 4.303, 3.182, 2.776)  # Student's t for 2, 3, 4 and 5 seeds
 
 
@@ -42,47 +41,39 @@ def cost(run: Path) -> dict:
     return {"episodes": len(lines("trajectories.jsonl")), "minutes": minutes}
 
 
-def mean_cell(figures: list[dict]) -> str:
+def cell(figures: list[dict]) -> str:
     """Mean success over seeds with its interval; one seed keeps its own."""
-    if len(figures) == 1:
-        return cell(figures[0])
     rates = [figure["success_rate"] for figure in figures]
-    mean = statistics.mean(rates)
-    half = T95[len(rates) - 2] * statistics.stdev(rates) / math.sqrt(len(rates))
-    return cell({"success_rate": mean, "ci95": (max(0, mean - half), min(1, mean + half))})
-
-
-def cell(figure: dict) -> str:
-    shares = figure["success_rate"], *figure["ci95"]
-    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * share for share in shares))
+    mean, (low, high) = statistics.mean(rates), figures[0]["ci95"]
+    if len(rates) > 1:
+        half = T95[len(rates) - 2] * statistics.stdev(rates) / math.sqrt(len(rates))
+        low, high = max(0, mean - half), min(1, mean + half)
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def read(results: Path) -> dict:
-    """{seed: {method: {"splits": {split: figures}, "episodes": N, "minutes": N}}}"""
-    seeds = {}
-    for folder in sorted(results.glob("seed*")):
-        seeds[folder.name.removeprefix("seed")] = methods = {}
-        for name in {name for methods in METHODS.values() for name in methods}:
-            if (path := folder / f"{name}.json").exists():
-                taken = json.loads((folder / f"{name}-cost.json").read_text())
-                methods[name] = {"splits": json.loads(path.read_text())["splits"]} | taken
-    return seeds
+    """{method: [{"seed": folder, "splits": {split: figures}, "episodes": N, "minutes": N}]}"""
+    runs = {name: [] for methods in METHODS.values() for name in methods}
+    for name, done in runs.items():
+        for path in sorted(results.glob(f"seed*/{name}.json")):
+            taken = json.loads(path.with_name(f"{name}-cost.json").read_text())
+            splits = json.loads(path.read_text())["splits"]
+            done.append({"seed": path.parent.name[4:], "splits": splits} | taken)
+    return runs
 
 
-def table(seeds: dict, split: str, last: str) -> str:
-    """One row a method, one column a seed; empty where nothing was run. last: a key of METHODS."""
-    head, rows = ["method", *(f"seed {seed}" for seed in seeds), "mean"], []
-    costs = ["minutes", "episodes"] if split == "sandbox:test" else []
+def table(runs: dict, last: str) -> str:
+    """One row a method; empty where nothing was run. last: a key of METHODS."""
+    rows = [["method", "seeds", *SPLITS.values(), "minutes", "episodes", last]]
+    rows.append(["---"] * len(rows[0]))
     for name, (title, paper) in METHODS[last].items():
-        runs = [methods.get(name) for methods in seeds.values()]
-        figures = [run["splits"][split] if run else None for run in runs]
-        done = [figure for figure in figures if figure]
-        row = [title, *(cell(figure) if figure else "" for figure in figures)]
-        row.append(mean_cell(done) if done else "")
-        row += [", ".join(f"{run[key]:.0f}" for run in runs if run) for key in costs]
-        rows.append(row + [paper] * bool(costs))
-    head += costs + [last] * bool(costs)
-    rows = [head, ["---"] * len(head), *rows]
+        row = [title, "", *[""] * len(SPLITS), "", "", paper]
+        if done := runs[name]:
+            row[1] = ", ".join(run["seed"] for run in done)
+            row[2:-3] = [cell([run["splits"][split] for run in done]) for split in SPLITS]
+            row[-3:-1] = (f"{statistics.mean(run[key] for run in done):.0f}"
+                          for key in ("minutes", "episodes"))
+        rows.append(row)
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -94,10 +85,8 @@ def main():
     args = parser.parse_args()
     if args.cost:
         return print(json.dumps(cost(args.cost)))
-    seeds = read(args.results)
-    for split, title in SPLITS.items():
-        for last in METHODS:
-            print(f"{title} (`{split}`):\n\n{table(seeds, split, last)}\n")
+    runs = read(args.results)
+    print("\n\n".join(table(runs, last) for last in METHODS))
 
 
 if __name__ == "__main__":

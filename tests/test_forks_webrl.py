@@ -382,11 +382,12 @@ def test_the_table_shows_what_was_run_and_stays_empty_elsewhere(tmp_path, capsys
     monkeypatch.setattr("sys.argv", ["table.py", str(tmp_path)])
     table.main()
     shown = capsys.readouterr().out
-    assert shown.count("| method | seed 1 | seed 2 | mean |") == 6
-    assert ("| behavior cloning | 40.0 [35.0, 45.0] | 44.0 [39.0, 49.0] | 42.0 [16.6, 67.4] | 15, 15 | "
-            "2880, 2880 | 20.6 |") in shown  # t with one degree of freedom: 12.7 times 2.0
-    assert "| M-GRPO | 50.0 [45.0, 55.0] |  | 50.0 [45.0, 55.0] | 15 | 2880 | 44.8 |" in shown
-    assert "| AWR |  |  |  |  |  | 28.5 |" in shown
+    assert shown.count("| method | seeds | unseen instances | unseen templates | log-out trap | ") == 2
+    both = "42.0 [16.6, 67.4]"  # t with one degree of freedom: 12.7 times 2.0
+    assert f"| behavior cloning | 1, 2 | {both} | {both} | {both} | 15 | 2880 | 20.6 |" in shown
+    one = "50.0 [45.0, 55.0]"
+    assert f"| M-GRPO | 1 | {one} | {one} | {one} | 15 | 2880 | 44.8 |" in shown
+    assert "| AWR |  |  |  |  |  |  | 28.5 |" in shown
 
 
 def test_the_cost_of_a_run_counts_the_folders_in_it(tmp_path):
