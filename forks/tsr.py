@@ -21,9 +21,10 @@ searched episodes. Sampled success is that of policy and search; evaluation play
 Differs from the paper: no beams over whole trajectories and no lookahead. Its code tries a candidate
 in a new environment of the same seed, after replaying the actions so far, and compares rewards;
 with a browser, each candidate would cost an episode. Ours looks at page and response and knows no
-task, so it can only avoid responses that look unusable: a few per cent. Most have the highest
-rating, so we stop drawing at the first of these: q is the same (--likeliest has another q). The
-paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all that vary.
+task, so it can only avoid responses that look unusable, in about a fifth of the turns. Most have
+the highest rating, so we stop drawing at the first of these: q is the same (--likeliest has another
+q). The paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all whose
+rewards vary.
 
 Differs from mgrpo.py in 45 lines: `collect` passes `best_of` to the rollout, and that is all.
 """

@@ -4,7 +4,7 @@
     python tests/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
 
 Success in percent, greedy, mean over the seeds: 95% interval by Student's t, of one seed Wilson's.
-Minutes are a method's own, after the clone: rollouts and updates, without start-up and saving.
+Minutes are a method's own, after the clone: rollouts and updates; for cloning, whole commands.
 The paper's filtered cloning and AWR learned offline, from episodes of WebRL's; ours play their own.
 """
 import argparse
@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 RESULTS = Path(__file__).parent.parent / "assets/results/experiments"
-# The last column: {file: (name, success on WebArena-Lite in arXiv 2505.16421, in percent)}
+# {last column: {file: (name, success on WebArena-Lite in arXiv 2505.16421, in percent)}}
 METHODS = {
     "the paper, Llama-3.1-8B": {
         "bc": ("behavior cloning", "20.6"), "filtered": ("filtered cloning", "23.0"),
@@ -52,7 +52,7 @@ def cell(figures: list[dict]) -> str:
 
 
 def read(results: Path) -> dict:
-    """{method: [{"seed": folder, "splits": {split: figures}, "episodes": N, "minutes": N}]}"""
+    """{method: [{"seed": text, "splits": {split: figures}, "episodes": N, "minutes": N}]}"""
     runs = {name: [] for methods in METHODS.values() for name in methods}
     for name, done in runs.items():
         for path in sorted(results.glob(f"seed*/{name}.json")):
