@@ -361,10 +361,11 @@ def test_a_search_continues_bit_for_bit_in_lock_step(lock_step, sandbox_sites, t
     """More draws of one episode leave the others' random numbers, and all decoded batches, as they were."""
     run = lambda out, steps: script("forks/tsr.py", *lock_step, "--out", tmp_path / out, "--steps", steps,
                                     "--no-decay", "--warmup", 0, env=ENV | sandbox_sites)
-    done = [run("whole", 2), run("parts", 1), run("parts", 2)]
+    done = [run("whole", 4), run("parts", 1), run("parts", 4)]
     assert all(one.returncode == 0 for one in done), done[0].stderr
     assert "from step 2 on" in done[2].stdout and outcome(tmp_path / "whole") == outcome(tmp_path / "parts")
-    assert "search: 1.00" not in done[0].stdout and read(tmp_path / "whole/metrics.jsonl")[1]["groups_kept"]
+    assert "search: 1.00" not in done[0].stdout
+    assert any(line["groups_kept"] for line in read(tmp_path / "whole/metrics.jsonl")[1:])  # it went on learning
 
 
 # ---------------------------------------------------------------------------------------- the table
