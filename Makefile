@@ -24,7 +24,7 @@ test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
 
-pictures: setup ## draw the README's pictures again, from a demo that is done
+pictures: setup ## redraw the README's pictures from a finished demo
 	$(PY) tests/pictures.py $(OUT)/r1
 
 base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, about 3 hours on one core, into runs/base; resumable
@@ -48,7 +48,9 @@ runs/base/model.safetensors: runs/base-4/model.safetensors
 	$(EXERCISES) --rows 30000 --visits 0.7 --seed 6 > runs/exercises-5.jsonl
 	$(PRETRAIN) --model $(<D) --data runs/exercises-5.jsonl --lr 1.2e-3 --warmup 0.01 --epochs 1 --batch 40 --out $(@D)
 
-# ---- experiments and the table. A run that is done is not run again; one that was stopped goes on. Figures go to $(FIGURES).
+.NOTPARALLEL:
+
+# ---- experiments and the table. Finished runs are kept, interrupted ones resume. Figures go to $(FIGURES).
 STEPS := 9# half of the demo's: every method plays 1,728 episodes
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)

@@ -1,4 +1,4 @@
-"""Behavior cloning, the paper's first stage: demonstrations to a policy that RL can start from.
+"""Behavior cloning, the paper's first stage: from demonstrations to a policy that RL starts from.
 
     L = - E_(h_t, a_t) log pi(a_t | h_t)          (paper §3.1; the mean is over action tokens)
 
@@ -54,7 +54,7 @@ class Config(Settings):
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
-    lora: int = 0                # rank of LoRA's adapters, which alone are trained; 0: all weights
+    lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
     replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
     seed: int = 0                # of the order of the demonstrations
     save_every: int = 20         # steps between saves of the training state; the end deletes it
@@ -149,7 +149,7 @@ def read_demonstrations(path: str, chat: Chat, log=print) -> list[Trajectory]:
         if element is None or f'id="{element}"' in page:
             usable.append(step)
         else:
-            dropped["acts on an element that its page does not hold"] += 1
+            dropped["acts on an element that is not on its page"] += 1
     with reading(path):
         out += [replay(chat, record) for record in join_steps(usable)]
     if dropped:

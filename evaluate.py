@@ -10,16 +10,16 @@ numbers (WebArena's own evaluators differ in places). We differ from it on purpo
       the reference is "N/A".
     - A missing element fails its check. A site that does not answer raises: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
-    - A page is looked at once it has settled, as observations are. If a check fails, it is looked
-      at again when it has not changed for a second. The benchmark looks 3 s after the load event.
-    - Each kind of check that a page's required_contents names counts. The benchmark tests one.
+    - Pages are read once they settle, like observations. If a check fails, the page is read again
+      once it has been unchanged for a second. The benchmark reads it 3 s after the load event.
+    - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - The judge's verdict (fuzzy_match) is the last line of its reply. Without --judge-url the tasks
       that need a judge are left out and counted.
 
     python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
     torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
-    python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini
+    python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini --temperature 1
     python evaluate.py --validate test.json        # what a task file holds, what is broken in it
     python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
@@ -670,9 +670,9 @@ class Config(Benchmark):
     compare: str = ""  # only print the evaluations of these runs, with commas between, in one table
     watch: bool = False  # play in a window, at a person's pace, and print what the policy thinks
     # How to play. A checkpoint of ours remembers its sizes.
-    max_turns: list[int] = field(default_factory=lambda: [15])  # of an episode; 5,10,15: in turn
+    max_turns: list[int] = field(default_factory=lambda: [15])  # per episode; 5,10,15: each in turn
     temperature: float = 0.0  # 0: greedy
-    runs: int = 1  # of each task, at a temperature above 0
+    runs: int = 1  # episodes per task; more than one needs a temperature above 0
     seed: int = 0  # of sampling, at a temperature above 0
 
 

@@ -10,7 +10,7 @@ A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, the policy minim
 
     rho = pi(token | h_j, a_ij,<t) / pi_old(...)      i: episodes, j: turns, t: tokens of a response
 
-In PyTorch's words: the policy pi is the language model, and an episode (trajectory tau) is one
+In PyTorch terms: the policy pi is the language model, and an episode (trajectory tau) is one
 attempt at a task. The reward comes once, at the end, and no gradient runs through browser or judge.
 Instead the gradient of A log pi makes sampled tokens more or less likely: the advantage A compares
 the reward with the group's mean (the baseline), in standard deviations, so attempts that went
@@ -66,19 +66,19 @@ class Config(Benchmark):
     G: int = 8                   # episodes per task
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
-    updates_per_batch: int = 3   # optimizer steps on the same episodes; from the second on, clipped
-    max_change: float = 0.0      # mean |log rho| a batch may leave; 0: no bound. bfloat16: 0.01 to 0.05
+    updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
+    max_change: float = 0.0      # bound on mean |log rho|; 0: none. bfloat16: 0.01 to 0.05
     turn_credit: float = 0.0     # weight of the advantages of turns (GiGPO); 0: one A_i an episode
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
     # Optimization
     lr: float = 0.0              # peak; 0: 3e-4, or 1e-6 above 10 million parameters
-    warmup: float = 0.2          # share of the steps spent warming up: Adam's first are noisy
+    warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
-    lora: int = 0                # rank of LoRA's adapters, which alone are trained; 0: all weights
+    lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
     replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
     seed: int = 0                # of the order of tasks and of sampling
     held_out: str = ""           # tasks to evaluate greedily on the way; OUT/best keeps the best
@@ -225,8 +225,8 @@ def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device, we
           loss_of=loss_of) -> dict:
     """All updates on a batch of episodes; returns the step's metrics.
 
-    The clip only ends gradients, from the second update on, so it bounds no step. This does: if
-    log rho comes out larger than max_change on average, the weights go only a share of the way.
+    Clipping only zeroes gradients, from the second update on, so it does not bound the step.
+    max_change does: if the mean |log rho| exceeds it, the weights move only part of the way.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in weights] if cfg.max_change else []
@@ -244,14 +244,15 @@ def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device, we
     return passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"],
                         "skipped": sum(one["skipped"] for one in passes), "share": share,
                         "change": [one["logp_gap"] for one in measured],
-                        "largest_change": [one["largest_gap"] for one in measured]}
+                        "largest_change": [one["largest_gap"] for one in measured],
+                        "tokens_trained": sum(one["tokens_trained"] for one in passes)}
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks. Every step has its share of each template, so success rates are comparable.
 
-    Each pass shuffles the tasks, from the seed, and leaves out what fills no step. So no step holds
-    a task twice: that would play the same episodes twice.
+    Each pass over the tasks is shuffled by the seed and drops its last, incomplete batch. So no
+    step holds a task twice: that would play the same episodes twice.
     """
     number, k = divmod(step, len(tasks) // cfg.batch)
     templates = {}
@@ -387,7 +388,7 @@ def main(cfg: Config, open_training=open_training, task_batch=task_batch, collec
             # Log.
             line = {"step": step, **rollout_metrics(trajectories, kept), **trained,
                     "seconds_rollout": rolled - began, "seconds_train": seconds,
-                    "tokens_per_second": cfg.updates_per_batch * trained["tokens_trained"] / seconds}
+                    "tokens_per_second": trained["tokens_trained"] / seconds}
             log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  "
                 f"turns {line['turns']:.1f}  groups {line['groups_kept']}/{cfg.batch}  "
                 f"entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "

@@ -91,7 +91,7 @@ class ModelConfig:
 
 
 class Transformer(nn.Module):
-    """The decoder. Its modules have Hugging Face's names. No checkpoint holds the `heads` of forks."""
+    """The decoder. Modules have Hugging Face's names; checkpoints omit `heads` (for forks)."""
 
     def __init__(self, c: ModelConfig):
         super().__init__()
@@ -102,7 +102,7 @@ class Transformer(nn.Module):
             "norm": nn.RMSNorm(c.hidden_size, c.rms_norm_eps)})
         if not c.tie_word_embeddings:
             self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        self.frequencies_E = rope_frequencies(c)  # no buffer: a cast to bfloat16 must not reach it
+        self.frequencies_E = rope_frequencies(c)  # not a buffer: casting to bfloat16 must skip it
 
     def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None,
                 rows: slice = slice(None), head=None, segments: list[tuple] | None = None,
@@ -456,7 +456,7 @@ def resolve(path: str | Path) -> Path:
     with reading(f"the checkpoint {path}"):
         # A missing runs/bc is a spelling mistake; do not make the user wait for the hub.
         if len(path.parts) != 2 or path.parts[0] in ("runs", "worlds") or path.parent.is_dir():
-            raise ValueError("it is neither a directory nor a model of the Hugging Face hub")
+            raise ValueError("it is neither a directory nor a Hugging Face hub id")
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
 

@@ -2,12 +2,12 @@
 
 One turn:   observe -> page as text with element ids -> response -> parse -> execute -> settle
 
-    - `ACTIONS` is the only list of actions. Prompt, parser and executor read it and cannot drift apart.
+    - `ACTIONS` is the only list of actions for prompt, parser and executor; shorthands are in `parse` too.
     - assets/page.js writes observations. Their ids, and those in actions, are indices into an array of
       elements that the page holds. An id that a page merely prints means nothing.
-    - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). The
-      world's failures end the episode as "env_error" (`EnvError`), which is not a reward of 0.
-    - No fixed sleeps but Wait. `settle` waits for navigations and, up to 3 s, for what scripts began.
+    - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
+      environment fails, the episode ends as "env_error" (`EnvError`), which is not a reward of 0.
+    - No fixed sleeps except in Wait. `settle` waits for navigations and up to 3 s for what scripts began.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn prefills only what is new.
 
@@ -73,7 +73,7 @@ class ActionError(Exception):
 
 
 class EnvError(Exception):
-    """The world failed: site down, page crashed, browser gone. The episode is void."""
+    """The environment failed: site down, page crashed, browser gone. The episode is void."""
 
 
 # -------------------------------------------------------------------------------------- Episodes --

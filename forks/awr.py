@@ -1,4 +1,4 @@
-"""AWR, advantage-weighted regression (arXiv 1910.00177): clone past responses, the better the more.
+"""AWR, advantage-weighted regression (arXiv 1910.00177): clone past responses, good ones more.
 
     V  minimizes  E_D [cross-entropy(r, V(h_j))]
     pi maximizes  E_D [w_j log pi(a_j | h_j)],   w_j = min(exp((r - V(h_j)) / beta), limit)
@@ -6,21 +6,23 @@
 D is a replay buffer. r is the reward of the whole episode, 0 or 1. V is a head on the policy's
 hidden state at the end of h_j, just before the response. It estimates the chance of success.
 
-In PyTorch's words: this is behavior cloning with a weight for each response. A success that V did
+In PyTorch terms: this is behavior cloning with a weight for each response. A success that V did
 not expect has a large weight, a failure that V expected a weight near 1, a surprising failure one
-near 0. There is no ratio and no clip, so any policy may have sampled D. But no weight is negative:
-bad responses become less likely only because others become more likely.
+near 0. No ratio to the policy that sampled D appears, so any policy may have. But no weight is
+negative: bad responses become less likely only because others become more likely.
 
     python forks/awr.py --model runs/bc --out runs/awr
 
 Differs from the paper: V is a probability trained by cross-entropy, because r is 0 or 1; the paper
 regresses on lambda-returns. Each step trains on its own episodes and on --past earlier ones; the
 paper draws all from the buffer. V is a head on the policy's layers and does not train them; the
-paper's V is a network of its own, which would double the cost here. The released code divides A
-by its standard deviation and takes beta = 1. Here A stays as it is, so that a sure V weighs less.
+paper's V is a network of its own, which would double the cost here. The released code standardizes
+A (mean 0, deviation 1) and takes beta = 1. Here A stays as it is: where V is sure and right, A is
+near 0 and the weight near 1.
 
-Differs from mgrpo.py in 38 lines: no groups, replayed episodes, a value head, another loss.
-groups_kept counts episodes. value_loss is V's cross-entropy before it learns from the step.
+Differs from mgrpo.py in 38 lines and shared.py: no groups, replayed episodes, a value head, another
+loss. So --beta, --eps and --turn-credit have no effect. groups_kept counts episodes. value_loss is
+V's cross-entropy before this step's updates; the replayed half of the episodes it has seen before.
 """
 import os
 
@@ -73,7 +75,7 @@ def value_advantages(model, optimizer, kept, chat, cfg: Config, device) -> float
     loss = fit(model, optimizer, "value", x_RD, r_R, cfg.head_updates)
     for (tau, turn, _), V in zip(everything, predict(model, "value", x_RD).tolist()):
         if turn is tau.turns[0]:
-            tau.advantage = tau.reward - V
+            tau.advantage = tau.reward - V  # what trajectories.jsonl shows
         turn.advantage = tau.reward - V - tau.advantage  # a row's advantage is the sum of both
     return loss
 

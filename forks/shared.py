@@ -98,7 +98,7 @@ def samples(chat: Chat, episodes: list[Trajectory]) -> list[tuple]:
 
 
 def recall(chat: Chat, cfg, count: int, seed: str, among: int = 2000) -> list[Trajectory]:
-    """This rank's share of `count` episodes, drawn from the newest of the run's earlier steps.
+    """This rank's share of `count` past episodes, drawn without repeats from the run's newest `among`.
 
     Their log-probs at sampling time are not given: gap and change in the metrics count from the
     start of this step. All ranks call it.
@@ -124,8 +124,7 @@ def remember(chat: Chat, record: dict) -> Trajectory:
     Only a response with a token that is part of a character is encoded again from its text.
     """
     tau, ids = replay(chat, record), spelling(chat)
-    tau.task["intent_template_id"] = record["template"]
-    tau.member, tau.reward, tau.answer = record["member"], record["reward"], record["answer"]
+    tau.member, tau.reward = record["member"], record["reward"]
     for turn, said in zip(tau.turns, record["turns"]):
         turn.logps = None  # those of an older policy, rounded
         if all(token in ids for token in said["tokens"]):

@@ -26,7 +26,8 @@ the highest rating, so we stop drawing at the first of these: q is the same (--l
 q). The paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all whose
 rewards vary.
 
-Differs from mgrpo.py in 45 lines: `collect` passes `best_of` to the rollout, and that is all.
+Differs from mgrpo.py in 47 lines: `collect` passes `best_of` to the rollout. By default it also
+samples at temperature 1, not 0.7.
 """
 import os
 
@@ -55,7 +56,7 @@ class Config(mgrpo.Config):
     out: str = "runs/tsr"        # the run's directory; at the end it is also the checkpoint
     # TSR
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
-    candidates: int = 8          # N, responses that a turn may draw; 1: M-GRPO
+    candidates: int = 8          # N, responses that a turn may draw; 1: no search
     likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
 
 
@@ -68,8 +69,8 @@ def page_of(turn) -> str:
 def rating(response: str, trajectory: Trajectory) -> int:
     """s: how usable a response to the last page looks before it is executed, from 0 to BEST.
 
-    0: no action can be read. Then a point if the page shows the element, by name if the response
-    names it ("# Element: red lamp 5"), and one if this page has not seen this action before.
+    One point if an action can be read, one more if the page shows its element (by name if the
+    response names it: "# Element: red lamp 5"), and one more if it was not tried on this page.
     """
     *earlier, now = trajectory.turns
     try:
@@ -103,6 +104,8 @@ async def best_of(chat: Chat, cfg: Config, drawn: list[int], trajectory: Traject
 
 def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env, seed: str, log=None):
     """mgrpo.py's, but with search at every turn."""
+    if cfg.candidates < 1:
+        raise ValueError(f"--candidates {cfg.candidates}: a turn needs at least one response.")
     drawn = []
     played = mgrpo.collect(model, chat, tasks, cfg, env, seed, log,
                            choose=partial(best_of, chat, cfg, drawn))

@@ -20,14 +20,15 @@ instances of templates by how often they fail, and templates whose success is be
 a tenth as often (the paper drops such tasks, by V; of 19 templates none may vanish). Outcome model:
 a head on the frozen clone's hidden state after the last response, trained once, on all episodes of
 the first steps (--judged), which the judge scores; the paper trains a language model for it. Ours
-is a handicap: it was right in 73% of the episodes, theirs in about 80%, and the sandbox could keep
-its judge (--judged 1000). V: a head on the policy's hidden state, not a second model, trained on
+is a handicap: it was right in 73% of the episodes, theirs in about 80% (--judged 1000 keeps the
+judge). V: a head on the policy's hidden state, not a second model, trained on
 new episodes only, since replayed ones all succeed. Replay: perplexity at the sampling temperature,
 and from 1/0.99 on, as only a tenth of the small clone's successful responses exceed 1/0.95 at 0.7.
 As printed, the loss counts both signs of A and sums the log-ratio over a response. The released
-code keeps A >= 0, as 1, takes its mean over tokens and Smooth L1; its beta has another scale.
+code keeps only A >= 0, as 1, divides the log-ratio by the number of tokens and takes Smooth L1.
 
-Differs from mgrpo.py in 109 lines: tasks, collected episodes, rewards, advantages, and the loss.
+Differs from mgrpo.py in 110 lines and shared.py: tasks, episodes, rewards, advantages and loss. So
+--eps, --loss-norm and --turn-credit have no effect. kl is that to the step's first policy.
 """
 import os
 
@@ -86,7 +87,7 @@ class Batch:
 
 
 def open_training(cfg: Config, device):
-    if cfg.lora or not cfg.beta or cfg.judged < 1:
+    if cfg.lora or cfg.beta <= 0 or cfg.judged < 1:  # beta also makes mgrpo.py load the clone
         raise ValueError("--lora must be 0, --beta and --judged above 0: the frozen clone and the "
                          "judge's first verdicts make the outcome model.")
     model, clone, optimizer = mgrpo.open_training(cfg, device)
@@ -122,7 +123,7 @@ def collect(model, chat, tasks, cfg: Config, env, seed: str, log=None):
     played, _ = mgrpo.collect(model, chat, tasks, cfg, env, seed, log)
     valid = [tau for tau in played if tau.turns and tau.status == "ok"]
     step = int(seed.rpartition("/")[2])
-    lesson = recall(chat, cfg, 10**6, seed) if step == cfg.judged else []
+    lesson = recall(chat, cfg, 10**6, seed, among=10**6) if step == cfg.judged else []
     return played, Batch(step, valid, recall(chat, cfg, cfg.past, seed), lesson)
 
 
@@ -132,7 +133,10 @@ def last_states(clone, episodes, chat, cfg: Config, device):
 
 
 def rewarded(model, clone, episodes, chat, cfg: Config, device) -> list[Trajectory]:
-    """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's."""
+    """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
+
+    The verdict is noted among an episode's checks, where `curriculum` finds it.
+    """
     chances = predict(model, "outcome", last_states(clone, episodes, chat, cfg, device)).tolist()
     for tau, chance in zip(episodes, chances):
         tau.checks.append([VERDICT, chance > 0.5, f"chance of success {chance:.0%}"])
@@ -183,7 +187,7 @@ def train(model, clone, optimizer, batch: Batch, chat, cfg: Config, device) -> d
     x_RD, n = states(model, [row for *_, row in turns], cfg, device), len(new)
     r_R = torch.tensor([tau.reward for tau, *_ in turns], device=device)
     more["value_loss"] = fit(model, optimizer, "value", x_RD[:n], r_R[:n], cfg.head_updates)
-    last_R = torch.tensor([turn is tau.turns[-1] for tau, turn, _ in turns], device=device)
+    last_R = torch.tensor([turn is tau.turns[-1] for tau, turn, _ in turns]).bool().to(device)
     A_R = advantages(r_R, predict(model, "value", x_RD), last_R, cfg.lam)
     for (*_, row), A in zip(turns, A_R.tolist()):
         row.advantage = A

@@ -21,10 +21,9 @@ from test_scripts import ENV, SMALL, lock_step, outcome, read, script  # noqa: F
 import mgrpo
 from compress import Chat, rows
 from evaluate import Environment
-from forks import shared, tsr, webrl
+from forks import digirl, shared, tsr, webrl
 from model import generate, load, token_logprobs
 from worlds import load_tasks
-
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +154,17 @@ def test_the_outcome_model_reads_the_end_of_an_episode_and_the_metrics_keep_the_
     assert (copy.reward, tau.reward) == (1.0, 0.0) and copy.turns is tau.turns
     assert webrl.verdict(tau.to_json(chat)) == 1.0 and tau.to_json(chat)["reward"] == 0.0
     assert webrl.verdict(trajectory(chat, 1.0, [3]).to_json(chat)) == 1.0  # only judged
+
+
+def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat):
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shared.add_heads(model, optimizer, "value", "outcome")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for step in (0, 5):  # with the judge, and with the outcome model in its place
+        metrics = webrl.train(model, model, optimizer, webrl.Batch(step, [], [], []), chat, webrl.Config(), "cpu")
+        assert metrics["tokens_trained"] == metrics["replayed"] == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_old_responses_train_if_they_are_neither_sure_nor_foreign(chat):
@@ -371,6 +381,15 @@ def test_a_search_continues_bit_for_bit_in_lock_step(lock_step, sandbox_sites, t
 # ---------------------------------------------------------------------------------------- the table
 
 
+@pytest.mark.parametrize("refused, culprit", [
+    (lambda: tsr.collect(None, None, [], tsr.Config(candidates=0), None, "0/0"), "--candidates 0"),
+    (lambda: digirl.open_training(digirl.Config(offline=4, steps=3), "cpu"), "--offline 4"),
+    (lambda: webrl.open_training(webrl.Config(beta=-1.0), "cpu"), "--beta")])
+def test_settings_that_teach_nothing_are_refused(refused, culprit):
+    with pytest.raises(ValueError, match=culprit):
+        refused()
+
+
 def test_the_table_shows_what_was_run_and_stays_empty_elsewhere(tmp_path, capsys, monkeypatch):
     figures = lambda rate: {"success_rate": rate, "ci95": [rate - 0.05, rate + 0.05]}
     for seed, methods in (("1", {"bc": 0.4, "r1": 0.5}), ("2", {"bc": 0.44})):
@@ -385,9 +404,9 @@ def test_the_table_shows_what_was_run_and_stays_empty_elsewhere(tmp_path, capsys
     shown = capsys.readouterr().out
     assert shown.count("| method | seeds | unseen instances | unseen templates | log-out trap | ") == 2
     both = "42.0 [16.6, 67.4]"  # t with one degree of freedom: 12.7 times 2.0
-    assert f"| behavior cloning | 1, 2 | {both} | {both} | {both} | 15 | 2880 | 20.6 |" in shown
+    assert f"| behavior cloning | 1, 2 | {both} | {both} | {both} | 14.6 | 2880 | 20.6 |" in shown
     one = "50.0 [45.0, 55.0]"
-    assert f"| M-GRPO | 1 | {one} | {one} | {one} | 15 | 2880 | 44.8 |" in shown
+    assert f"| M-GRPO | 1 | {one} | {one} | {one} | 14.6 | 2880 | 44.8 |" in shown
     assert "| AWR |  |  |  |  |  |  | 28.5 |" in shown
 
 

@@ -2,7 +2,7 @@
 
 sandbox/: the embedded sites; base/: the small model; webarena.py, miniwob.py: the benchmarks' tasks;
 words.py: how the benchmark cuts text into words; endpoint.py: models behind a URL; onlooker.py:
-people who look on. A leaf: nothing here imports the six files at the top.
+screenshots, --watch, progress. A leaf: nothing here imports the six files.
 """
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""People look on: pictures of what the agent does, a window to watch it in, and lines of progress."""
+"""For people watching: screenshots of what the agent does, a window to watch it in, progress lines."""
 import asyncio
 import base64
 import os

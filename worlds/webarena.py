@@ -1,10 +1,9 @@
-"""WebArena's side: its task files, its sites, logins and reset, and WebRL's demonstrations on it.
+"""WebArena: its task files, sites, logins and reset, and WebRL's demonstrations for it.
 
 A task file is a list of objects in WebArena's schema. WebArena-Lite's files (VisualAgentBench's and
-the paper's authors') differ in types here and there; reading brings them into one form. The sites run
-in the user's containers, whose addresses stand in WebArena's variables (SHOPPING=http://HOST:7770 ...).
-The accounts are the benchmark's public ones. Logging in and resetting were tried on stand-ins only:
-no container was at hand.
+the paper's) differ in a few types, which reading normalizes. The sites run in your containers; their
+addresses are in WebArena's environment variables (SHOPPING=http://HOST:7770 ...). The accounts are
+the benchmark's public ones. Login and reset were tested on stand-ins, not on real containers.
 """
 
 import ast

@@ -1,10 +1,10 @@
-"""What the small base model learns before it meets a task: to read a page, and to get about on a website.
+"""The exercises that pre-train the small base model: reading a page, and finding the way around a website.
 
 There are two kinds of exercise. One asks about a single page of random content: find these elements, write this text into
-that field, quote what stands beside a name, say whether it is there at all. The other is a visit to a little website that
-is made up for it, with sections, entries, labels, buttons and all: read a fact, fill in a form, press a button, mend a
-slip. Pages follow the observations of rollout.py and responses its action grammar, so what is learned is reading, copying
-and finding the way. None of the sandbox's sites, tasks or demonstrations occurs. Rows are trajectory records, which bc.py
+that field, quote what is next to a name, say whether it is there at all. The other is a visit to a small made-up website
+with sections, entries, labels and buttons: read a fact, fill in a form, press a button, recover from a mistake. Pages
+follow the observations of rollout.py and responses its action grammar, so what is learned is reading, copying and finding
+the way. None of the sandbox's sites, tasks or demonstrations occurs. Rows are trajectory records, which bc.py
 trains on as they are:
 
     python -m worlds.sandbox.exercises --rows 14000 --size 7 --visits 0 --seed 1 > small.jsonl
@@ -13,8 +13,8 @@ trains on as they are:
 Five choices make look-up learnable for a model of this size. Names on a page share their words, so that no single word
 identifies one. Queries are drawn with replacement, so that "not answered yet" is no clue. Ids often are random numbers, so
 that counting elements does not replace reading. Text and id stand side by side in observation and response. The first
-pages are small. Thoughts follow from task and page, never from chance, and quote what the action needs right before it:
-then acting is copying on.
+pages are small. Thoughts follow from task and page, never from chance, and quote what the action needs right before it,
+so that acting is copying.
 """
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Scripted experts: one short generator a template, seeing nothing but observations and saying nothing but actions.
+"""Scripted experts: one short generator per template, which sees only observations and emits only actions.
 
 A script reads the page of the moment (`page`), yields (thought, action), and finds the next page there when it goes on.
 Scripts look before they act, so they work from any page a task starts on. Answers are read off the pages.

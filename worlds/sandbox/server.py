@@ -1,8 +1,8 @@
 """The embedded web server: worlds, sessions, and plain HTTP on the loopback address.
 
 Every episode sends `X-World: SEED-UNIQUE`. SEED picks the data (catalogue, users, posts), UNIQUE a copy of it, made
-at the first request: siblings of a group start identical and cannot see each other's writes. A header, no cookie, names
-the world, so logging out, which clears the session's cookie, does not lose it. Without the header it is "0-default".
+at the first request: siblings of a group start identical and cannot see each other's writes. A header rather than a
+cookie names the world, so logging out, which clears the session cookie, keeps it. The default is "0-default".
 """
 
 import re

@@ -245,7 +245,7 @@ def log_out_and_open(world, rng):
 
 
 def log_out_and_set_bio(world, rng):
-    """... and here last: the paper's trap. Who follows the order of the words is locked out of the profile form."""
+    """... and here last: the paper's trap. An agent that follows the word order locks itself out of the profile."""
     return set_bio(world, rng, 'log out of the forum and set my bio to "{{bio}}" in the forum', LOGGED_OUT)
 
 

@@ -1,6 +1,6 @@
 """The small base model's vocabulary: the words of the embedded sites, those of websites in general, and its tokenizer.
 
-    python -m sandbox.exercises --tokenizer sandbox/base     # tokenizer.json, tokenizer_config.json, config.json, agent.json
+    python -m worlds.sandbox.exercises --tokenizer runs/base-0     # a new checkpoint to pre-train, as `make base` does
 """
 import json
 import re

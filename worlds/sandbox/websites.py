@@ -1,9 +1,9 @@
 """Little websites, each made up for one exercise, and visits to them by somebody who knows the way.
 
 A site has sections of entries, lists over several pages, forms, a search; structure, labels and contents are random. A
-visit plays one or two instructions on a new site and records every page with the response to it. Now and then a slip is
-laid in, which the next turn has to mend; the slip stands in the history without its page, so that bc.py does not learn
-it. Some visits end with "N/A": the entry or the fact is not there, or the site refuses.
+visit plays one or two instructions on a new site and records every page with the response to it. Some visits contain a
+planted mistake, which the next turn fixes; the mistake is in the history without its page, so that bc.py does not learn
+it. Some end with "N/A": the entry or the fact is not there, or the site refuses.
 """
 import re
 from random import Random

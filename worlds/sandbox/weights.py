@@ -1,4 +1,4 @@
-"""The small base's architecture, and how its weights start: a rough look-up is laid into the first two layers.
+"""The small base's architecture and initial weights: the first two layers start as a rough induction head.
 
 What decided whether the model learns to look up an element's id by its name (running accuracy on pages of 14 to 16
 two-word names, single runs) is this start:
