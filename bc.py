@@ -18,7 +18,6 @@ import asyncio
 import json
 import math
 import random
-import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ import torch
 
 from compress import (PLACEHOLDER, Chat, Row, Trajectory, format_response, micro_batches, open_chat,
                       pack, replay, rows)
-from evaluate import Run, command_line, resume, score, start_run
+from evaluate import Run, command_line, forget, resume, score, start_run
 from model import (all_max, all_sum, clip_gradients, computing_dtype, gather, init_dist, load,
                    load_tokenizer, rank, reading, save, save_training, token_logprobs, world_size)
 from rollout import ActionError, Settings, actions_help, parse, play
@@ -254,7 +253,7 @@ def train(model, optimizer, dataset: list[list[Row]], cfg: Config, device, log, 
         tick(f"bc step {step + 1}/{steps} ({100 * (step + 1) // steps}%), loss {loss:.4f}, "
              f"{speed:.0f} tokens/s, {left:.0f} s left")
         in_a_row = count_skipped(in_a_row, skipped, log)
-        if step % cfg.save_every == cfg.save_every - 1:
+        if cfg.save_every and (step + 1) % cfg.save_every == 0:
             extra = {"step": step + 1, "config": asdict(cfg)}
             save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
@@ -293,7 +292,7 @@ def main(cfg: Config):
     train(model, optimizer, fitting, cfg, device, log, run.write, first)
     save(model, cfg.out, like=cfg.model, run=run.config)
     if rank() == 0:
-        shutil.rmtree(Path(cfg.out) / "state", ignore_errors=True)
+        forget(Path(cfg.out) / "state")
     log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
 
 

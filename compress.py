@@ -21,6 +21,7 @@ import argparse
 import bisect
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -134,11 +135,11 @@ def format_response(thought: str, action: str, think: bool) -> str:
 
 
 def answer_of(response: str) -> str | None:
-    """The part of a response that holds the action; None if an answer was opened but not closed."""
+    """The part of a response that holds the action; None if thought or answer was opened but not closed."""
+    _, closed, rest = response.rpartition("</think>")
     if "<answer>" not in response:
-        return response.rpartition("</think>")[2] if "<think>" in response else response
-    rest = response.rpartition("</think>")[2] or response
-    found = re.search(r"<answer>(.*?)</answer>", rest, re.DOTALL)
+        return rest if closed or "<think>" not in response else None
+    found = re.search(r"<answer>(.*?)</answer>", rest or response, re.DOTALL)
     return found and found[1]
 
 
@@ -234,8 +235,13 @@ def open_chat(tokenizer: Tokenizer, checkpoint: str | Path, actions_help: str) -
     """A checkpoint's chat. Its agent.json may set system, think, compress and keep_thoughts."""
     path = resolve(checkpoint) / "agent.json"
     said = read_json(path) if path.exists() else {}
-    think, compress, keep = (said.get(k, True) for k in ("think", "compress", "keep_thoughts"))
-    system = str(said.get("system") or system_prompt(actions_help, think))
+    switches = ("think", "compress", "keep_thoughts")
+    for key, value in said.items():
+        if not isinstance(value, bool if key in switches else str) or key not in (*switches, "system"):
+            raise ValueError(f"cannot use {path}: {key} is {value!r}; system takes a text, and "
+                             f"{', '.join(switches)} take true or false.")
+    think, compress, keep = (said.get(key, True) for key in switches)
+    system = said.get("system") or system_prompt(actions_help, think)
     return Chat(tokenizer, system, think, compress, keep)
 
 
@@ -401,4 +407,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"compress.py: {error}")

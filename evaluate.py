@@ -294,7 +294,7 @@ def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperatur
     async def act(trajectory: Trajectory, slot: int):
         text, ended = await endpoint.chat(messages(chat, trajectory), temperature=temperature,
                                           max_tokens=settings.max_new_tokens)
-        return chat.encode(text, ours=True) + [chat.end_id] * ended, [], ended
+        return chat.encode(readable(text), ours=True) + [chat.end_id] * ended, [], ended
     return act
 
 
@@ -431,7 +431,7 @@ class Run:
         text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
         if rank() == 0:
             with writing(self.path / name):
-                temporary = self.path / f"{name}.tmp"
+                temporary = self.path / f"{name}.{os.getpid()}.tmp"  # --report may write beside a run
                 temporary.write_text(text, encoding="utf-8")
                 temporary.replace(self.path / name)
 
@@ -442,8 +442,7 @@ class Run:
 
     def write(self, row: dict):
         """A row of metrics. JSON has no NaN, so non-finite numbers become null."""
-        odd = {key: None for key, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
-        self.append("metrics.jsonl", [row | odd])
+        self.append("metrics.jsonl", [json.loads(json.dumps(row), parse_constant=lambda _: None)])
 
 
 def describe_run(cfg, device) -> dict:
@@ -470,7 +469,7 @@ def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> 
     run.claim()
     if rank() == 0:
         if first == 0:  # the next start must not continue the run that was here before
-            shutil.rmtree(run.path / "state", ignore_errors=True)
+            forget(run.path / "state")
         for path in (run.path / "metrics.jsonl", run.path / "trajectories.jsonl"):
             with writing(path):
                 if first == 0:
@@ -501,6 +500,14 @@ def resume(cfg, model, optimizer, free: set[str]) -> int:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
                          "--force to continue anyway, --no-resume to start over, or another --out.")
     return step
+
+
+def forget(state: Path):
+    """Deletes a training state: at once, so that a killed process leaves all of it or nothing."""
+    shutil.rmtree(gone := state.with_name("state.old"), ignore_errors=True)
+    if state.exists():
+        state.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def keep_rows(path: Path, keep):
@@ -592,13 +599,19 @@ def parse_args(Config, description: str, presets: dict[str, dict], start: str):
                             help=f"{text} (default: %(default)r)", **kind)
     known = parser.parse_known_args()[0]
     if issubclass(Config, Benchmark):  # not bc.py, which only starts from its checkpoint
-        start = "" if getattr(known, "policy_url", "") else start
+        other = ("policy_url", "validate", "report", "compare")  # uses no checkpoint
+        start = "" if any(getattr(known, name, "") for name in other) else start
         for name, value in remembered(known.model or start).items():
             # argparse parses a default that is text, so 10 becomes [10] where a list is due.
             parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)})
     for name, values in presets.items():
         parser.set_defaults(**values if getattr(known, name) else {})
-    return Config(**vars(parser.parse_args()))
+    given = vars(parser.parse_args())
+    counts = "max_turns max_new_tokens concurrency batch G updates_per_batch runs".split()
+    for name, count in ((name, given[name]) for name in counts if name in given):
+        if min(count if isinstance(count, list) else [count]) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {count}: give at least 1.")
+    return Config(**given)
 
 
 def end_on_signals(script: str):
@@ -613,7 +626,8 @@ def end_on_signals(script: str):
 
     def watch():
         number = os.read(receiving, 1)[0]
-        os.write(2, f"{script}: ended by {signal.Signals(number).name}\n".encode())
+        with contextlib.suppress(OSError):  # stderr may be closed, or a pipe whose reader has gone
+            os.write(2, f"{script}: ended by {signal.Signals(number).name}\n".encode())
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -641,6 +655,7 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     presets: {flag: the values it stands for}. start: the checkpoint opened without --model.
     """
     script = Path(sys.argv[0]).name
+    sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stdout.reconfigure(line_buffering=True)  # a signal leaves no time to flush
     end_on_signals(script)
     try:

@@ -145,6 +145,9 @@ async def episode(browser: "Browser", chat: Chat, task: dict, member: int, slot:
 async def play(tasks: list[dict], act: Act, chat: Chat, score: Score, settings: Settings, group: int = 1,
                log: Callable[[str], None] | None = None, enter: Enter | None = None) -> list[Trajectory]:
     """Plays every task `group` times, settings.concurrency at once. Ordered by task, then member."""
+    if len(chat.head()) >= settings.max_context - settings.max_new_tokens:
+        raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
+                         f"prompt has {len(chat.head())} tokens, a response {settings.max_new_tokens}.")
     jobs = list(enumerate((task, member) for task in tasks for member in range(group)))
     workers, done = min(settings.concurrency, len(jobs)), {}
     lock_step, queue = LockStep(workers, act), iter(jobs)
@@ -365,7 +368,8 @@ def readable(text) -> str:
 
 
 def first_line(error: Exception) -> str:
-    return readable(error).strip().split("\n")[0][:200]
+    line = readable(error).strip().split("\n")[0][:200]
+    return "".join(c for c in line if c.isprintable())  # it is printed: no codes for the terminal
 
 
 async def bounded(work: Awaitable, seconds: float, what: str):
@@ -405,7 +409,8 @@ def origin(url: str) -> str:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError, AttributeError):  # no web address, or "http://host:PORT" in prose
         return ""
-    return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"
+    host = f"[{host}]" if ":" in host else host
+    return "" if "*" in host else f"{parts.scheme}://{host}:{port}"  # Chromium would take * for a pattern
 
 
 def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:

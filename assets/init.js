@@ -1,5 +1,5 @@
 // Chromium runs this in every document before the document's own scripts. It records what page.js needs and
-// the DOM does not show. All of it hangs on the window under symbols:
+// the DOM does not show. All of it hangs on the window under symbols (frames add to the page's first two):
 //
 //   'click handlers'  the elements that listen for clicks through addEventListener
 //   'refusals'        what the browser refused without a word: element -> why
@@ -141,14 +141,18 @@
 
   // ---- waiting
 
-  const busy = () => [...begun.values()].some(end => now() < end) || moving().length > 0;
+  const frames = document.getElementsByTagName('iframe');  // goes on to list those that come
+  const busy = () => [...begun.values()].some(end => now() < end) || moving().length > 0
+    || patient && [...frames].some(frame => frame.contentDocument && frame.contentWindow[Symbol.for('work')]?.busy());
   let tired = 0;  // after waiting in vain, do not wait again for 1 s
+  let patient = true;  // and no longer for frames
   const done = async (ms = 3000) => {
     const end = now() + ms;
     while (now() > tired && busy()) {
       if (now() > end) {
         tired = now() + 1000;
         for (const {effect} of moving()) restless.add(effect.target);
+        patient = false;
       } else await new Promise(wake => later(wake, 10));
     }
   };
@@ -160,12 +164,18 @@
     await done(ms);
     return more;
   };
-  Object.defineProperty(window, Symbol.for('work'), {value: {done, settled}});
+  Object.defineProperty(window, Symbol.for('work'), {value: {done, settled, busy}});
 
   // ---- click handlers
 
-  const heard = new WeakSet(), add = EventTarget.prototype.addEventListener;
-  Object.defineProperty(window, Symbol.for('click handlers'), {value: heard});
+  const shared = (name, value) => {
+    try {
+      value = window.top[Symbol.for(name)] ?? value;
+    } catch { /* the page is another site's */ }
+    Object.defineProperty(window, Symbol.for(name), {value});
+    return value;
+  };
+  const heard = shared('click handlers', new WeakSet()), add = EventTarget.prototype.addEventListener;
   EventTarget.prototype.addEventListener = function (type, ...rest) {
     if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
         && this !== document.body && this !== document.documentElement) heard.add(this);
@@ -174,8 +184,7 @@
 
   // ---- refusals
 
-  const refusals = new Map();
-  Object.defineProperty(window, Symbol.for('refusals'), {value: refusals});
+  const refusals = shared('refusals', new Map());
   window.addEventListener('invalid', ({target}) => refusals.set(target, target.validationMessage), true);
 
   const open = window.open.bind(window);

@@ -24,6 +24,7 @@
   const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0\ue000-\uf8ff]+/g, ' ').trim();
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const numbered = id => window[ELEMENTS]?.[id];
+  const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
 
   // Where an element without a box is seen: an option in its dropdown, an <area> on its image.
   const drawn = el => {
@@ -103,11 +104,15 @@
     return el;
   };
 
-  // The middle of el, and what the mouse hits there: null outside the window.
+  // What the mouse hits at a point of el's document or shadow root: null outside the window.
+  const hitBeside = (el, x, y) => {
+    const root = el.getRootNode();
+    return (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
+  };
+  // The middle of el, and what the mouse hits there.
   const middleOf = el => {
-    const r = boxOf(el), root = el.getRootNode(), at = nodeType(root) === DOCUMENT ? atPoint : inShadow;
-    const x = r && r.left + r.width / 2, y = r && r.top + r.height / 2;
-    return {x, y, root, hit: r && at(root, x, y)};
+    const r = boxOf(el), x = r && r.left + r.width / 2, y = r && r.top + r.height / 2;
+    return {x, y, root: el.getRootNode(), hit: r && hitBeside(el, x, y)};
   };
 
   // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
@@ -139,7 +144,8 @@
   };
 
   const childrenOf = el => {
-    if (/^i?frame$/.test(el.localName)) return el.contentDocument ? [bodyOf(el.contentDocument)] : [];
+    if (/^(i?frame|object)$/.test(el.localName) && el.contentDocument) return [bodyOf(el.contentDocument)];
+    if (/^(i?frame|canvas|video|audio)$/.test(el.localName)) return [];  // what stands inside is for old browsers
     if (el.localName === 'details' && !el.open) return el.querySelectorAll(':scope > summary');
     if (shadowRoot(el)) return shadowRoot(el).childNodes;
     if (el.localName === 'slot' && el.assignedNodes().length) return el.assignedNodes();
@@ -166,7 +172,8 @@
     && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));
 
   // The outermost element whose text can be edited; what it holds is its text, links and buttons included.
-  const editor = el => el.isContentEditable && !parentOf(el)?.isContentEditable;
+  const editor = el => el.isContentEditable
+    && (el === bodyOf(el.ownerDocument) || !parentOf(el)?.isContentEditable);
 
   const clickable = (el, style) => {
     if (disabled(el) || el.getAttribute('aria-disabled') === 'true') return false;
@@ -191,6 +198,7 @@
   const labelText = el => {
     const copy = el.cloneNode(true);
     copy.querySelectorAll('input,select,textarea,button').forEach(control => control.remove());
+    copy.querySelectorAll('img[alt]').forEach(img => img.replaceWith(img.alt));
     return tidy(copy.textContent);
   };
   const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
@@ -223,6 +231,10 @@
       || leads(el) && tidy(twin()?.innerText)
       || readable('class') || readable('class', inside('[class]')[0] ?? el) || attribute('href');
   };
+  // Whether a label's text is the name of a control that people see: then it is written with the control.
+  const names = el => el.control && shown(el.control, getComputedStyle(el.control))
+    && (boxOf(el.control) || el.control.matches('input[type=checkbox],input[type=radio]'))
+    && nameOf(el.control) === labelText(el);
   const kindOf = el => {
     const type = el.localName === 'input' ? el.type : '';
     if (/^(checkbox|radio)$/.test(type)) return type;
@@ -234,16 +246,16 @@
     const kind = kindOf(el);
     if (/^(checkbox|radio)$/.test(kind)) return (el.checked ?? el.ariaChecked === 'true') ? 'on' : 'off';
     if (kind === 'select') {
-      const texts = options => [...options].map(option => tidy(option.text)).join(' | ');
+      const texts = options => [...options].map(option => tidy(option.label)).join(' | ');
       const some = texts([...el.options].slice(0, 60)), rest = el.options.length - 60;
       return tidy(`${texts(el.selectedOptions)} (${some}${rest > 0 ? ` | ... ${rest} more` : ''})`);
     }
-    if (el.isContentEditable) return el.hasAttribute('aria-label') ? tidy(el.innerText).slice(0, 500) : '';
+    if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
       const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
       return ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).join(', ');
     }
-    return el.type === 'password' ? (el.value ? '****' : '') : tidy(el.value).slice(0, 500);
+    return el.type === 'password' ? (el.value ? '****' : '') : cut(tidy(el.value), 500);
   };
 
   // What an element without text says: its label, or all its classes if it is a rating made of stars.
@@ -263,15 +275,17 @@
     let prefix = '';    // of a heading's lines
     let tight = false;  // the line ends in text with no white space behind it: what follows may join it
     let words = null;   // the parent of the line's first text
-    let inert = !!bodyOf(document)?.querySelector('dialog:modal');  // nobody can use what stands here
+    let inert = false;  // nobody can use what stands here
     let clips = [];     // the boxes that cut off what reaches out of them
+    let cell = false;   // in a short table cell, whose parts stay in the row's line
+    let pre = false;    // line breaks of the text are kept
     let aim = null;     // a usable container of much text: its first line gets its id
     const put = (s, joined) => {
       if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s;
       tight = false;
     };
     const flush = () => {
-      if (line.trim()) {
+      if (/[^|\s]/.test(line)) {  // not only empty cells
         if (aim && words && !line.includes('<') && !covered(words)) {
           line = `<${kindOf(aim)}>${line.trim()} ${elements.push(words) - 1}</${kindOf(aim)}>`;
           aim = null;
@@ -285,7 +299,7 @@
     };
     const described = (el, id = '') => {
       const value = valueOf(el);
-      return escape(nameOf(el).slice(0, 300)) + id + (value && ' = ' + escape(value));
+      return escape(cut(nameOf(el), 300)) + id + (value && ' = ' + escape(value));
     };
     // A picture and a title in a row that link to the same place count once, by the name that says more.
     const repeats = (el, last = elements.at(-1)) => last?.getAttribute('href') === el.getAttribute('href')
@@ -299,43 +313,56 @@
     };
 
     const visit = node => {
-      const outside = [inert, clips];
+      const outside = [inert, clips, cell, pre];
       try {
         look(node);
       } catch (error) {
-        if (!(error instanceof TypeError)) throw error;
-        for (const child of childrenOf(node)) visit(child);  // a form whose fields hide its methods
+        if (error instanceof TypeError) childrenOf(node).forEach(visit);  // a form whose fields hide its methods
+        else if (!(error instanceof RangeError)) throw error;  // nested too deeply: what is outside goes on
       }
       if (aim === node) aim = null;
-      [inert, clips] = outside;
+      [inert, clips, cell, pre] = outside;
     };
     const look = node => {
       if (!node || size > maxChars) return;
       if (nodeType(node) === TEXT) {
         if (!within(node, clips) || viewportOnly && !inWindow(node)) return;
-        const text = tidy(node.data);
-        if (text) words ??= parentOf(node);
-        put(escape(text), tight && !/^\s/.test(node.data));
-        tight = /\S$/.test(node.data);
+        (pre ? node.data.split('\n') : [node.data]).forEach((part, i) => {
+          if (i) flush();
+          const text = tidy(part);
+          if (text) words ??= parentOf(node);
+          put(escape(text), tight && !/^\s/.test(part));
+          tight = /\S$/.test(part);
+        });
         return;
       }
       if (nodeType(node) !== ELEMENT) return;
-      if (/^(script|style|noscript|template|head|object|embed)$/.test(node.localName)) return;
-      if (node.localName === 'br') return flush();
+      if (/^(script|style|noscript|template|head|embed)$/.test(node.localName)) return;
+      if (node.localName === 'br') return cell ? put('') : flush();
       const style = getComputedStyle(node);
-      if (!shown(node, style) || node.getAttribute('aria-hidden') === 'true') return;
+      if (node.getAttribute('aria-hidden') === 'true') return;
+      if (!shown(node, style)) {
+        if (style.visibility === 'visible' || style.display === 'none') return;
+        return childNodes(node).forEach(child => nodeType(child) === ELEMENT && visit(child));  // may be visible
+      }
+      pre = /pre|break/.test(style.whiteSpace);
       clips = clipsOf(node, style, clips);
+      if (node === bodyOf(node.ownerDocument)) inert ||= !!node.querySelector('dialog:modal');
       if (inert && node.matches('dialog:modal')) inert = false;
       if (node.hasAttribute('inert')) inert = true;
       const near = within(node, clips) && (!viewportOnly || inWindow(node));
       const usable = near && !inert && clickable(node, style) && innermost(node);
       const wide = usable && spread(node);
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
-      const block = wide || !inline && !usable && node.localName !== 'select';
+      const block = wide || !inline && !usable && node.localName !== 'select' && !cell;
       const apart = !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
       if (block) flush();
       if (apart) tight = false;
-      if (style.display === 'table-cell' && line.trim()) put('|');
+      if (style.display === 'table-cell') {
+        const before = node.previousElementSibling;
+        if (line.trim() || before && getComputedStyle(before).display === 'table-cell') put('|');
+        cell = tidy(node.textContent).length < 100 && !node.querySelector('table');
+      }
       if (wide) aim = node;
       write(node, near, usable && !wide);
       if (block) flush();
@@ -345,7 +372,7 @@
       const children = () => {
         for (const child of childrenOf(el)) visit(child);
       };
-      if (el.localName === 'label' && el.control && shown(el.control, getComputedStyle(el.control))) {
+      if (el.localName === 'label' && names(el)) {
         for (const inner of el.querySelectorAll(CONTROLS)) visit(inner);  // the text is the control's name
       } else if (usable) {
         if (!covered(el)) putUsable(el);
@@ -402,18 +429,22 @@
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
     if (covered(aim)) return {error: `something else lies on top of element ${id}`};
     const {left, top, width, height} = outward(el, r);
-    return {x: left + width / 2, y: top + height / 2, width, height};
+    const x = left + width / 2, y = top + height / 2, around = node => node.ownerDocument.defaultView.frameElement;
+    let frame = around(aim);
+    while (frame && around(frame)) frame = around(frame);
+    if (frame && hitBeside(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
+    return {x, y, width, height};
   };
 
   // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.
   const select = (id, wanted) => {
     const el = numbered(id), plain = s => tidy(s).toLowerCase(), w = plain(wanted);
     if (!el?.options?.length) return 'it is not a dropdown';
-    const open = [...el.options].filter(option => !option.disabled);
-    const found = open.find(option => plain(option.text) === w)
-      || w && open.find(option => plain(option.text).includes(w));
+    const open = [...el.options].filter(option => !option.matches(':disabled'));
+    const found = open.find(option => plain(option.label) === w)
+      || w && open.find(option => plain(option.label).includes(w));
     if (!found) {
-      const some = open.slice(0, 60).map(option => option.text.trim()).join(', ');
+      const some = open.slice(0, 60).map(option => option.label.trim()).join(', ');
       return 'its options are: ' + some + (open.length > 60 ? ', ...' : '');
     }
     found.selected = !(el.multiple && found.selected);  // takes a chosen one back
@@ -453,6 +484,8 @@
     while (el && !(longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY))) el = el.parentElement;
     const height = el?.clientHeight || innerHeight;
     (el || window).scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
+    // Scripts hear of it in the next frame, unless the window is hidden; what they begin then is waited for.
+    return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
   };
 
   return {observe, settled, locate, select, focus, typed, scroll}[name](...given);

@@ -224,7 +224,7 @@ def sandbox_sites():
 
 def make_task(**spec) -> dict:
     """A task in WebArena's schema; spec is its "eval"."""
-    return {"task_id": 7, "sites": ["shopping"], "intent": "find the lamp", "start_url": "about:blank",
+    return {"task_id": 7, "sites": ["shopping"], "intent": "find the lamp", "start_url": "http://127.0.0.1/",
             "intent_template_id": 1, "eval": spec}
 
 

@@ -386,6 +386,8 @@ def test_answer_of_inverts_format_response(think):
 def test_the_answer_is_what_follows_the_thoughts():
     assert answer_of("<think><answer>exit()</answer></think><answer>go_back()</answer>") == "go_back()"
     assert answer_of("<think>so</think>go_forward()") == "go_forward()"
+    assert answer_of("so</think>go_forward()") == "go_forward()"  # its template has opened the thought
+    assert answer_of('<think>what if\nexit(message="N/A")') is None  # cut in its thought: that acts no more than
     assert answer_of("<think>so</think><answer>exit(") is None  # cut before its end: neither action nor exit
 
 

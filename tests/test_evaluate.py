@@ -554,6 +554,11 @@ def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_metrics_hold_no_nan(tmp_path):
+    evaluate.Run(tmp_path, {}).write({"loss": float("nan"), "change": [float("inf"), 0.1]})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"loss": None, "change": [None, 0.1]}
+
+
 def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     run = evaluate.Run(tmp_path, {})
     run.replace("summary.json", {"n": 1})
@@ -642,6 +647,19 @@ def test_a_signal_ends_a_rank_that_waits_for_another_and_both_say_so_in_one_line
     assert ranks[0].communicate(timeout=10)[1] == f"test_evaluate.py: ended by {number.name}\n"
     assert ranks[0].returncode == 128 + number
     assert "rank 1 lost another rank" in ranks[1].communicate(timeout=10)[1] and ranks[1].returncode == 1
+
+
+def test_a_signal_ends_a_script_whose_stderr_nobody_reads():
+    """`mgrpo.py 2>&1 | tee log`, and Ctrl-C, which ends tee first."""
+    waiting = "import evaluate, sys; evaluate.end_on_signals('x.py'); print('ready', flush=True); sys.stdin.read()"
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", waiting], cwd=ROOT, **pipes)
+    assert process.stdout.readline() == b"ready\n"
+    process.stderr.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 128 + signal.SIGTERM
+    process.stdin.close()
+    process.stdout.close()
 
 
 if __name__ == "__main__":

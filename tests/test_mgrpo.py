@@ -483,7 +483,7 @@ def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monke
     async def cancelled():
         settings = Settings(max_context=64, max_new_tokens=8)
         playing = asyncio.ensure_future(rollout.rollout(model, chat, [], None, settings, seed=0))
-        await asyncio.get_running_loop().run_in_executor(None, began.wait)
+        await asyncio.get_running_loop().run_in_executor(None, began.wait, 10)
         playing.cancel()
         threading.Timer(0.2, end.set).start()
         await asyncio.wait([playing])

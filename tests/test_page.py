@@ -1,4 +1,5 @@
 """Pages as the agent reads them (assets/page.js): small pages in a real Chromium, and their observations."""
+import time
 from urllib.parse import quote
 
 import pytest
@@ -154,6 +155,31 @@ READ = {  # how real pages are built -> what the agent reads
         "<button class='x8190 close'></button>"
         "<style>b{display:block;height:9px}</style>",
         "<b>notes 0</b>\n<button> 1</button> <button>close 2</button>"),
+    "labels that a control is not called by": (
+        "<label for=q>City</label><input id=q><label for=q>This field is required.</label>"
+        "<p><label for=z>Quantity (max 5)</label><input id=z aria-label=qty></p>"
+        "<p><label for=f>Upload a file</label><input id=f type=file style='opacity:0;width:0;height:0'></p>"
+        "<p><label id=l for=m>Size</label><input id=m aria-labelledby=l></p>"
+        "<label><input type=radio name=c><img alt=Red></label><label><input type=radio name=c><img alt=Blue></label>",
+        "<input>City 0</input> This field is required.\nQuantity (max 5) <input>qty 1</input>\nUpload a file\n"
+        "<input>Size 2</input>\n<radio>Red 3 = off</radio> <radio>Blue 4 = off</radio>"),
+    "cells that are empty or hold blocks": (
+        "<table><tr><th></th><th>Mon<th>Tue<tr><td>8h<td></td><td>gym<tr><td><div>Lamp</div><p>new</p><td>"
+        "<div><a href=/x>3</a><br>left</div><tr><td></td><td></td><tr><td hidden>7</td><td>seen</table>",
+        "| Mon | Tue\n8h | | gym\nLamp new | <a>3 0</a> left\nseen"),
+    "visible within invisible": ("<div style='visibility:hidden'>out <b style='visibility:visible'>in "
+                                 "<a href=/x>go</a></b><iframe srcdoc=out></iframe></div>", "in <a>go 0</a>"),
+    "text with lines of its own": ("<pre>def f():\n  return 1\n\n<b># two</b>\nend</pre><p>one\nline</p>",
+                                   "def f():\nreturn 1\n# two\nend\none line"),
+    "what old browsers show": ("<canvas>old</canvas><video>old</video><object data=x.pdf>no reader</object>",
+                               "no reader"),
+    "an option in a group that is off": (
+        "<select><option label=Shown value=1>hidden</option><optgroup disabled><option>off</optgroup></select>",
+        "<select> 0 = Shown (Shown | off)</select>"),
+    "what is cut": (f"<input value='{'v' * 501}'>", f"<input> 0 = {'v' * 500}…</input>"),
+    "a deep page": (
+        "<a href=/x>top</a><p id=hole></p><a href=/x>after</a><script>for (let i = 0, at = hole; i < 1500; i++)"
+        "at = at.appendChild(document.createElement('div'))</script>", "<a>top 0</a>\n<a>after 1</a>"),
     "nothing chosen": ("<select multiple><option>a<option>b</select>", "<select> 0 = (a | b)</select>"),
 }
 
@@ -244,6 +270,45 @@ def test_framesets_and_parts_of_images_are_read_and_clicked(site, browse):
         "/map": "<p style='height:2000px'></p><img usemap=#m width=200 height=100 alt=plan><map name=m>"
                 "<area href=/x alt=Hall coords=0,0,99,99>"
                 "<area href=/garden title=Garden shape=circle coords=150,50,40></map>"}))
+
+
+def test_a_frame_is_read_and_used_like_the_page_around_it(site, browse):
+    """Its listeners and refused forms count, its requests are waited for, and its own dialog covers it alone."""
+    async def test(session):
+        click = lambda element: act(session, f'do(action="Click", element="{element}")')
+        text = (await session.observe())[1]
+        assert text == ("<a>out 0</a>\n<b>Save 1</b>\n<input>city 2</input> <button>Send 3</button>\n"
+                        "<body> 4</body>")
+        assert "saved: late" in await click(1)
+        assert 'note: the browser refuses "city"' in await click(3)
+        await session.page.evaluate("cover.hidden = false")
+        with pytest.raises(ActionError, match="something else lies on top of element 1"):
+            await session.execute(parse('do(action="Click", element="1")'))
+        await session.page.evaluate("cover.hidden = true; frames[0].ask.showModal()")
+        assert (await session.observe())[1].startswith("<a>out 0</a>\nsaved: late\ncity (disabled) Send (disabled)\nsure? <button>yes 1</button>")
+    def late(handler):
+        time.sleep(0.3)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "4")
+        handler.end_headers()
+        handler.wfile.write(b"late")
+
+    inner = ("<b id=save>Save</b><form><input name=city required><button>Send</button></form>"
+             "<dialog id=ask>sure? <button>yes</button></dialog><script>save.addEventListener('click', async () => {"
+             "save.textContent = 'saved: ' + await (await fetch('/late')).text(); })</script>")
+    cover = "<div id=cover hidden style='position:fixed;inset:0;background:red'></div>"
+    editing = "<script>frames[1].document.designMode = 'on'</script>"
+    browse(test, site({"/": f"<a href=/x>out</a><iframe src=/inner></iframe><iframe></iframe>{editing}{cover}",
+                       "/inner": inner, "/late": late}))
+
+
+def test_what_scrolling_loads_is_seen(site, browse):
+    async def test(session):
+        await session.observe()
+        assert "\nmore\n" in await act(session, 'do(action="Scroll Down")')
+    page = ("<p style='height:3000px'>top</p><p id=end></p><p>end</p><script>onscroll = () => "
+            "setTimeout(() => end.textContent = 'more', 50)</script>")
+    browse(test, site({"/": page}))
 
 
 def test_a_frame_of_another_site_is_mentioned(site, browse):

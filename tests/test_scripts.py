@@ -334,6 +334,9 @@ def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(two_ranks):
     ("bc.py", ["--max-context", "100", "--max-new-tokens", "10", "--data", "assets/episode.jsonl"],
      ["fits --max-context 100"]),
     ("evaluate.py", ["--model", "runs/nowhere"], ["runs/nowhere"]),
+    ("evaluate.py", ["--model", "worlds/base", "--max-context", "66"], ["--max-context 66", "no room for a page"]),
+    ("mgrpo.py", ["--batch", "0"], ["--batch 0", "at least 1"]), ("bc.py", ["--concurrency", "0"], ["--concurrency 0"]),
+    ("evaluate.py", ["--max-turns", "5,0"], ["--max-turns [5, 0]"]),
 ])
 def test_bad_input_is_one_sentence(name, arguments, says, tmp_path):
     sentence = refusal(name, *arguments, "--out", tmp_path / "x")

@@ -68,6 +68,21 @@ def test_an_endpoint_without_a_usable_reply_raises(site, entry, asked, says):
     assert len(seen) == asked
 
 
+def test_a_model_that_sets_its_own_temperature_is_asked_again_without(site):
+    def complete(handler):
+        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        if "temperature" in request:
+            return answer_with(400, "'temperature' does not support 0 with this model")(handler)
+        reply = {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}
+        return answer_with(200, json.dumps(reply))(handler)
+    assert chat_with(f"{site({'/v1/chat/completions': complete})}/v1", temperature=0) == ("fine", True)
+
+
+def test_an_address_without_a_scheme_is_refused_at_once():
+    with pytest.raises(ValueError, match="give http://HOST:PORT/v1"):
+        Endpoint("127.0.0.1:8000/v1", "m")
+
+
 def test_a_server_that_is_not_there_raises(nowhere):
     with pytest.raises(ConnectionError, match="refused"):
         chat_with(f"{nowhere}/v1")
@@ -170,7 +185,9 @@ def answers(**checks):
     (changed(intent=...), ["row 1 (task_id 7)", "intent is missing"]),
     (changed(intent=5), ["row 1", "intent is 5", "str"]), (changed(sites="shopping"), ["sites", "list"]),
     (changed(sites=[1]), ["sites is [1]", "names"]), (changed(eval=[]), ["eval", "dict"]),
-    (changed(start_url=""), ["start_url"]), (judged_by(eval_types=[]), ["eval.eval_types"]),
+    *[(changed(start_url=url), ["start_url"])
+      for url in ("", "  ", "file:///etc/passwd", "javascript:1", "127.0.0.1:7770", "__FOO__/x")],
+    (changed(storage_state=5), ["storage_state is 5"]), (judged_by(eval_types=[]), ["eval.eval_types"]),
     (judged_by(eval_types=["vibes"]), ["eval.eval_types", "vibes"]),
     (judged_by(eval_types=["string_match"], reference_answers=None), ["eval.reference_answers", "nothing to check"]),
     (answers(must_include=[]), ["must_include", "non-empty"]), (answers(exact="x"), ["reference_answers.exact", "unknown"]),
@@ -182,9 +199,10 @@ def answers(**checks):
     (judged_by(eval_types=["program_html"], program_html=[]), ["eval.program_html"]),
     (judged_by(eval_types=["program_html"], program_html=[3]), ["eval.program_html[0] is 3"]),
     *[([target(url, TEXT, exact_match="x")], ["eval.program_html[0].url", "whole address"])
-      for url in ("/cart", "LAST", "cart")],
+      for url in ("/cart", "LAST", "cart", "__FOO__/x", "http:///cart")],
     *[([target("last", call, exact_match="x")], ["eval.program_html[0] calls", "ARGUMENT"])
-      for call in ("func:shopping_get_sku_latest_review_author()", "func:reddit_get_post_url()")],
+      for call in ("func:shopping_get_sku_latest_review_author()", "func:reddit_get_post_url()",
+                   "func:reddit_get_post_url(5)")],
     *[([target("last", "", must_include=["x"]) | judged_by(eval_types=["program_html"], program_html=[
         {"url": "last", "locator": "", "required_contents": {"must_include": ["x"]}, "prep_actions": actions}])[1]],
        ["prep_actions", "list"]) for actions in (5, "document.body.click()", [3])],

@@ -20,13 +20,15 @@ class Endpoint:
     timeout, tries, pause = 300.0, 6, 1.0  # seconds of silence; requests; seconds before the second
 
     def __init__(self, url: str, model: str):
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no address of a server; give http://HOST:PORT/v1.")
         self.url = url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.model = model
         self.pool = ThreadPoolExecutor(64)  # asyncio's own has fewer threads than episodes
 
     def post(self, body: dict) -> dict:
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
+        if key := os.environ.get("OPENAI_API_KEY", "").strip():  # an error would quote one with a line break
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         try:
@@ -53,12 +55,14 @@ class Endpoint:
             except urllib.error.HTTPError as error:
                 problem = f"{error.code} {' '.join(error.text.split())[:120]}"
                 after = error.headers.get("Retry-After") or ""
-                # OpenAI's reasoning models have another name for the limit.
+                # OpenAI's reasoning models have another name for the limit, and sample at 1 only.
                 if "max_completion_tokens" in error.text and "max_tokens" in body:
                     body["max_completion_tokens"] = body.pop("max_tokens")
+                elif "temperature" in error.text and "temperature" in body:
+                    del body["temperature"]
                 elif error.code != 429 and error.code < 500:
                     break
-                wait = min(float(after), 60.0) if after.isdigit() else wait
+                wait = max(wait, min(float(after), 60.0)) if after.isdigit() else wait
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError,
                     AttributeError) as error:
                 problem = repr(error)[:120]

@@ -46,7 +46,7 @@ class Onlooker:
         """Keeps the window as a JPEG; the report draws the frame."""
         turn, task = trajectory.turns[-1], trajectory.task["task_id"]
         name = f"{self.name}-{task}-{trajectory.member}-{len(trajectory.turns)}"
-        file = Path("screenshots") / (re.sub(r"\W+", "-", name) + ".jpg")
+        file = Path("screenshots") / (re.sub(r"\W", "-", name)[-150:] + ".jpg")
         frame = await self.frame(session, turn)
         with suppress(PlaywrightError):  # a page whose script is in a loop cannot be painted
             await session.page.screenshot(path=self.run / file, type="jpeg", quality=55, timeout=5000)
@@ -56,9 +56,9 @@ class Onlooker:
         """Prints thought and action and frames the element, in a layer above the page."""
         turn, first = trajectory.turns[-1], len(trajectory.turns) == 1
         said = re.sub(r"</?(think|answer)>", "\n", f"{turn.url}\n{turn.response}")
-        said = "".join(c for c in said if c.isprintable() or c == "\n")  # no codes for the terminal
         title = f"\n== {trajectory.task['intent']}\n" if first else ""
-        print(f"{title}\n-- turn {len(trajectory.turns)}: " + re.sub(r"\n+", "\n   ", said.strip()))
+        said = f"{title}\n-- turn {len(trajectory.turns)}: " + re.sub(r"\n+", "\n   ", said.strip())
+        print("".join(c for c in said if c.isprintable() or c == "\n"))  # no codes for the terminal
         frame = await self.frame(session, turn)
         with suppress(PlaywrightError, KeyError):  # a new tab may have no connection yet
             devtools = session.devtools[session.page]

@@ -34,6 +34,7 @@ HOSTS = {"SHOPPING": "onestopmarket.com", "SHOPPING_ADMIN": "luma.com/admin",
 CHECKS = ("exact_match", "must_include", "must_exclude", "one_of", "required_values")
 
 PLACEHOLDER = re.compile(f"__({'|'.join([*HOSTS, 'MINIWOB'])})__")
+START = re.compile(rf"https?://[^/\s]|{PLACEHOLDER.pattern}")
 REQUIRED = {"task_id": (int, str), "sites": (list,), "intent": (str,), "start_url": (str,),
             "eval": (dict,)}
 EVAL_TYPES = ("string_match", "url_match", "program_html")
@@ -77,7 +78,7 @@ def check_target(target, field: str):
         return
     url, locator = target.get("url"), target.get("locator")
     actions = target.get("prep_actions") or []
-    if not isinstance(url, str) or not re.match(r"last$|func:|https?://|__[A-Z_]+__", url):
+    if not isinstance(url, str) or not re.match(rf"last$|func:|https?://[^/]|{PLACEHOLDER.pattern}", url):
         yield (f'{field}.url is {url!r:.60}; give a whole address, or "last" for where the episode '
                "ended", True)
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
@@ -132,6 +133,10 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
             faults.append(f"{key} is {value!r:.60}; make it a non-empty {names}")
         elif key == "sites" and not all(isinstance(site, str) for site in value):
             faults.append(f"sites is {value!r:.60}; make it a list of names")
+        elif key == "start_url" and not all(map(START.match, value.split(" |AND| "))):
+            faults.append(f"start_url is {value!r:.60}; give http://HOST:PORT/... or __SHOPPING__ ...")
+    if not isinstance(state := task.get("storage_state"), (str, dict, type(None))):
+        faults.append(f"storage_state is {state!r:.60}; make it the name of a file, or null")
     if isinstance(task.get("eval"), dict):
         for remark, broken in check_eval(task["eval"]):
             (faults if broken else remarks).append(remark)
@@ -342,7 +347,7 @@ def check_reach(tasks: list[dict], sites: dict[str, str]):
     """Raises if a start page's server does not answer or a task cannot start logged in."""
     origins = {}
     for task in tasks:
-        origins |= {urlsplit(url).netloc: (url, task) for url in task["start_url"].split(" |AND| ")}
+        origins |= {"/".join(url.split("/")[:3]): (url, task) for url in task["start_url"].split(" |AND| ")}
         state = task.get("storage_state")
         accounts = accounts_of(state)
         if missing := [name.upper() for name in accounts if not sites.get(name.upper())]:
@@ -353,8 +358,10 @@ def check_reach(tasks: list[dict], sites: dict[str, str]):
                              "exist; write it with Playwright, name it after some of "
                              f"{', '.join(ACCOUNTS)}, or set it to null.")
     for url, task in origins.values():
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https"):  # urllib would take it for port 80 here
+                raise ValueError("it does not begin with http://")
             address = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
             socket.create_connection(address, timeout=10).close()
         except (OSError, ValueError, TypeError) as error:
@@ -429,7 +436,8 @@ def callable_helper(text: str) -> bool:
     """Whether a helper of that name takes that many arguments."""
     name, arguments = parse_helper(text) or ("", [])
     try:
-        return name in HELPERS and bool(inspect.signature(HELPERS[name]).bind(None, *arguments))
+        return (name in HELPERS and all(isinstance(argument, str) for argument in arguments)
+                and bool(inspect.signature(HELPERS[name]).bind(None, *arguments)))
     except TypeError:
         return False
 
@@ -442,7 +450,7 @@ async def call_helper(text: str, page, last_url: str) -> str:
     arguments = [last_url if argument == "__last_url__" else argument for argument in arguments]
     try:
         return await HELPERS[name](page, *arguments)
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConnectionError(f"{name} cannot read the site's answer ({error!r:.100})") from None
 
 

@@ -11,10 +11,10 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from .experts import expert, random_policy
+from .experts import expert
 from .tasks import tasks
 
-__all__ = ["start", "tasks", "expert", "random_policy"]
+__all__ = ["start", "tasks", "expert"]
 
 
 @contextmanager

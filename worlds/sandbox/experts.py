@@ -6,7 +6,6 @@ Scripts look before they act, so they work from any page a task starts on. Answe
 
 import re
 from functools import partial
-from random import Random
 
 ELEMENT = re.compile(r"<(a|button|input|textarea|select|checkbox)>([^<]*?) ?([0-9]+)(?: =([^<]*))?</\1>")
 
@@ -566,24 +565,4 @@ def expert(task: dict, cot: bool = False):
         full = chain_of_thought(task, page, told, thought)
         told.append(thought)
         return full if cot else thought, action
-    return act
-
-
-def random_policy(seed):
-    """A callable that acts at random on whatever it sees and, now and then, answers with a word of the page."""
-    rng = Random(seed)
-
-    def act(observation: str) -> tuple[str, str]:
-        elements = ELEMENT.findall(observation)
-        words = re.findall(r"\$?\w+", re.sub("<[^>]*>", " ", observation)) or ["done"]
-        if not elements or rng.random() < 0.1:
-            return done(rng.choice(words))
-        tag, name, number, value = rng.choice(elements)
-        call = 'action="Click"'
-        if tag == "select":
-            option = rng.choice(re.findall(r"[^(|)]+", value.partition("(")[2]) or words).strip()
-            call = f'action="Select Dropdown Option", argument="{option}"'
-        elif tag in ("input", "textarea"):
-            call = f'action="{rng.choice(("Type", "Search"))}", argument="{rng.choice(words)}"'
-        return "", f'# Element: {name} {number}\ndo({call}, element="{number}")'
     return act
