@@ -168,7 +168,7 @@
 
   // ---- click handlers
 
-  const shared = (name, value) => {
+  const shared = (name, value) => {  // a frame adds to its page's, so that page.js finds them in one place
     try {
       value = window.top[Symbol.for(name)] ?? value;
     } catch { /* the page is another site's */ }
