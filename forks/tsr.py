@@ -21,7 +21,7 @@ searched episodes. Sampled success is that of policy and search; evaluation play
 Differs from the paper: no beams over whole trajectories and no lookahead. Its code tries a candidate
 in a new environment of the same seed, after replaying the actions so far, and compares rewards;
 with a browser, each candidate would cost an episode. Ours looks at page and response and knows no
-task, so it can only avoid responses that look unusable, in about a fifth of the turns. Most have
+task, so it can only avoid responses that look unusable, in 16 to 32% of the turns. Most have
 the highest rating, so we stop drawing at the first of these: q is the same (--likeliest has another
 q). The paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all whose
 rewards vary.
