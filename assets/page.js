@@ -204,7 +204,7 @@
   const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
   const wordless = el => !tidy(el.textContent);
   const labelOf = el => tidy(el.getAttribute('aria-label')) || tidy(el.getAttribute('title'));
-  const nameOf = el => {
+  const findName = el => {
     const attribute = (name, from = el) => tidy(from.getAttribute(name));
     const inside = (selector, root = el) => [...root.querySelectorAll(selector)];
     const twin = () => inside(`a[href="${CSS.escape(attribute('href'))}"]`, bodyOf(el.ownerDocument))
@@ -231,6 +231,8 @@
       || leads(el) && tidy(twin()?.innerText)
       || readable('class') || readable('class', inside('[class]')[0] ?? el) || attribute('href');
   };
+  const found = new Map();  // a name may need a search of the page, and is asked for again
+  const nameOf = el => found.get(el) ?? found.set(el, findName(el)).get(el);
   // Whether a label's text is the name of a control that people see: then it is written with the control.
   const names = el => el.control && shown(el.control, getComputedStyle(el.control))
     && (boxOf(el.control) || el.control.matches('input[type=checkbox],input[type=radio]'))

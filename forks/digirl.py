@@ -24,7 +24,7 @@ own, so that methods compare by equal numbers of episodes. Demonstrations would 
 so V has nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper has frozen
 encoders of text and pages, and two V_s of which the smaller counts. V_s learns from the step's own
 episodes only, which saves forward passes and is a handicap: before a step's updates, its
-cross-entropy on new episodes averages 0.70, and a coin's is 0.69. The released code subtracts 0.05,
+cross-entropy on new episodes averages 0.69, like a coin's. The released code subtracts 0.05,
 not 1 / max_turns, adds the change in V_s without its weight, and filters offline episodes by
 reward. lam is its own.
 

@@ -350,6 +350,13 @@ def test_thoughts_of_past_responses_can_be_dropped(chat):
     assert forgetful.without_thoughts(without) == without
 
 
+@pytest.mark.parametrize("settings", [{"think": "false"}, {"thinks": False}, {"system": 3}])
+def test_an_agent_json_that_cannot_be_followed_is_refused(chat, tmp_path, settings):
+    (tmp_path / "agent.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=f"agent.json: {next(iter(settings))} is .*true or false"):
+        open_chat(chat.tokenizer, tmp_path, "")
+
+
 def test_agent_json_sets_the_chat(chat, tmp_path):
     settings = {"system": "Do it.", "think": False, "compress": False, "keep_thoughts": False}
     (tmp_path / "agent.json").write_text(json.dumps(settings))

@@ -554,6 +554,13 @@ def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_a_state_is_deleted_as_a_whole(tmp_path, monkeypatch):
+    (tmp_path / "state" / "00001").mkdir(parents=True)
+    monkeypatch.setattr(evaluate.shutil, "rmtree", lambda *_, **__: None)  # killed before it has deleted anything
+    evaluate.forget(tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
 def test_metrics_hold_no_nan(tmp_path):
     evaluate.Run(tmp_path, {}).write({"loss": float("nan"), "change": [float("inf"), 0.1]})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"loss": None, "change": [None, 0.1]}

@@ -285,7 +285,9 @@ def test_a_frame_is_read_and_used_like_the_page_around_it(site, browse):
         with pytest.raises(ActionError, match="something else lies on top of element 1"):
             await session.execute(parse('do(action="Click", element="1")'))
         await session.page.evaluate("cover.hidden = true; frames[0].ask.showModal()")
-        assert (await session.observe())[1].startswith("<a>out 0</a>\nsaved: late\ncity (disabled) Send (disabled)\nsure? <button>yes 1</button>")
+        assert (await session.observe())[1].startswith(
+            "<a>out 0</a>\nsaved: late\ncity (disabled) Send (disabled)\nsure? <button>yes 1</button>")
+
     def late(handler):
         time.sleep(0.3)
         handler.send_response(200)
@@ -327,6 +329,14 @@ def test_choosing_again_in_a_multiple_select_takes_back(site, browse):
         assert "size 0 = b (a | b | c)" in await choose("a")
     page = "<select multiple aria-label=size><option selected>a<option>b<option>c</select>"
     browse(test, site({"/": page}))
+
+
+def test_an_option_that_no_person_can_choose_is_refused(site, browse):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match="its options are: on"):
+            await session.execute(Call("Select Dropdown Option", "off", "0"))
+    browse(test, site({"/": "<select><option>on<optgroup disabled><option>off</optgroup></select>"}))
 
 
 NAMES = """<div id=all></div><script>

@@ -788,6 +788,7 @@ def test_the_fence_is_drawn_around_every_address_of_a_task():
     assert sites_of([odd]) == {"http://[::1]:8", "http://xn--bcher-kva.de:80"}
     assert sites_of([task], "http://g:5/,nonsense") == wanted | {"http://g:5"}
     assert sites_of([task], "all") is None
+    assert sites_of([{"start_url": "http://a:1/", "intent": "open http://*:1/"}]) == {"http://a:1"}
 
 
 ATTACKS = {  # what element 0 does, or what stands beside it

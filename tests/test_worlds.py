@@ -52,7 +52,7 @@ def chat_with(url, **options):
 
 
 def test_an_endpoint_outlasts_limits_failures_silence_and_nonsense(site, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.setenv("OPENAI_API_KEY", "k\n")  # as a file ends
     url, seen = chat_server(site, 429, "breaks off", 1.0, b"<html>", b'{"choices": []}', "fine")
     assert chat_with(url, temperature=0) == ("fine", True) and len(seen) == 6
     assert all(r["key"] == "Bearer k" and r["model"] == "m" and r["temperature"] == 0 for r in seen)

@@ -78,7 +78,7 @@ def check_target(target, field: str):
         return
     url, locator = target.get("url"), target.get("locator")
     actions = target.get("prep_actions") or []
-    if not isinstance(url, str) or not re.match(rf"last$|func:|https?://[^/]|{PLACEHOLDER.pattern}", url):
+    if not isinstance(url, str) or not re.match(rf"last$|func:|{START.pattern}", url):
         yield (f'{field}.url is {url!r:.60}; give a whole address, or "last" for where the episode '
                "ended", True)
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
@@ -360,7 +360,7 @@ def check_reach(tasks: list[dict], sites: dict[str, str]):
     for url, task in origins.values():
         try:
             parts = urlsplit(url)
-            if parts.scheme not in ("http", "https"):  # urllib would take it for port 80 here
+            if parts.scheme not in ("http", "https"):  # SHOPPING=localhost:7770 would mean port 80
                 raise ValueError("it does not begin with http://")
             address = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
             socket.create_connection(address, timeout=10).close()
