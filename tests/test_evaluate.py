@@ -388,7 +388,7 @@ def test_a_model_behind_a_url_plays_like_a_checkpoint_and_a_judge_judges_it(main
         assert roles == ["system", *["user", "assistant"] * 4][:len(roles)]
         last = request["messages"][-1]["content"]
         if "say the first" in request["messages"][1]["content"]:
-            return 'exit(message="It is red.")'
+            return 'exit(message="It is red.\ud83d")'  # half a character
         if "Round 0" in last:
             assert last.startswith("Task: find the lamp") and "<a>red lamp 0</a>" in last
             return '<think>there</think><answer>do(action="Click", element="0")</answer>'
@@ -654,6 +654,12 @@ def test_a_signal_ends_a_rank_that_waits_for_another_and_both_say_so_in_one_line
     assert ranks[0].communicate(timeout=10)[1] == f"test_evaluate.py: ended by {number.name}\n"
     assert ranks[0].returncode == 128 + number
     assert "rank 1 lost another rank" in ranks[1].communicate(timeout=10)[1] and ranks[1].returncode == 1
+
+
+def test_a_script_runs_without_a_stdout():
+    silent = "import evaluate, sys; assert not sys.stdout; evaluate.command_line(print, evaluate.Config, '', start='worlds/base')"
+    done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, silent], cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_signal_ends_a_script_whose_stderr_nobody_reads():

@@ -104,6 +104,16 @@ def test_odd_values_leave_the_report_readable(look_at, tmp_path):
     assert seen == [1, 1, 1, 5] and complaints == []
 
 
+def test_an_action_in_words_takes_the_elements_name_and_not_its_value(look_at, tmp_path):
+    write_run(tmp_path)
+    seen, complaints, _ = look_at(report(tmp_path), r"""() => {
+        const observation = '<input>Qty 2 = 3</input> <button>buy 3</button> <textarea>note 4</textarea>';
+        return ['do(action="Type", argument="5", element="2")', 'do(action="Click", element="3")',
+                'do(action="Type", argument="a\\nb", element="4")'].map(action => inWords({action, observation}));
+    }""")
+    assert seen == ["Type “5” in “Qty”", "Click “buy”", "Type “a\nb” in “note”"] and complaints == []
+
+
 def test_the_report_filters_and_opens_episodes(look_at, tmp_path):
     write_run(tmp_path)
     seen, complaints, _ = look_at(
@@ -433,13 +443,13 @@ def played(run, chat, tasks, settings, texts, group=1):
 def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run, chat, site, tmp_path):
     tasks = [task_at(site(PAGES) + "/far", task_id=f"a/{i}") for i in range(2)]
     settings = Settings(max_context=600, max_new_tokens=60)
-    settings.onlooker = Environment(Benchmark(screenshots=3), {}, tmp_path).onlooker(tasks, 2, "sandbox:test")
+    settings.onlooker = Environment(Benchmark(screenshots=3), {}, tmp_path).onlooker(tasks, 2, "x" * 300 + "sandbox:test")
     texts = [CLICK_GO, "nothing that can be read", 'exit(message="x")']
     episodes = played(run, chat, tasks, settings, texts, group=2)
     records = [tau.to_json(chat) for tau in episodes]
     assert [[("shot" in turn) for turn in record["turns"]] for record in records] == [[True] * 3] * 3 + [[False] * 3]
     files = sorted(file.name for file in (tmp_path / "screenshots").iterdir())
-    assert len(files) == 9 and files[0] == "sandbox-test-a-0-0-1.jpg"
+    assert len(files) == 9 and files[0].endswith("xsandbox-test-a-0-0-1.jpg")
     shots = [turn["shot"] for turn in records[0]["turns"]]
     assert [shot["frame"] is not None for shot in shots] == [True, False, False]
     embed(records, tmp_path)
