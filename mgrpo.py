@@ -46,7 +46,7 @@ import bc
 from bc import count_skipped, optimizer_step
 from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
 from evaluate import (Benchmark, Environment, command_line, evaluate, newest, report, resume,
-                      start_run)
+                      start_run, with_size)
 from model import (all_max, all_sum, computing_dtype, gather, init_dist, load, load_tokenizer,
                    rank, save, save_training, token_logprobs, without_adapters, world_size)
 from rollout import actions_help, rollout
@@ -183,14 +183,16 @@ def loss_of(batch: list[Row], logp_N, logp_ref_N, cfg: Config):
     return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
 
 
-def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, loss_of=loss_of) -> dict:
+def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, loss_of=loss_of,
+           log=None) -> dict:
     """One optimizer step on the rows of all ranks, or only its metrics if there is no optimizer."""
     batches = micro_batches(rows, cfg.max_tokens)
     padding = Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
     averaged = ("kl", "clip_frac", "entropy", "logp_gap")
     sums, largest = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0), 0.0
     # Sharded ranks must run equally many forwards: a rank with fewer runs a row of weight zero.
-    for i in range(all_max(len(batches))):
+    passes = all_max(len(batches))
+    for i in range(passes):
         real = i < len(batches)
         batch = batches[i] if real else [padding]
         inputs = pack(batch, device)
@@ -212,6 +214,8 @@ def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, lo
                         "logp_gap": gap_N.sum().item(), "actions": len(logp_N),
                         "tokens": inputs["tokens_BT"].numel()}
             sums = {key: sums[key] + metrics[key] for key in sums}
+        if log:
+            log((i + 1) / passes)
     sums = dict(zip(sums, all_sum(list(sums.values())).tolist()))
     grad_norm, skipped = 0.0, False
     if optimizer and sums["actions"]:
@@ -231,8 +235,9 @@ def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device, we
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in weights] if cfg.max_change else []
     rows = weigh(kept, chat, cfg)
-    passes = [update(model, reference, optimizer, rows, cfg, device, loss_of)
-              for _ in range(cfg.updates_per_batch)]
+    tick, n = ticker("  updates ") if rank() == 0 else None, cfg.updates_per_batch
+    after = lambda i: tick and (lambda share: tick(f"({100 * (i + share) / n:.0f}%)"))
+    passes = [update(model, reference, optimizer, rows, cfg, device, loss_of, after(i)) for i in range(n)]
     measured, share = passes[1:], 1.0  # each pass measures what the updates before it have changed
     if cfg.max_change:
         with torch.no_grad():
@@ -321,7 +326,8 @@ def learning_rate(step: int, cfg: Config) -> float:
 def greedy_success(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment) -> float:
     """Success rate of greedy episodes on tasks, over all ranks."""
     env.reset()
-    ok = [tau for tau in evaluate(model, chat, tasks, cfg, env) if tau.status == "ok"]
+    tick = ticker("  held out: ") if rank() == 0 else None
+    ok = [tau for tau in evaluate(model, chat, tasks, cfg, env, log=tick) if tau.status == "ok"]
     return sum(tau.reward for tau in ok) / max(len(ok), 1)
 
 
@@ -395,6 +401,8 @@ def main(cfg: Config, open_training=open_training, task_batch=task_batch, collec
                 f"rollout {rolled - began:.0f} s  train {seconds:.0f} s  {left / 60:.0f} min left")
             if line["logp_gap"] > (0.1 if device.type == "cuda" else 1e-3):  # bfloat16, float32
                 log("  ! logp_gap is far above rounding: training does not score what was sampled")
+            if line["share"] < 1:
+                log(f"  ! --max-change {cfg.max_change:g}: the weights moved {line['share']:.0%} of the way")
             # Evaluate.
             if held_out and due(cfg.held_out_every):
                 line["held_out_success"] = greedy_success(model, chat, held_out, cfg, env)
@@ -413,6 +421,8 @@ def main(cfg: Config, open_training=open_training, task_batch=task_batch, collec
                 if rank() == 0:
                     report(out)
                 save_training(out / "state", model, optimizer, {"step": step + 1, "config": asdict(cfg)})
+    if rank() == 0 and (page := out / "report.html").exists():
+        print(with_size(page))
     log(f"saved {out}; next: python evaluate.py --model {out} --tasks {cfg.tasks.replace('train', 'test')}")
 
 

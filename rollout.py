@@ -52,7 +52,7 @@ class Settings:
     max_turns: int = 15            # responses per episode
     max_new_tokens: int = 1024     # tokens per response
     max_context: int = 16384       # tokens of history, page and response together
-    concurrency: int = 16          # episodes at once, each with its own browser context
+    concurrency: int = 16          # episodes at once on each rank, each in its own browser context
     timeout: float = 30.0          # seconds a page may take to load
     deterministic: bool = False    # play turns in lock-step: slower, but runs are equal bit for bit
     cuda_graph: bool = True        # on a GPU: decode with a CUDA graph instead of kernel by kernel

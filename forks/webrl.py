@@ -20,7 +20,7 @@ instances of templates by how often they fail, and templates whose success is be
 a tenth as often (the paper drops such tasks, by V; of 19 templates none may vanish). Outcome model:
 a head on the frozen clone's hidden state after the last response, trained once, on all episodes of
 the first steps (--judged), which the judge scores; the paper trains a language model for it. Ours
-is a handicap: it was right in 73% of the episodes, theirs in about 80% (--judged 1000 keeps the
+is a handicap: it was right in 69% of the episodes, theirs in about 80% (--judged 1000 keeps the
 judge). V: a head on the policy's hidden state, not a second model, trained on
 new episodes only, since replayed ones all succeed. Replay: perplexity at the sampling temperature,
 and from 1/0.99 on, as only a tenth of the small clone's successful responses exceed 1/0.95 at 0.7.

@@ -261,6 +261,21 @@ def test_a_page_opened_by_its_address_is_looked_at_again_while_it_still_changes(
     assert there[0][1] and not absent[0][1]
 
 
+def test_a_page_that_is_looked_at_again_has_its_late_scripts(judge, site):
+    """A script that the page adds and that takes longer than the second in which nothing changes."""
+    def built(handler):
+        time.sleep(2.2)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "55")
+        handler.end_headers()
+        handler.wfile.write(b"document.getElementById('t').textContent = 'built'".ljust(55))
+
+    add = "const s = document.createElement('script'); s.src = '/built.js'; document.head.append(s);"
+    base = site({"/": PAGE, "/app": f"{PAGE}<script>setTimeout(() => {{ {add} }}, 50)</script>", "/built.js": built})
+    ((_, passed, why),), = judge(f"{base}/", (target(f"{base}/app", TEXT, exact_match="built"), None))
+    assert passed, why
+
+
 def test_looking_again_does_not_press_a_button_again(judge, site):
     page = """<i id=late></i><button onclick="late.textContent += 'pressed'">more</button>
               <script>setTimeout(() => document.body.append(' in time'), 700)</script>"""
