@@ -51,8 +51,8 @@ from playwright.async_api import Error as PlaywrightError
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from model import (Transformer, all_max, computing_dtype, gather, init_dist, load, load_tokenizer,
                    load_training, rank, read_json, reading, world_size, writing)
-from rollout import (PAGE_JS, ActionError, Browser, EnvError, Settings, actions_help, parse, play,
-                     readable, rollout)
+from rollout import (PAGE_JS, ActionError, Browser, EnvError, Settings, actions_help, first_line, parse,
+                     play, readable, rollout)
 from worlds import load_tasks, open_sites, sources, webarena
 from worlds.endpoint import Endpoint, Judge
 from worlds.onlooker import Onlooker, embed, ticker
@@ -206,7 +206,7 @@ async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[
         made = await check()
         if all(passed for _, passed, _ in made):
             return made
-    with contextlib.suppress(PlaywrightError):  # 3 s are over, as in the benchmark
+    with contextlib.suppress(PlaywrightError):  # scripts may be on their way; 3 s as in the benchmark
         await page.wait_for_load_state("networkidle", timeout=3000)
     await wait(page, (ASSETS / "unchanged.js").read_text())
     return await check()

@@ -191,8 +191,8 @@ def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, lo
     averaged = ("kl", "clip_frac", "entropy", "logp_gap")
     sums, largest = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0), 0.0
     # Sharded ranks must run equally many forwards: a rank with fewer runs a row of weight zero.
-    passes = all_max(len(batches))
-    for i in range(passes):
+    forwards = all_max(len(batches))
+    for i in range(forwards):
         real = i < len(batches)
         batch = batches[i] if real else [padding]
         inputs = pack(batch, device)
@@ -215,7 +215,7 @@ def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, lo
                         "tokens": inputs["tokens_BT"].numel()}
             sums = {key: sums[key] + metrics[key] for key in sums}
         if log:
-            log((i + 1) / passes)
+            log((i + 1) / forwards)  # the share that is done
     sums = dict(zip(sums, all_sum(list(sums.values())).tolist()))
     grad_norm, skipped = 0.0, False
     if optimizer and sums["actions"]:

@@ -650,6 +650,17 @@ def test_bad_input_gives_one_sentence_and_a_status(arguments, says, monkeypatch,
     assert end.value.code and "\n" not in said and all(word in said for word in ["evaluate.py: ", *says])
 
 
+def test_a_chromium_that_does_not_start_is_one_sentence(monkeypatch, capsys):
+    def main(cfg):
+        raise PlaywrightError("BrowserType.launch: closed\nCall log: ...")
+    monkeypatch.setattr(sys, "argv", ["evaluate.py"])
+    monkeypatch.setattr(evaluate, "end_on_signals", lambda script: None)
+    with pytest.raises(SystemExit) as end:
+        evaluate.command_line(main, Config, "")
+    said = end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("evaluate.py: Chromium failed (BrowserType.launch: closed). ") and "DISPLAY" in said
+
+
 def wait_for_rank_1(cfg):
     """The next test runs it on two ranks: rank 0 waits in a collective for rank 1, which waits for its input."""
     init_dist()

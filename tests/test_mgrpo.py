@@ -398,7 +398,13 @@ def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypa
         return update(*args) | {"skipped": int(len(calls) in (2, 7, 8, 9) and bool(args[2]))}
     monkeypatch.setattr(mgrpo, "update", counted)
     assert [line["skipped"] for line in play(even_tasks_teach(chat), "x")] == [1, 0, 3, 0, 0, 0]
-    assert capsys.readouterr().out.count("! no update") == 2
+    out = capsys.readouterr().out
+    assert out.count("! no update") == 2 and out.count("  updates (100%)\n") == 6
+
+
+def test_a_step_that_the_bound_held_back_says_so(chat, play, capsys):
+    assert play(even_tasks_teach(chat), "x", steps=1, max_change=1e-6)[0]["share"] < 1
+    assert "! --max-change 1e-06: the weights moved 0% of the way" in capsys.readouterr().out
 
 
 def test_three_steps_without_a_finite_loss_end_the_run(chat, play):
