@@ -51,7 +51,7 @@ from playwright.async_api import Error as PlaywrightError
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from model import (Transformer, all_max, computing_dtype, gather, init_dist, load, load_tokenizer,
                    load_training, rank, read_json, reading, world_size, writing)
-from rollout import (PAGE_JS, ActionError, Browser, EnvError, Settings, actions_help, first_line, parse,
+from rollout import (CALL, ActionError, Browser, EnvError, Settings, actions_help, first_line, parse,
                      play, readable, rollout)
 from worlds import load_tasks, open_sites, sources, webarena
 from worlds.endpoint import Endpoint, Judge
@@ -185,7 +185,7 @@ async def visit(page, url: str):
     response = await page.goto(url, wait_until="load")
     if response and response.status >= 500:
         raise EnvError(f"{url} answered {response.status} while the episode was judged")
-    await wait(page, PAGE_JS, ["settled", [], 3000])
+    await wait(page, CALL, ["settled", [], 3000])
 
 
 async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[tuple]:

@@ -42,7 +42,8 @@ from compress import Chat, Trajectory, Turn, answer_of, context, fit_page, trunk
 from model import GraphedStep, KVCache, Transformer, sample, unsharded
 
 ASSETS = Path(__file__).parent / "assets"
-INIT_JS, PAGE_JS = ((ASSETS / name).read_text(encoding="utf-8") for name in ("init.js", "page.js"))
+SCRIPTS = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("init.js", "page.js"))
+CALL = "call => window['page.js'](call)"  # the scripts are in every page: sending them costs time
 NUMBER = re.compile("[0-9]{1,6}")  # of an element or a tab
 
 
@@ -232,7 +233,7 @@ async def mouse(session: "Session", call: Call, does="click", **options):
 
 
 async def type_text(session, call, enter=False):
-    handle = await session.page.evaluate_handle(PAGE_JS, ["focus", int(call.element)])
+    handle = await session.page.evaluate_handle(CALL, ["focus", int(call.element)])
     if not (field := handle.as_element()):
         raise ActionError(str(handle))  # the reason
     if await field.evaluate("field => field.isContentEditable"):  # rich editors follow the keys
@@ -361,7 +362,6 @@ def parse(response: str) -> Call:
 
 # ----------------------------------------------------------------------------------- The browser --
 
-
 def readable(text) -> str:
     """Text that UTF-8 can hold: a page's script may cut a surrogate pair in half."""
     return str(text).encode("utf-8", "replace").decode()
@@ -477,7 +477,7 @@ class Browser:
         session = Session(browser_context, self.settings, self.sites)
         async with contextlib.AsyncExitStack() as stack:  # closes the session if a start page fails
             stack.push_async_callback(session.close)
-            await browser_context.add_init_script(INIT_JS)
+            await browser_context.add_init_script(SCRIPTS)
             for url in task["start_url"].split(" |AND| "):
                 await session.start(url)
             session.page = next(iter(browser_context.pages), session.page)  # the first start page
@@ -532,7 +532,7 @@ class Session:
                     raise EnvError(first_line(error)) from None
         raise EnvError("the page navigates away whenever it is opened")
 
-    async def ask(self, *call, script=PAGE_JS):
+    async def ask(self, *call, script=CALL):
         """Calls a function of page.js: ask("scroll", 1). A hostile page can change what it returns."""
         try:
             return await bounded(self.page.evaluate(script, call), self.settings.timeout, "reading the page")
@@ -648,7 +648,6 @@ class Session:
 
 
 # ------------------------------------------------------------------------------------ The engine --
-
 
 @dataclass
 class Request:

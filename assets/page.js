@@ -1,12 +1,12 @@
-// rollout.py evaluates this function in the page with [name, ...given] and receives what the function of
-// that name returns. The last statement lists the names.
+// Chromium runs this in every document, after init.js. Then rollout.py calls window['page.js'] with
+// [name, ...given] and receives what the function of that name returns. The last statement lists the names.
 //
 // `observe` writes the page as text and numbers the elements that can be used. The page keeps those elements
 // in an array on the window, so an id in an action is an index into what the last observation numbered.
 //
 // A page may contain anything. `el.disabled` of a form can be an input of that name, so this file asks
 // `el.matches(':disabled')`, and it takes the properties it cannot do without from the prototypes.
-([name, ...given]) => {
+Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
   const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
@@ -491,4 +491,4 @@
   };
 
   return {observe, settled, locate, select, focus, typed, scroll}[name](...given);
-}
+}});

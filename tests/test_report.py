@@ -214,6 +214,25 @@ def test_a_fragment_that_is_pasted_later_is_followed(look_at, tmp_path):
     assert seen == ["Turn 2 of 2", "step 3"]
 
 
+def test_a_picture_that_is_not_in_the_file_is_named(look_at, tmp_path):
+    seen, _, _ = look_at(write_group(tmp_path / "run"), "() => [textOf('#stage .num'), node('#stage img')]",
+                         "#step=3&task=17&member=1&turn=3")
+    assert seen == ["9 tokens of context · 5 tokens said · its picture is not in this file: gone", None]
+
+
+def test_the_newest_episode_with_pictures_opens_first(look_at, tmp_path):
+    path = write_group(tmp_path / "run", steps=(3, 4))
+    rows = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
+    for row in rows[2:]:  # those of step 4
+        row["turns"] = [{key: value for key, value in turn.items() if key != "shot"} for turn in row["turns"]]
+    (tmp_path / "run/trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = report(tmp_path / "run")
+    seen, _, _ = look_at(path, "() => [textOf('#list [aria-current=true] small'), texts('#list small')]")
+    listed = ["train · step 4 · shop · 3 turns", "train · step 4 · shop · 2 turns",
+              "train · step 3 · shop · 3 turns · screenshots", "train · step 3 · shop · 2 turns · screenshots"]
+    assert seen == [listed[2], listed]
+
+
 def test_an_old_episode_is_listed_when_a_fragment_opens_it(look_at, tmp_path):
     path = write_group(tmp_path / "run", steps=range(200))
     seen, _, _ = look_at(path, "() => textOf('#list [aria-current=true] small')", "#step=0&task=17")
