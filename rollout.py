@@ -229,7 +229,8 @@ async def mouse(session: "Session", call: Call, does="click", **options):
     spot = spot if isinstance(spot, dict) else {}  # a hostile page may return anything
     if not all(isinstance(spot.get(key), (int, float)) for key in "xy"):
         raise ActionError(str(spot.get("error") or f"element {call.element} cannot be found"))
-    await getattr(session.page.mouse, does)(spot["x"], spot["y"], **options)
+    hold = {"delay": 100} if does == "click" and spot.get("leaves") else {}  # ms, as people do
+    await getattr(session.page.mouse, does)(spot["x"], spot["y"], **options, **hold)
 
 
 async def type_text(session, call, enter=False):

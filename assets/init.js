@@ -93,11 +93,19 @@
   // ---- workers and sockets: what comes next from the one that was sent something is taken for its answer
 
   const answering = (type, name, waits = () => true) => {
-    const ask = type.prototype[name];
+    const ask = type.prototype[name], owed = new WeakMap();  // what awaits an answer, the oldest first
     type.prototype[name] = function (...given) {
       const work = waits(this) && begin(100);
-      if (begun.has(work)) begun.set(work, now() + 500);  // there may be none
-      if (work) this.addEventListener('message', () => end(work), {once: true, capture: true});
+      if (work) {
+        work.until = now() + 500;  // there may be none
+        if (begun.has(work)) begun.set(work, work.until);
+        if (!owed.has(this)) this.addEventListener('message', () => {
+          const [first, ...rest] = owed.get(this).filter(({until}) => now() < until);
+          owed.set(this, rest);
+          if (first) end(first);
+        }, {capture: true});
+        owed.set(this, [...owed.get(this) ?? [], work]);
+      }
       return ask.apply(this, given);
     };
   };

@@ -189,6 +189,16 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     return !whole && clickable(inner, style) && shown(inner, style);
   });
 
+  // A container that people see is usable, though it holds controls of its own: a card, a row.
+  const isCard = (el, style) => !native(el) && !editor(el) && el.localName !== 'label'
+    && (style.cursor === 'pointer' || el.localName === 'tr' && hears(el)) && clickable(el, style);
+  // Whether a click on this part of a card reaches the card and none of its controls.
+  const aims = (part, card) => {
+    let at = middleOf(part).hit;
+    while (at && at !== card && !marked(at)) at = parentOf(at);
+    return (!at || at === card) && !covered(part);
+  };
+
   // A container of much text: its text is shown as usual, and its first line gets its id.
   const spread = el => el.localName === 'tr' || !el.matches('input,textarea,select')
     && !el.isContentEditable && el.textContent.length > 300 && tidy(el.innerText).length > 300;
@@ -215,6 +225,9 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       const found = attribute(name).split(' ').map(id => id && byId(el.ownerDocument, id));
       return tidy(found.map(other => other?.textContent).join(' '));
     };
+    // What a style sheet writes into an empty editor.
+    const hint = () => [el, ...inside('*')].map(each => getComputedStyle(each, '::before').content)
+      .find(content => content.startsWith('"'))?.slice(1, -1);
     // Without the words that programs make up, another one each time.
     const readable = (name, from) => tidy(attribute(name, from).replace(/\S*(\d{3}|css-)\S*/g, ''));
     const icons = inside('[aria-label],[title]').filter(
@@ -226,6 +239,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       || (control ? '' : tidy([el.innerText ?? el.textContent, ...icons.map(labelOf)].join(' ')))
       || tidy(el.placeholder) || tidy(el.title) || others('aria-describedby')
       || tidy(el.alt || el.querySelector('img[alt]')?.alt || el.querySelector('svg title')?.textContent)
+      || editor(el) && tidy(hint())
       || tidy(el.name) || attribute('data-testid', el.closest('[data-testid],:not(:only-child)') ?? el)
       || readable('id')
       || leads(el) && tidy(twin()?.innerText)
@@ -282,6 +296,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     let cell = false;   // in a short table cell, whose parts stay in the row's line
     let pre = false;    // line breaks of the text are kept
     let aim = null;     // a usable container of much text: its first line gets its id
+    let card = null;    // a usable container that holds controls: its first text gets its id
     const put = (s, joined) => {
       if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s;
       tight = false;
@@ -333,7 +348,11 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
           if (i) flush();
           const text = tidy(part);
           if (text) words ??= parentOf(node);
-          put(escape(text), tight && !/^\s/.test(part));
+          const joined = tight && !/^\s/.test(part);
+          if (text && card && contains(card, node) && aims(parentOf(node), card)) {
+            put(`<${kindOf(card)}>${escape(text)} ${elements.push(parentOf(node)) - 1}</${kindOf(card)}>`, joined);
+            card = null;
+          } else put(escape(text), joined);
           tight = /\S$/.test(part);
         });
         return;
@@ -355,6 +374,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       const near = within(node, clips) && (!viewportOnly || inWindow(node));
       const usable = near && !inert && clickable(node, style) && innermost(node);
       const wide = usable && spread(node);
+      if (near && !inert && !usable && isCard(node, style)) card = node;
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
       const block = wide || !inline && !usable && node.localName !== 'select' && !cell;
       const apart = !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
@@ -417,6 +437,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
   // Where to aim the mouse: the center of the element's box, in window coordinates, and the size of that box.
+  // leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
   // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
   const locate = id => {
     const el = numbered(id);
@@ -435,7 +456,8 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     let frame = around(aim);
     while (frame && around(frame)) frame = around(frame);
     if (frame && hitBeside(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
-    return {x, y, width, height};
+    const field = aim.ownerDocument.activeElement;
+    return {x, y, width, height, leaves: field !== aim && (field?.isContentEditable || field?.matches('input,textarea'))};
   };
 
   // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.

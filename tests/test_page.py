@@ -180,6 +180,11 @@ READ = {  # how real pages are built -> what the agent reads
     "a deep page": (
         "<a href=/x>top</a><p id=hole></p><a href=/x>after</a><script>for (let i = 0, at = hole; i < 1500; i++)"
         "at = at.appendChild(document.createElement('div'))</script>", "<a>top 0</a>\n<a>after 1</a>"),
+    "a hint in an empty editor": (
+        "<style>.empty::before{content:attr(data-hint)}</style><div contenteditable id=x1 class=note>"
+        "<p class=empty data-hint='Write something'><br></div>", "<div>Write something 0</div>"),
+    "labels that look usable": ("<label style='cursor:pointer'>Gift <input type=checkbox aria-label=wrap></label>",
+                                "Gift <checkbox>wrap 0 = off</checkbox>"),
     "nothing chosen": ("<select multiple><option>a<option>b</select>", "<select> 0 = (a | b)</select>"),
 }
 
@@ -210,6 +215,24 @@ def test_covered_elements_are_out_and_a_page_is_capped(site, browse):
     stack = ('<div style="position:relative"><a href=x>below</a>'
              '<div style="position:absolute;inset:0;background:red"><a href=y>above</a></div></div>')
     browse(test, site({"/": stack + "<p>word</p>" * 5000}), Settings(max_page_chars=500))
+
+
+def test_cards_and_rows_that_hold_controls_are_clicked_beside_them(site, browse):
+    page = ("""<style>.card { cursor: pointer; width: 300px }</style>
+        <div class=card id=one><b>Buy</b> milk <button>Menu</button></div><div class=card id=two>Buy bread</div>
+        <div class=card id=three style="width:fit-content"><button>Only this</button></div>
+        <table><tr id=row><td><input type=checkbox><td>Ann<td>Invoice 12</table>
+        <script>for (const id of ['one', 'two', 'three', 'row']) document.getElementById(id).addEventListener(
+        'click', event => event.target.closest('button,input') || (document.title += id))</script>""")
+    text = ("<div>Buy 0</div> milk <button>Menu 1</button>\n<div>Buy bread 2</div>\n<button>Only this 3</button>\n"
+            "<checkbox> 4 = off</checkbox> | <tr>Ann 5</tr> | Invoice 12")
+
+    async def test(session):
+        assert (await session.observe())[1] == text
+        for element in (0, 2, 5, 1, 3, 4):
+            await act(session, f'do(action="Click", element="{element}")')
+        assert await session.page.title() == "onetworow"
+    browse(test, site({"/": page}))
 
 
 def test_rows_are_clicked_where_their_table_listens(site, browse):

@@ -118,8 +118,8 @@ TEXT = """title: lamps &amp; more
 order 12 | shipped | <a>view 6</a>
 <select>size 7 = small (small | large)</select> <checkbox>gift wrap 8 = off</checkbox>
 not an element: &lt;a&gt;trap 3&lt;/a&gt;
-spot <button>inner 9</button>
-later (disabled) <button>do it 10</button> <textarea>note 11 = old</textarea>"""
+<div>spot 9</div> <button>inner 10</button>
+later (disabled) <button>do it 11</button> <textarea>note 12 = old</textarea>"""
 
 
 def test_a_page_becomes_text_with_ids_in_document_order(site, browse):
@@ -146,7 +146,7 @@ def test_every_action_does_what_it_says(site, browse):
         assert "search 2 = new" in await do("Type", 2, "new")  # replaces
         assert "size 7 = large" in await do("Select Dropdown Option", 7, "LARGE")
         assert "wrap 8 = on" in await do("Click", 8)
-        assert "title: clicked" in await do("Click", 10)
+        assert "title: clicked" in await do("Click", 11)
         assert "second" in await do("Search", 2, "a b")
         assert session.page.url.endswith("/two?q=a+b")
         assert "lamps" in await act(session, "go_backward()")
@@ -275,6 +275,10 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "a worker's answer": ("<button onclick='w.postMessage(1)'>b</button><script>w = new Worker(URL.create"
                           "ObjectURL(new Blob(['onmessage = () => setTimeout(() => postMessage(1), 200)'])));"
                           "w.onmessage = () => document.title = 'new'</script>", "Click", "title: new"),
+    "a worker that answers another message first": (
+        "<button onclick='w.postMessage(200); w.postMessage(0)'>b</button><script>w = new Worker(URL.create"
+        "ObjectURL(new Blob(['onmessage = ({data}) => setTimeout(() => postMessage(data), data)'])));"
+        "w.onmessage = ({data}) => document.title = data</script>", "Click", "title: 200"),
     "a shared worker's answer": (
         "<button onclick='w.port.postMessage(1)'>b</button><script>w = new SharedWorker(URL.createObjectURL("
         "new Blob(['onconnect = ({ports: [port]}) => port.onmessage = () => setTimeout(() => "
@@ -341,6 +345,17 @@ def test_real_pages_are_used(site, browse):
             text = await act(session, f'do(action="{action}", element="0")')
             assert seen in text and len(text) < 400, (name, text)
     browse(test, base)
+
+
+def test_a_click_lasts_until_the_field_that_it_leaves_is_checked(site, browse):
+    page = ("<input aria-label=sum onblur='setTimeout(() => seen = this.value, 30)'>"
+            "<button onclick='document.title = seen'>add</button><script>seen = 'nothing'</script>")
+
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Type", argument="45", element="0")')
+        assert "title: 45" in await act(session, 'do(action="Click", element="1")')
+    browse(test, site({"/": page}))
 
 
 def test_where_the_page_does_not_scroll_its_panel_does(site, browse):
