@@ -93,18 +93,20 @@
   // ---- workers and sockets: what comes next from the one that was sent something is taken for its answer
 
   const answering = (type, name, waits = () => true) => {
-    const ask = type.prototype[name], owed = new WeakMap();  // what awaits an answer, the oldest first
+    const ask = type.prototype[name], unanswered = new WeakMap();  // the oldest first
+    const oldest = queue => {
+      while (queue[0]?.until < now()) begun.delete(queue.shift());  // nothing came
+      return queue[0];
+    };
     type.prototype[name] = function (...given) {
-      const work = waits(this) && begin(100);
+      const work = waits(this) && begin(100), queue = unanswered.get(this) ?? [];
       if (work) {
-        work.until = now() + 500;  // there may be none
+        work.until = now() + 500;
         if (begun.has(work)) begun.set(work, work.until);
-        if (!owed.has(this)) this.addEventListener('message', () => {
-          const [first, ...rest] = owed.get(this).filter(({until}) => now() < until);
-          owed.set(this, rest);
-          if (first) end(first);
-        }, {capture: true});
-        owed.set(this, [...owed.get(this) ?? [], work]);
+        if (!unanswered.has(this)) this.addEventListener('message', () => oldest(queue) && end(queue.shift()), {capture: true});
+        unanswered.set(this, queue);
+        oldest(queue);
+        queue.push(work);
       }
       return ask.apply(this, given);
     };

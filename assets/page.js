@@ -193,7 +193,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   const isCard = (el, style) => !native(el) && !editor(el) && el.localName !== 'label'
     && (style.cursor === 'pointer' || el.localName === 'tr' && hears(el)) && clickable(el, style);
   // Whether a click on this part of a card reaches the card and none of its controls.
-  const aims = (part, card) => {
+  const reaches = (part, card) => {
     let at = middleOf(part).hit;
     while (at && at !== card && !marked(at)) at = parentOf(at);
     return (!at || at === card) && !covered(part);
@@ -227,7 +227,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     };
     // What a style sheet writes into an empty editor.
     const hint = () => [el, ...inside('*')].map(each => getComputedStyle(each, '::before').content)
-      .find(content => content.startsWith('"'))?.slice(1, -1);
+      .find(content => /^"[^"]/.test(content))?.slice(1, -1);
     // Without the words that programs make up, another one each time.
     const readable = (name, from) => tidy(attribute(name, from).replace(/\S*(\d{3}|css-)\S*/g, ''));
     const icons = inside('[aria-label],[title]').filter(
@@ -349,7 +349,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
           const text = tidy(part);
           if (text) words ??= parentOf(node);
           const joined = tight && !/^\s/.test(part);
-          if (text && card && contains(card, node) && aims(parentOf(node), card)) {
+          if (text && card && contains(card, node) && reaches(parentOf(node), card)) {
             put(`<${kindOf(card)}>${escape(text)} ${elements.push(parentOf(node)) - 1}</${kindOf(card)}>`, joined);
             card = null;
           } else put(escape(text), joined);

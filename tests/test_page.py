@@ -181,7 +181,7 @@ READ = {  # how real pages are built -> what the agent reads
         "<a href=/x>top</a><p id=hole></p><a href=/x>after</a><script>for (let i = 0, at = hole; i < 1500; i++)"
         "at = at.appendChild(document.createElement('div'))</script>", "<a>top 0</a>\n<a>after 1</a>"),
     "a hint in an empty editor": (
-        "<style>.empty::before{content:attr(data-hint)}</style><div contenteditable id=x1 class=note>"
+        "<style>.empty::before{content:attr(data-hint)}.note::before{content:''}</style><div contenteditable class=note>"
         "<p class=empty data-hint='Write something'><br></div>", "<div>Write something 0</div>"),
     "labels that look usable": ("<label style='cursor:pointer'>Gift <input type=checkbox aria-label=wrap></label>",
                                 "Gift <checkbox>wrap 0 = off</checkbox>"),

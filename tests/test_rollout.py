@@ -352,10 +352,32 @@ def test_a_click_lasts_until_the_field_that_it_leaves_is_checked(site, browse):
             "<button onclick='document.title = seen'>add</button><script>seen = 'nothing'</script>")
 
     async def test(session):
+        leaves = lambda element: session.ask("locate", element)
         await session.observe()
+        assert not (await leaves(1))["leaves"]
         await act(session, 'do(action="Type", argument="45", element="0")')
+        assert not (await leaves(0))["leaves"] and (await leaves(1))["leaves"]
         assert "title: 45" in await act(session, 'do(action="Click", element="1")')
     browse(test, site({"/": page}))
+
+
+def test_every_document_has_the_script_and_no_page_can_change_it(site, browse):
+    """Pop-ups without an address, rewritten and generated documents, a policy against scripts."""
+    strict = "default-src 'none'; sandbox; require-trusted-types-for 'script'"
+    page = """<a href=# onclick="window.open('').document.write('<button>written</button>')">0</a>
+        <a href=# onclick="document.open(), document.write('<button>again</button>'), document.close()">1</a>
+        <a href="javascript:'<button>made</button>'">2</a> <a href=/strict>3</a> <a href=/thief>4</a>"""
+    thief = "<script>window['page.js'] = () => 'mine'; delete window['page.js']</script><button>still</button>"
+    base = site({"/": page, "/thief": thief, "/strict": lambda request: answer(
+        request, b"<button>strict</button>", **{"Content-Security-Policy": strict, "Content-Type": "text/html"})})
+
+    async def test(session):
+        for element, name in enumerate(("written", "again", "made", "strict", "still")):
+            session.page = session.browser_context.pages[0]
+            await session.page.goto(base)
+            await session.observe()
+            assert f"<button>{name} 0</button>" in await act(session, f'do(action="Click", element="{element}")')
+    browse(test, base)
 
 
 def test_where_the_page_does_not_scroll_its_panel_does(site, browse):
