@@ -665,7 +665,8 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     except (ValueError, OSError) as error:
         status = f"{script}: {error}"
     except PlaywrightError as error:  # what happens in a page never comes this far
-        status = f"{script}: Chromium failed ({first_line(error)}). --watch needs a display: see DISPLAY."
+        said = re.search(r"\[err\] (.+)", str(error))  # by Chromium itself
+        status = f"{script}: Chromium failed: {first_line(said[1] if said else error)}"
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
             raise

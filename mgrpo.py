@@ -235,9 +235,9 @@ def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device, we
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in weights] if cfg.max_change else []
     rows = weigh(kept, chat, cfg)
-    tick, n = ticker("  updates ") if rank() == 0 else None, cfg.updates_per_batch
-    after = lambda i: tick and (lambda share: tick(f"({100 * (i + share) / n:.0f}%)"))
-    passes = [update(model, reference, optimizer, rows, cfg, device, loss_of, after(i)) for i in range(n)]
+    tick, n = ticker("  updates ") if rank() == 0 else lambda line: None, cfg.updates_per_batch
+    passes = [update(model, reference, optimizer, rows, cfg, device, loss_of,
+                     lambda share, i=i: tick(f"({100 * (i + share) / n:.0f}%)")) for i in range(n)]
     measured, share = passes[1:], 1.0  # each pass measures what the updates before it have changed
     if cfg.max_change:
         with torch.no_grad():

@@ -650,15 +650,21 @@ def test_bad_input_gives_one_sentence_and_a_status(arguments, says, monkeypatch,
     assert end.value.code and "\n" not in said and all(word in said for word in ["evaluate.py: ", *says])
 
 
-def test_a_chromium_that_does_not_start_is_one_sentence(monkeypatch, capsys):
-    def main(cfg):
-        raise PlaywrightError("BrowserType.launch: closed\nCall log: ...")
+def test_a_chromium_that_does_not_start_is_one_sentence_with_its_own_complaint(monkeypatch, capsys, tmp_path):
+    broken = tmp_path / "chromium"
+    broken.write_text("#!/bin/sh\necho 'libnss3.so: cannot open' >&2\nexit 127\n")
+    broken.chmod(0o755)
+
+    async def start():
+        async with Browser(Settings()):
+            pass
+    monkeypatch.setattr("rollout.find_chromium", lambda *_: str(broken))
     monkeypatch.setattr(sys, "argv", ["evaluate.py"])
     monkeypatch.setattr(evaluate, "end_on_signals", lambda script: None)
     with pytest.raises(SystemExit) as end:
-        evaluate.command_line(main, Config, "")
+        evaluate.command_line(lambda cfg: asyncio.run(start()), Config, "")
     said = end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("evaluate.py: Chromium failed (BrowserType.launch: closed). ") and "DISPLAY" in said
+    assert said == "evaluate.py: Chromium failed: libnss3.so: cannot open"
 
 
 def wait_for_rank_1(cfg):

@@ -99,13 +99,16 @@ def test_two_ranks_record_the_demonstrations_of_one_and_train_adapters(cloned, c
 
 
 @pytest.mark.parametrize("ranks, more", [
-    (0, []), (2, []), pytest.param(2, ["--replicas", 2], marks=pytest.mark.slow)])
+    (0, []), (2, ["--held-out", "sandbox:dev:2", "--held-out-every", 2]),
+    pytest.param(2, ["--replicas", 2], marks=pytest.mark.slow)])
 def test_mgrpo_runs_logs_and_saves(cloned, tmp_path, ranks, more):
     arguments = ["--model", cloned, "--out", tmp_path, "--steps", 2, "--batch", 2, "--G", 2, "--beta", 0.01,
                  *SMALL]
     if ranks:
         done = script("mgrpo.py", *arguments, *more, ranks=ranks)
         assert done.returncode == 0, done.stderr
+        shown = [done.stdout.count(what) for what in (f"report: {tmp_path}/report.html (", "  held out: 1/1 episodes (100%)")]
+        assert shown == [1, int("--held-out" in more)]  # by one rank
     else:
         run_here("mgrpo.py", *arguments)
     lines = read(tmp_path / "metrics.jsonl")
