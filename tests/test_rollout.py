@@ -180,6 +180,14 @@ def test_impossible_actions_become_sentences(site, text, says, browse):
     browse(test, site({"/": PAGE, "/two": "two"}))
 
 
+def test_what_playwright_refuses_becomes_a_sentence_without_its_names(site, browse):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match=r"^Type failed: Cannot type text into input\[type=number\]$"):
+            await session.execute(parse('do(action="Type", argument="five", element="0")'))
+    browse(test, site({"/": "<input type=number>"}))
+
+
 def test_a_slow_navigation_is_awaited(site, browse):
     def slow(handler):
         time.sleep(0.7)
