@@ -548,7 +548,7 @@ class Session:
         except asyncio.TimeoutError:  # a script may be in a loop; the next observation will tell
             raise ActionError(f"the page did not react to {call.name} within {timeout:.0f} s") from None
         except PlaywrightError as error:  # here Playwright's errors become the agent's
-            raise ActionError(f"{call.name} failed: {first_line(error).split('Error: ')[-1]}") from None
+            raise ActionError(f"{call.name} failed: {first_line(error).split('Error: ', 1)[-1]}") from None
 
     async def settle(self):
         """Waits for the navigations under way. Stops one that takes too long and tells the agent."""

@@ -105,7 +105,7 @@
         if (begun.has(work)) begun.set(work, work.until);
         if (!unanswered.has(this)) this.addEventListener('message', () => oldest(queue) && end(queue.shift()), {capture: true});
         unanswered.set(this, queue);
-        oldest(queue);
+        oldest(queue);  // or what is never answered would pile up
         queue.push(work);
       }
       return ask.apply(this, given);
