@@ -24,13 +24,15 @@ test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
 
-pictures: setup ## redraw the README's pictures from a finished demo
-	$(PY) tests/pictures.py $(OUT)/r1
+pictures: setup ## redraw the README's pictures; two of them from a finished demo
+	$(PY) tests/tools/packing.py
+	$(PY) tests/tools/curves.py assets/results/demo-seed1?/r1-metrics.jsonl --out assets/training.svg
+	$(PY) tests/tools/pictures.py $(OUT)/r1
 
-base: setup runs/base/model.safetensors ## pre-train worlds/base again from random weights, about 3 hours on one core, into runs/base; resumable
+base: setup runs/base/model.safetensors ## pre-train worlds/base again into runs/base, about 3 hours on one core; resumable
 EXERCISES := $(PY) -m worlds.sandbox.exercises
 PRETRAIN := OMP_NUM_THREADS=1 $(PY) bc.py --max-tokens 4096
-runs/base-0/model.safetensors:
+runs/base-0/model.safetensors: # random weights, but for a look-up laid into two layers: worlds/sandbox/weights.py
 	rm -rf $(@D) && $(EXERCISES) --tokenizer $(@D)
 runs/base-1/model.safetensors: runs/base-0/model.safetensors # small pages
 	$(EXERCISES) --rows 14000 --size 7 --visits 0 --seed 1 > runs/exercises-1.jsonl
@@ -61,14 +63,14 @@ MGRPO = $(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED) --steps $(STEPS)
 timed = begin=$$(date +%s) && $(1) && echo $$(($$(date +%s) - begin)) > $(@D)/seconds && touch $@
 
 experiments: setup $(call figures,$(ABLATIONS)) $(RUNS)/turns/done ## the paper's ablations on the small tier, hours a seed: make experiments SEED=1
-	$(PY) tests/table.py
+	$(PY) tests/tools/table.py
 
 table: setup $(call figures,bc filtered $(FORKS) r1 credit) ## the paper's methods from one clone, hours a seed: make table SEED=1
-	$(PY) tests/table.py
+	$(PY) tests/tools/table.py
 
 $(FIGURES)/%.json: $(RUNS)/%/done
 	$(PY) evaluate.py --model $(<D) --out $(RUNS)/tests/$* --tasks sandbox:test,sandbox:test-unseen,sandbox:test/28:100
-	mkdir -p $(@D) && $(PY) tests/table.py --cost $(<D) > $(@D)/$*-cost.json
+	mkdir -p $(@D) && $(PY) tests/tools/table.py --cost $(<D) > $(@D)/$*-cost.json
 	if [ -f $(<D)/metrics.jsonl ]; then cp $(<D)/metrics.jsonl $(@D)/$*-metrics.jsonl; fi
 	cp $(RUNS)/tests/$*/summary.json $@
 
@@ -91,7 +93,7 @@ $(RUNS)/whole-bc/done: $(RUNS)/whole-base/done
 $(RUNS)/r1/done: $(RUNS)/bc/done
 	$(MGRPO) && touch $@
 $(RUNS)/credit/done: $(RUNS)/bc/done # advantages of turns
-	$(MGRPO) --turn-credit 1 && touch $@
+	$(PY) forks/gigpo.py --model $(<D) --out $(@D) --seed $(SEED) --steps $(STEPS) && touch $@
 $(RUNS)/zero/done: $(RUNS)/base/done # R1-Zero: from the base, no demonstrations
 	$(MGRPO) && touch $@
 $(RUNS)/nothink/done: $(RUNS)/nothink-bc/done
@@ -105,7 +107,7 @@ $(FORKS:%=$(RUNS)/%/done): $(RUNS)/%/done: $(RUNS)/bc/done
 $(RUNS)/filtered/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
 	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:216 --runs 8 --temperature 0.7)
 $(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/filtered/sampled/done # filtered cloning (rejection sampling): its successes once more
-	$(call timed,$(PY) bc.py --model $(<D) --data $(@D)/sampled/trajectories.jsonl --epochs 1 --out $(@D) --seed $(SEED))
+	$(call timed,$(PY) bc.py --model $(<D) --data $(@D)/sampled/trajectories.jsonl --data-split sandbox:train:216 --epochs 1 --out $(@D) --seed $(SEED))
 
 $(RUNS)/turns/done: $(RUNS)/base/done $(RUNS)/bc/done $(RUNS)/r1/done # success over the number of turns allowed
 	mkdir -p $(@D) $(FIGURES)

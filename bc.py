@@ -10,9 +10,7 @@ Only the tokens of responses count in the loss.
     python bc.py --data web_policy_sft.json        # or WebRL's demonstrations on WebArena-Lite
     torchrun --nproc_per_node 8 bc.py --model Qwen/Qwen2.5-3B-Instruct --paper --data demos.jsonl
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
+import run  # first: it prepares OpenMP before torch loads
 
 import asyncio
 import json
@@ -20,27 +18,28 @@ import math
 import random
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from compress import (PLACEHOLDER, Chat, Row, Trajectory, format_response, micro_batches, open_chat,
-                      pack, replay, rows)
-from evaluate import Run, command_line, forget, resume, score, start_run
-from model import (all_max, all_sum, clip_gradients, computing_dtype, gather, init_dist, load,
-                   load_tokenizer, rank, reading, save, save_training, token_logprobs, world_size)
-from rollout import ActionError, Settings, actions_help, parse, play
-from worlds import sandbox
-from worlds.onlooker import ticker
-from worlds.webarena import join_steps, read_step, site_urls
+import rollout
+from compress import (PLACEHOLDER, Chat, Row, Trajectory, Trunk, format_response, micro_batches,
+                      open_chat, pack, replay, trajectory_rows)
+from evaluate import Benchmark, Environment
+from model import clip_gradients, computing_dtype, config_json, load, load_tokenizer, save, token_logprobs
+from worlds import sandbox, webarena
 
 
 @dataclass
-class Config(Settings):
+class Config(rollout.Settings):
+    """Every knob is a flag; the comment behind it is its --help."""
     # Model and data
     model: str = "worlds/base"   # checkpoint directory or hub id to start from
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
+    data_split: str = "train"    # clone only the rows of --data with this "split", or with none
     demos: int = 38              # demonstrations to record: two of each template of the small tier
     split: str = "train"         # tasks to record; full-train: all five sites, needs --max-turns 12
     cot: bool = False            # record a long chain of thought with every action
@@ -48,13 +47,12 @@ class Config(Settings):
     # Optimization
     epochs: float = 4.0          # passes over the demonstrations
     batch: int = 16              # responses per step, over all ranks
-    lr: float = 0.0              # peak of a cosine; 0: chosen by the model's size (lr_by_size)
+    lr: float | None = None      # peak of a cosine; None: 5e-4, or 2e-5 above 10 million parameters
     warmup: float = 0.05         # share of the steps in which lr rises
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
     lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
-    replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
     seed: int = 0                # of the order of the demonstrations
     save_every: int = 20         # steps between saves of the training state; the end deletes it
     resume: bool = True          # continue the run in OUT from its last save, if there is one
@@ -66,29 +64,44 @@ class Config(Settings):
     paper: bool = False          # the paper's values (Appendix B) for all flags not given
 
 
-PAPER = dict(lr=5e-5, batch=128, warmup=0.05, max_context=16384, max_new_tokens=1024, max_turns=15,
-             recompute=True, max_tokens=16384)
+PAPER = dict(
+    lr=5e-5,
+    batch=128,
+    warmup=0.05,
+    max_turns=15,
+    max_new_tokens=1024,
+    max_context=16384,
+    max_tokens=16384,
+    recompute=True,
+)
 
 
 # -------------------------------------------------------------------------------- demonstrations --
 
 
-def record_demonstrations(chat: Chat, cfg: Config, run: Run, name: str, log):
+def recorded_already(path: Path, tasks: list[dict], made: dict) -> bool:
+    """Whether a file holds demonstrations of just these tasks, made with these settings."""
+    if not path.exists():
+        return False
+    with run.reading(path):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        there = [(record["task_id"], record["intent"], record.get("made")) for record in records]
+    return there == [(task["task_id"], task["intent"], made) for task in tasks]
+
+
+def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str):
     """Writes OUT/name: the sandbox's experts act in the real browser, on the policy's own pages.
 
     All ranks call it and share the work. An existing file with the same tasks and page settings is
     reused. An expert that fails is a bug of the sandbox, so it is an error and not a dropped row.
     """
-    tasks, path = sandbox.tasks(cfg.split, cfg.demos), run.path / name
-    pages = ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens")
-    made = {"think": chat.think} | {name: getattr(cfg, name) for name in pages}
-    if path.exists():
-        with reading(path):
-            old = [json.loads(line) for line in path.read_text().splitlines()]
-            if ([(r["task_id"], r["intent"], r.get("made")) for r in old]
-                    == [(t["task_id"], t["intent"], made) for t in tasks]):
-                return
-    experts = {}
+    tasks = sandbox.tasks(cfg.split, cfg.demos)
+    made = {"think": chat.think}
+    for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
+        made[knob] = getattr(cfg, knob)
+    if recorded_already(directory.path / name, tasks, made):
+        return
+    experts = {}  # slot -> the expert of the episode that it plays
 
     async def act(trajectory: Trajectory, slot: int):
         if len(trajectory.turns) == 1:
@@ -98,69 +111,110 @@ def record_demonstrations(chat: Chat, cfg: Config, run: Run, name: str, log):
         return [*chat.encode(response, ours=True), chat.end_id], [], True
 
     with sandbox.start() as sites:
-        mine = site_urls(tasks[rank()::world_size()], sites)
-        played = gather(asyncio.run(play(mine, act, chat, score, cfg, log=log)))
+        mine = webarena.site_urls(tasks[run.rank()::run.world_size()], sites)
+        env = Environment(sites, directory.path, Benchmark())
+        playing = rollout.play(act, chat, mine, env, cfg, tick=run.ticker("demonstrations: "))
+        played = run.gather(asyncio.run(playing))
     order = [task["task_id"] for task in tasks]
     played.sort(key=lambda tau: order.index(tau.task["task_id"]))
-    if failed := [tau for tau in played if tau.reward < 1]:
+    failed = [tau for tau in played if tau.success < 1]
+    if failed:
         first = failed[0]
         raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first on task "
                          f"{first.task['task_id']}: {first.checks or first.turns[-1].error}.")
-    run.replace(name, "".join(json.dumps(tau.to_json(chat, made=made)) + "\n" for tau in played))
+    lines = [json.dumps(tau.to_json(chat, made=made)) + "\n" for tau in played]
+    directory.replace(name, "".join(lines))
 
 
-def read_lines(path: str) -> list[tuple[str, dict]]:
+def read_lines(path: str | Path) -> list[tuple[str, dict]]:
     """[(where it stands, row)] of a JSON list or of JSON lines."""
-    with reading(path):
+    with run.reading(path):
         text = Path(path).read_text(encoding="utf-8-sig")
         if text.lstrip().startswith("["):
             return [(f"{path}, row {i}", row) for i, row in enumerate(json.loads(text))]
-    out = []
+    rows = []
     for i, line in enumerate(text.split("\n"), 1):
-        with reading(where := f"{path}, line {i}"):
-            out += [(where, json.loads(line))] if line.strip() else []
-    return out
+        where = f"{path}, line {i}"
+        with run.reading(where):
+            if line.strip():
+                rows.append((where, json.loads(line)))
+    return rows
 
 
-def read_demonstrations(path: str, chat: Chat, log=print) -> list[Trajectory]:
+def why_left_out(record: dict, split: str) -> str:
+    """Why an episode is no demonstration; "" if it is one."""
+    if record.get("split", split) != split:
+        return f"split {record['split']}, not --data-split {split}"
+    if record.get("status") == "env_error":
+        return "environment error"
+    # Records of older versions hold the success as their reward.
+    if record.get("success", record.get("reward", 1)) != 1:
+        return "no success"
+    return ""
+
+
+def parse_element(response: str) -> str | None:
+    """The element that a response acts on. Raises ValueError if no action can be read."""
+    try:
+        return rollout.parse(response).element
+    except rollout.ActionError as problem:
+        raise ValueError(str(problem)) from None
+
+
+def read_demonstrations(path: str | Path, chat: Chat, split: str = "train") -> list[Trajectory]:
     """The successful trajectories of a trajectories.jsonl, or those that WebRL's rows add up to.
 
-    Logs how many it leaves out and why. Raises ValueError that names file and line.
+    Prints how many it leaves out and why. Raises ValueError that names file and line.
     """
-    out, steps, dropped = [], [], Counter()
+    demonstrations = []
+    dropped = Counter()
+    webrl_rows = []
     for where, row in read_lines(path):
-        with reading(where):
+        with run.reading(where):
             if "conversations" in row:
-                steps.append(read_step(row))
-            elif row.get("reward", 1) == 1:
-                out.append(replay(chat, row))
+                webrl_rows.append((where, row))
+                continue
+            why = why_left_out(row, split)
+            if why:
+                dropped[why] += 1
             else:
-                broken = row.get("status") == "env_error"
-                dropped["environment error" if broken else "no success"] += 1
-    usable = []
-    for step in steps:
-        *_, page, response = step
-        try:
-            element = parse(response).element
-        except ActionError:
-            dropped["no action can be read from the response"] += 1
-            continue
-        if element is None or f'id="{element}"' in page:
-            usable.append(step)
-        else:
-            dropped["acts on an element that is not on its page"] += 1
-    with reading(path):
-        out += [replay(chat, record) for record in join_steps(usable)]
+                demonstrations.append(replay(chat, row))
+    if webrl_rows:
+        records, dropped_rows = webarena.webrl_demonstrations(webrl_rows, parse_element)
+        dropped += dropped_rows
+        with run.reading(path):
+            demonstrations += [replay(chat, record) for record in records]
     if dropped:
-        log(f"{path}: left out " + ", ".join(f"{n} ({why})" for why, n in dropped.items()))
-    if steps:
-        log(f"{path}: {len(usable)} of {len(steps)} steps make up {len(out)} trajectories")
-    if not out:
+        reasons = [f"{count} ({why})" for why, count in dropped.items()]
+        run.print0(f"{path}: left out {', '.join(reasons)}")
+    if webrl_rows:
+        used = len(webrl_rows) - dropped_rows.total()
+        run.print0(f"{path}: {used} of {len(webrl_rows)} steps make up {len(demonstrations)} trajectories")
+    if not demonstrations:
         raise ValueError(f"{path} holds no successful trajectory to clone.")
-    return out
+    return demonstrations
+
+
+def learnable_rows(chat: Chat, demonstration: Trajectory) -> list[Row]:
+    """Its training rows. A turn whose page is missing stays in the history of later turns only."""
+    responses = [turn for turn in demonstration.turns if turn.action_ids]  # one row for each
+    rows = trajectory_rows(chat, demonstration)
+    return [row for row, turn in zip(rows, responses) if turn.observation != PLACEHOLDER]
 
 
 # --------------------------------------------------------------------------------- the algorithm --
+
+PADDING = Row(Trunk([]), prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
+
+
+def balanced_micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
+    """This rank's micro-batches, as many as on any rank; those it lacks are [PADDING].
+
+    Sharded ranks must run equally many forwards, or they wait for each other forever.
+    """
+    batches = micro_batches(rows, max_tokens)
+    missing = run.all_max(len(batches)) - len(batches)
+    return batches + [[PADDING]] * missing
 
 
 def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, bool]:
@@ -168,37 +222,38 @@ def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, b
 
     Returns (gradient norm, skipped). Both numbers come from all ranks, so the ranks decide alike.
     """
+    if run.world_size() > 1:  # a fork's heads lie outside FSDP, which averages all other gradients
+        for parameter in nn.ModuleDict(model.heads).parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= run.world_size()
     grad_norm = clip_gradients(model, clip)
-    skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
-    if not skipped:
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if finite:
         optimizer.step()
+    else:
+        run.print0("  ! no update: loss or gradient is not finite; if it happens again, lower --lr")
     optimizer.zero_grad()
-    return grad_norm, skipped
+    return grad_norm, not finite
 
 
-def count_skipped(in_a_row: int, skipped: bool, log) -> int:
-    """How many steps in a row were skipped, this one included. The third ends the run."""
-    if skipped:
-        log("  ! no update: loss or gradient is not finite")
-    if skipped and in_a_row == 2:
-        raise ValueError("three steps in a row had a loss or gradient that is not finite; lower "
-                         "--lr, or look at the data. The last saved state is unharmed.")
-    return in_a_row + 1 if skipped else 0
-
-
-def lr_by_size(model, small: float, large: float) -> float:
+def lr_by_size(model, *, small: float, large: float) -> float:
     """`small` up to ten million parameters. Above, `large`: more would undo the pretraining.
 
     SmolLM2-135M, 60 steps: the loss rises from 1.87 to 3.58 at 1e-3, and falls to 1.18 at 2e-5.
     """
-    return small if sum(weight.numel() for weight in model.parameters()) <= 1e7 else large
+    parameters = sum(weight.numel() for weight in model.parameters())
+    lr = small if parameters <= 1e7 else large
+    return 10 * lr if model.lora else lr
 
 
-def learning_rate(step: int, steps: int, cfg: Config) -> float:
-    """Linear warm-up, then a cosine to zero."""
+def warmup_cosine(step: int, steps: int, cfg: Config) -> float:
+    """The learning rate: a linear rise, then a cosine to zero."""
     warm = max(1, round(cfg.warmup * steps))
+    rise = (step + 1) / warm
     angle = math.pi * max(0, step - warm) / max(1, steps - warm)
-    return cfg.lr * min((step + 1) / warm, 0.5 * (1 + math.cos(angle)))
+    fall = 0.5 * (1 + math.cos(angle))
+    return cfg.lr * min(rise, fall)
 
 
 def batches(dataset: list[list[Row]], steps: int, cfg: Config):
@@ -216,85 +271,102 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
         order = order[cfg.batch:]
 
 
-def train_step(model, optimizer, batch: list[Row], cfg: Config, device):
-    """One optimizer step on this rank's share of a batch; returns (loss, gradient norm, skipped)."""
-    share = lambda r: r * len(batch) // world_size()
-    mine = micro_batches(batch[share(rank()):share(rank() + 1)], cfg.max_tokens)
+def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
+    """One optimizer step on a batch; returns (loss, gradient norm, skipped), alike on all ranks."""
+    # 1) This rank's share of the batch.
+    begin = run.rank() * len(batch) // run.world_size()
+    end = (run.rank() + 1) * len(batch) // run.world_size()
+    mine = balanced_micro_batches(batch[begin:end], cfg.max_tokens)
+
+    # 2) Forward and backward. FSDP averages gradients over ranks: sum / global count * world size is
+    #    the exact mean over the tokens of all ranks.
     total_tokens = sum(row.n_action for row in batch)
     loss_sum = 0.0
-    # Sharded ranks must run equally many forwards: a rank with fewer runs rows of weight zero.
-    for i in range(all_max(len(mine))):
-        real = i < len(mine)
-        logp_N, _ = token_logprobs(model, **pack(mine[i] if real else batch[:1], device))
-        # FSDP averages gradients over ranks: sum / global count * world size is the exact mean.
-        loss = -logp_N.sum() / total_tokens * (1.0 if real else 0.0)
-        (loss * world_size()).backward()
+    for micro_batch in mine:
+        logp_N, _, _ = token_logprobs(model, **pack(micro_batch, device))
+        loss = -logp_N.sum() / total_tokens
+        if micro_batch[0] is PADDING:
+            loss = loss * 0.0
+        (loss * run.world_size()).backward()
         loss_sum += loss.item()
-    loss = float(all_sum([loss_sum])[0])
-    return loss, *optimizer_step(model, optimizer, loss, cfg.clip)
+
+    # 3) Step.
+    loss = float(run.all_sum([loss_sum])[0])
+    grad_norm, skipped = optimizer_step(model, optimizer, loss, cfg.clip)
+    return loss, grad_norm, skipped
 
 
-def train(model, optimizer, dataset: list[list[Row]], cfg: Config, device, log, write, first: int = 0):
-    """Behavior cloning on rows, from step `first`; `write` takes one dict of metrics a step."""
-    steps = max(1, round(cfg.epochs * max(1, sum(map(len, dataset)) // cfg.batch)))
-    start, seen, in_a_row = time.monotonic(), 0, 0
-    tick = ticker() if rank() == 0 else log
+def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, device, directory, first: int = 0):
+    """Behavior cloning on `dataset`, from step `first` on; writes each step's metrics to `directory`."""
+    responses = sum(len(rows) for rows in dataset)
+    steps = max(1, round(cfg.epochs * max(1, responses // cfg.batch)))
+    tick = run.ticker()
+    start = time.monotonic()
+    tokens = 0
     for step, batch in enumerate(batches(dataset, steps, cfg)):
         if step < first:
             continue
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, cfg)
-        loss, grad_norm, skipped = train_step(model, optimizer, batch, cfg, device)
-        seen += sum(len(row.ids) for row in batch)
-        speed = seen / (time.monotonic() - start)
-        write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
-               "tokens_per_second": speed})
-        left = (steps - step - 1) / (step + 1 - first) * (time.monotonic() - start)
+            group["lr"] = warmup_cosine(step, steps, cfg)
+        loss, grad_norm, skipped = clone_batch(model, optimizer, batch, cfg, device)
+
+        seconds = time.monotonic() - start
+        tokens += sum(len(row.ids) for row in batch)
+        speed = tokens / seconds
+        left = (steps - step - 1) / (step + 1 - first) * seconds
         tick(f"bc step {step + 1}/{steps} ({100 * (step + 1) // steps}%), loss {loss:.4f}, "
              f"{speed:.0f} tokens/s, {left:.0f} s left")
-        in_a_row = count_skipped(in_a_row, skipped, log)
+        directory.write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
+                         "tokens_per_second": speed})
         if cfg.save_every and (step + 1) % cfg.save_every == 0:
-            extra = {"step": step + 1, "config": asdict(cfg)}
-            save_training(Path(cfg.out) / "state", model, optimizer, extra)
+            run.save_state(cfg, model, optimizer, step + 1)
 
 
 def main(cfg: Config):
-    device = init_dist()
-    log = print if rank() == 0 else (lambda *_: None)
-    chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
+    # 1) The policy, its optimizer, and where an interrupted run stopped.
+    device = run.init_dist()
+    chat = open_chat(load_tokenizer(cfg.model), cfg.model, rollout.actions_help())
     dtype = computing_dtype(device) if cfg.lora else torch.float32
-    model = load(cfg.model, dtype, device, sharded=True, replicas=cfg.replicas, lora=cfg.lora)
+    model = load(cfg.model, dtype, device, sharded=True, lora=cfg.lora)
     model.recompute = cfg.recompute
-    cfg = replace(cfg, lr=cfg.lr or lr_by_size(model, 5e-4, 2e-5) * (10 if cfg.lora else 1))
+    if cfg.lr is None:
+        cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
     # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    first = resume(cfg, model, optimizer, free=set())
-    run = start_run(cfg, device, model.config.raw, first)
-    # Demonstrations
+    first = run.resume(cfg, model, optimizer, free=set())
+    directory = run.start_run(cfg, device, config_json(model), first)
+
+    # 2) Demonstrations.
     data = cfg.data
     if data == "experts":
         name = "demos-cot.jsonl" if cfg.cot else "demos.jsonl"
-        data = run.path / name
-        record_demonstrations(chat, cfg, run, name, ticker("demonstrations: ") if rank() == 0 else None)
-        all_max(0)  # the other ranks wait for the file
-    demonstrations = read_demonstrations(data, chat, log)
-    # Rows. A turn whose page is missing stays in the history of later turns but is not learned.
-    responses = lambda tau: [turn for turn in tau.turns if turn.action_ids]  # `rows` has one for each
-    dataset = [[row for row, turn in zip(rows(chat, tau), responses(tau))
-                if turn.observation != PLACEHOLDER] for tau in demonstrations]
-    fitting = [[row for row in tau if len(row.ids) <= cfg.max_context] for tau in dataset]
-    count = lambda trajectories: sum(map(len, trajectories))
-    if not count(fitting):
-        raise ValueError(f"none of {count(dataset)} responses fits --max-context {cfg.max_context}.")
-    log(f"{len(demonstrations)} demonstrations, {count(fitting)} responses to learn "
-        f"({count(dataset) - count(fitting)} over --max-context left out)"
-        + (f"; step {first + 1} is next" if first else ""))
-    train(model, optimizer, fitting, cfg, device, log, run.write, first)
-    save(model, cfg.out, like=cfg.model, run=run.config)
-    if rank() == 0:
-        forget(Path(cfg.out) / "state")
-    log(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
+        record_demonstrations(chat, cfg, directory, name)
+        run.all_max(0)  # the other ranks wait for the file
+        data = directory.path / name
+    demonstrations = read_demonstrations(data, chat, cfg.data_split)
+
+    # 3) Their rows, as far as they fit.
+    dataset = []
+    too_long = 0
+    for demonstration in demonstrations:
+        rows = learnable_rows(chat, demonstration)
+        fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
+        too_long += len(rows) - len(fitting)
+        dataset.append(fitting)
+    responses = sum(len(rows) for rows in dataset)
+    if not responses:
+        raise ValueError(f"none of {too_long} responses fits --max-context {cfg.max_context}.")
+    run.print0(f"{len(demonstrations)} demonstrations, {responses} responses to learn "
+           f"({too_long} over --max-context left out)"
+           + (f"; step {first + 1} is next" if first else ""))
+
+    # 4) Train, and leave a checkpoint.
+    clone(model, optimizer, dataset, cfg, device, directory, first)
+    save(model, cfg.out, like=cfg.model, run=directory.config)
+    if run.rank() == 0:
+        run.forget(Path(cfg.out) / "state")
+    run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
 
 
 if __name__ == "__main__":
-    command_line(main, Config, __doc__, {"paper": PAPER})
+    run.command_line(main, Config, __doc__, {"paper": PAPER})

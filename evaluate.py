@@ -1,4 +1,4 @@
-"""Everything that judges: evaluators, `score`, the benchmark loop, figures, and what a run leaves.
+"""Everything that judges: `score`, the task's side of an episode, the benchmark, its statistics.
 
     score(task, answer, page) = string_match(answer) * url_match(page.url) * program_html(page)
 
@@ -24,50 +24,45 @@ numbers (WebArena's own evaluators differ in places). We differ from it on purpo
     python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
 """
-import os
+import run  # first: it prepares OpenMP before torch loads
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; before torch is imported
-
-import argparse
 import asyncio
-import contextlib
-import fcntl
-import inspect
-import json
 import math
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import threading
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
-import torch
-from playwright.async_api import Error as PlaywrightError
-
+import model
+import worlds
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
-from model import (Transformer, all_max, computing_dtype, gather, init_dist, load, load_tokenizer,
-                   load_training, rank, read_json, reading, world_size, writing)
-from rollout import (CALL, ActionError, Browser, EnvError, Settings, actions_help, first_line, parse,
-                     play, readable, rollout)
-from worlds import load_tasks, open_sites, sources, webarena
+from rollout import Settings, actions_help, parse, play, rollout, task_key
+from worlds import browser, onlooker, webarena
 from worlds.endpoint import Endpoint, Judge
-from worlds.onlooker import Onlooker, embed, ticker
-from worlds.webarena import INEQUALITY, call_helper, needs_judge
 from worlds.words import words
 
-ASSETS = Path(__file__).parent / "assets"
+# --------------------------------------------------------------------- evaluators: texts and URLs --
 
-# --------------------------------------------------------------------------------------- evaluators
+
+class Check(NamedTuple):
+    """One thing that a task asks for, and whether the episode has it."""
+    name: str    # such as: must_include “red lamp”
+    passed: bool
+    detail: str  # what was found instead
 
 
 def clean(text: str) -> str:
     """Lower case, without one pair of quotes around it. Keeps spaces, as VisualAgentBench does."""
-    quoted = any(text.startswith(quote) and text.endswith(quote) for quote in "'\"")
-    return (text[1:-1] if quoted else text).lower()
+    for quote in "'\"":
+        if text.startswith(quote) and text.endswith(quote):
+            return text[1:-1].lower()
+    return text.lower()
+
+
+def alternatives(references: str) -> list[str]:
+    """The references of which one is enough."""
+    return references.split(" |OR| ")
 
 
 def includes(ref: str, text: str, parts=True) -> bool:
@@ -75,107 +70,155 @@ def includes(ref: str, text: str, parts=True) -> bool:
 
     parts: a word may also be a part of what stands between slashes (170/171).
     """
-    ref, text = clean(ref), clean(text)
+    ref = clean(ref)
+    text = clean(text)
     if len(words(ref)) != 1:
         return ref in text
     found = words(text)
-    return ref in found or parts and any(ref in word.split("/") for word in found)
+    if ref in found:
+        return True
+    return parts and any(ref in word.split("/") for word in found)
 
 
-def satisfies(text: str, inequality: str) -> bool:
+def satisfies(inequality: str, text: str) -> bool:
     """Whether an integer, thousands separators allowed, satisfies something like "<= 700"."""
-    sign, bound = INEQUALITY.fullmatch(inequality).groups()
+    sign, bound = webarena.INEQUALITY.fullmatch(inequality).groups()
     try:
-        number, bound = int(text.replace(",", "")), float(bound)
+        number = int(text.replace(",", ""))
     except ValueError:
         return False
-    # The benchmark tolerates 1e-8, so that < and > take equal numbers as well.
-    return {"<": number <= bound, ">": number >= bound, "=": number == bound}[sign[0]]
+    bound = float(bound)
+    # The benchmark tolerates 1e-8, so < and > accept equal numbers as well.
+    if sign in ("<", "<="):
+        return number <= bound
+    if sign in (">", ">="):
+        return number >= bound
+    return number == bound
 
 
-MATCHERS = {  # check -> (reference, text) -> passed. All of a list must pass; one_of needs one
-    "exact_match": lambda ref, text: clean(text) == clean(ref),
-    "must_include": lambda ref, text: any(includes(r, text) for r in ref.split(" |OR| ")),
-    "must_exclude": lambda ref, text: not includes(ref, text, parts=False),
-    "one_of": lambda ref, text: clean(ref) in clean(text),
-    "required_values": lambda ref, text: any(satisfies(text, r) for r in ref.split(" |OR| ")),
+def exact_match(ref: str, text: str) -> bool:
+    return clean(text) == clean(ref)
+
+
+def must_include(ref: str, text: str) -> bool:
+    return any(includes(one, text) for one in alternatives(ref))
+
+
+def must_exclude(ref: str, text: str) -> bool:
+    return not includes(ref, text, parts=False)
+
+
+def one_of(ref: str, text: str) -> bool:
+    return clean(ref) in text.lower()  # the text keeps its quotes here, as in the benchmark
+
+
+def required_values(ref: str, text: str) -> bool:
+    return any(satisfies(one, text) for one in alternatives(ref))
+
+
+MATCHERS = {  # check -> matcher(reference, text). All of a list must pass; of one_of's, one
+    "exact_match": exact_match,
+    "must_include": must_include,
+    "must_exclude": must_exclude,
+    "one_of": one_of,
+    "required_values": required_values,
 }
 
 
-def contents_checks(contents: dict, text: str | None, subject: str) -> list[tuple]:
-    """Every check of `contents` on a text, as [(name, passed, detail)]. No text fails all."""
-    seen = f"there is no {subject}"
+def contents_checks(contents: dict, text: str | None, subject: str) -> list[Check]:
+    """Every check of `contents` on a text. If there is no text, all fail.
+
+    contents: {check: references}. subject: what the text is, for people.
+    """
+    detail = f"there is no {subject}"
     if text is not None:
-        seen = f"the {subject} is “{' '.join(text.split())[:200]}”"
-    checks = []
-    for kind, refs in contents.items():
+        shown = " ".join(text.split())[:200]
+        detail = f"the {subject} is “{shown}”"
+    made = []
+    for kind, references in contents.items():
         if kind not in MATCHERS:
             raise ValueError(f"{kind} needs a language model as judge; give --judge-url.")
-        refs = [str(ref) for ref in (refs if isinstance(refs, list) else [refs])]
-        passed = [text is not None and MATCHERS[kind](ref, text) for ref in refs]
+        if not isinstance(references, list):
+            references = [references]
+        references = [str(ref) for ref in references]
+        results = [text is not None and MATCHERS[kind](ref, text) for ref in references]
         if kind == "one_of":
-            refs, passed = [" |OR| ".join(refs)], [any(passed)]
-        checks += [(f"{kind} “{ref}”", ok, seen) for ref, ok in zip(refs, passed)]
-    return checks
+            references = [" |OR| ".join(references)]
+            results = [any(results)]
+        for ref, passed in zip(references, results):
+            made.append(Check(f"{kind} “{ref}”", passed, detail))
+    return made
 
 
-async def judged_checks(task, contents: dict, text: str | None, subject: str, judge) -> list[tuple]:
+async def judged_checks(task: dict, contents: dict, text: str | None, *, subject: str,
+                        judge: Judge | None) -> list[Check]:
     """`contents_checks`, and fuzzy_match by the judge if there is one."""
     if judge is None or "fuzzy_match" not in contents:
         return contents_checks(contents, text, subject)
-    refs, passed, detail = contents["fuzzy_match"], False, f"there is no {subject}"
+    references = contents["fuzzy_match"]
+    passed = False
+    detail = f"there is no {subject}"
     if text is not None:
-        passed, detail = await judge(task, refs, text)
-    rules = {kind: value for kind, value in contents.items() if kind != "fuzzy_match"}
-    return contents_checks(rules, text, subject) + [(f"fuzzy_match “{refs}”", passed, detail)]
+        passed, detail = await judge(task, references, text)
+    others = {kind: value for kind, value in contents.items() if kind != "fuzzy_match"}
+    made = contents_checks(others, text, subject)
+    return [*made, Check(f"fuzzy_match “{references}”", passed, detail)]
+
+
+def answer_text(answer: str | None) -> str | None:
+    """What is matched of an answer. Most matchers clean again: two layers of quotes come off."""
+    return None if answer is None else clean(str(answer))
 
 
 def string_match(answer: str | None, reference_answers: dict) -> bool:
     """Judges an answer; None (the episode never exited) fails. ValueError if it takes a judge."""
-    # The matchers clean once more, as in the original: two layers of quotes come off.
-    text = None if answer is None else clean(str(answer))
-    return all(passed for _, passed, _ in contents_checks(reference_answers, text, "answer"))
+    made = contents_checks(reference_answers, answer_text(answer), "answer")
+    return all(check.passed for check in made)
+
+
+def tidy(url: str) -> str:
+    return url.replace("localhost", "127.0.0.1").removesuffix("/")
 
 
 def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool:
     """EXACT, the default: equal up to localhost and a trailing slash. GOLD in PRED: contains it."""
-    def tidy(text):
-        return text.replace("localhost", "127.0.0.1").removesuffix("/")
-    references = [tidy(reference) for reference in reference_url.split(" |OR| ")]
+    references = [tidy(reference) for reference in alternatives(reference_url)]
+    if url_note in (None, "EXACT"):
+        return tidy(url) in references
     if url_note == "GOLD in PRED":
         return any(reference in tidy(url) for reference in references)
-    return tidy(url) in references
+    raise ValueError(f'url_note {url_note!r} is unknown; use "EXACT" or "GOLD in PRED".')
+
+
+# ------------------------------------------------------------------------------ evaluators: pages --
 
 
 async def evaluate_js(page, expression: str):
     """The value of `() => expression` in the page. LookupError: it throws or its promise fails."""
+    # Playwright itself raises the last three, over values that it cannot read.
+    failures = (browser.PlaywrightError, ValueError, TypeError, KeyError)
     try:
         return await page.evaluate(f"() => {expression}")
-    except (PlaywrightError, ValueError, TypeError, KeyError):  # Playwright cannot read every value
+    except failures:
         await page.evaluate("0")  # raises if the page is gone: no verdict
         raise LookupError from None
 
 
-async def select(page, target: dict, last_url: str) -> str | None:
+async def located_text(page, target: dict, last_url: str) -> str | None:
     """The text that a program_html target's locator names. None: there is no such element."""
     locator = target["locator"].strip()
     if not locator:
-        return readable(await page.content())
+        return browser.readable(await page.content())
     if locator.startswith("func:"):
-        return readable(await call_helper(locator, page, last_url))
-    with contextlib.suppress(LookupError):  # a failed one ends the rest, as in the benchmark
+        return browser.readable(await webarena.call_helper(locator, page, last_url))
+
+    with suppress(LookupError):  # a failed one ends the rest, as in the benchmark
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
-    with contextlib.suppress(LookupError):
+    value = None
+    with suppress(LookupError):
         value = await evaluate_js(page, locator)
-        return None if value is None else readable(value)
-
-
-async def wait(page, *script):
-    """Runs a script that waits. If the page navigates meanwhile, waits for the next one."""
-    with contextlib.suppress(PlaywrightError):
-        await page.evaluate(*script)
-    await page.wait_for_load_state()
+    return None if value is None else browser.readable(value)
 
 
 async def visit(page, url: str):
@@ -183,511 +226,405 @@ async def visit(page, url: str):
     if "#" in url:  # if only the fragment differs, goto would keep the page, typed text included
         await page.goto("about:blank")
     response = await page.goto(url, wait_until="load")
-    if response and response.status >= 500:
-        raise EnvError(f"{url} answered {response.status} while the episode was judged")
-    await wait(page, CALL, ["settled", [], 3000])
+    if response is not None and response.status >= 500:
+        raise browser.EnvError(f"{url} answered {response.status} while the episode was judged")
+    with suppress(browser.PlaywrightError):  # it may navigate while its scripts settle
+        await page.evaluate(browser.CALL, ["settled", [], 3000])
+    await page.wait_for_load_state()
 
 
-async def html_checks(task: dict, target: dict, page, last: str, judge) -> list[tuple]:
-    """One program_html target; `last` is the address that the episode ended on."""
-    async def check():
-        text = await select(page, target, last)
-        return await judged_checks(task, contents, text, where, judge)
-
-    url, contents = target["url"], target["required_contents"]
+async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=None) -> list[Check]:
+    """The checks of one program_html target. last_url: the address that the episode ended on."""
+    # 1) Open the page.
+    url = target["url"]
     if url.startswith("func:"):
-        url = await call_helper(url, page, last)
+        url = await webarena.call_helper(url, page, last_url)
+    shown = last_url
     if url != "last":
         await visit(page, url)
-    where = f"{target['locator'].strip() or 'page'} of {last if url == 'last' else url}"
-    # What a check finds at once is there. What it misses may come, and must_exclude has to wait for
-    # it; prep_actions must run once, as a second click may undo the first.
+        shown = url
+
+    contents = target["required_contents"]
+    subject = f"{target['locator'].strip() or 'page'} of {shown}"
+
+    async def look() -> list[Check]:
+        text = await located_text(page, target, last_url)
+        return await judged_checks(task, contents, text, subject=subject, judge=judge)
+
+    # 2) Look at once: what is found is there. What is missing may still come, so must_exclude has
+    #    to wait. prep_actions must run only once, since a second click may undo the first.
     if not target.get("prep_actions") and "must_exclude" not in contents:
-        made = await check()
-        if all(passed for _, passed, _ in made):
+        made = await look()
+        if all(check.passed for check in made):
             return made
-    with contextlib.suppress(PlaywrightError):  # scripts may be on their way; 3 s as in the benchmark
+
+    # 3) Look again once nothing changes any more. Scripts may still be on their way: the benchmark
+    #    gives them three seconds.
+    with suppress(browser.PlaywrightError):
         await page.wait_for_load_state("networkidle", timeout=3000)
-    await wait(page, (ASSETS / "unchanged.js").read_text())
-    return await check()
+    await browser.await_unchanged(page)
+    return await look()
 
 
-async def checks(task: dict, answer: str | None, page, judge=None) -> list[tuple]:
-    """All checks of a task, as [(name, passed, detail)]. `page` is where the episode ended.
+async def checks(task: dict, answer: str | None, page, judge=None) -> list[Check]:
+    """All checks of a task. `page` is where the episode ended.
 
     Further pages open in its tab, as in WebArena: a tab of their own costs three times the CPU.
     Raises PlaywrightError, EnvError or ConnectionError if a site or the judge does not answer.
     """
-    spec, out, last = task["eval"], [], page.url
+    spec = task["eval"]
+    last_url = page.url
+    made = []
     if "string_match" in spec["eval_types"]:
-        text = None if answer is None else clean(str(answer))  # as in string_match
-        out += await judged_checks(task, spec["reference_answers"], text, "answer", judge)
+        made += await judged_checks(task, spec["reference_answers"], answer_text(answer),
+                                    subject="answer", judge=judge)
     if "url_match" in spec["eval_types"]:
-        note, reference = spec.get("url_note"), spec["reference_url"]
-        out.append((f"url_match {note or 'EXACT'} “{reference}”", url_match(last, reference, note),
-                    f"the episode ended on {last}"))
+        reference = spec["reference_url"]
+        note = spec.get("url_note")
+        made.append(Check(name=f"url_match {note or 'EXACT'} “{reference}”",
+                          passed=url_match(last_url, reference, note),
+                          detail=f"the episode ended on {last_url}"))
     if "program_html" in spec["eval_types"]:
-        for target in sorted(spec["program_html"], key=lambda target: target["url"] != "last"):
-            out += await html_checks(task, target, page, last, judge)
-    if not out:
+        # The page that the episode left open comes first, before its tab goes elsewhere.
+        here = [target for target in spec["program_html"] if target["url"] == "last"]
+        elsewhere = [target for target in spec["program_html"] if target["url"] != "last"]
+        for target in here + elsewhere:
+            made += await html_checks(task, target, page, last_url=last_url, judge=judge)
+    if not made:
         raise ValueError(f"task {task['task_id']} checks nothing; see --validate.")
-    return out
+    return made
 
 
-async def score(task: dict, answer: str | None, page, why: list | None = None, judge=None) -> float:
-    """The reward: 1.0 if every check passes, else 0.0. Appends the checks to `why`, if given."""
+async def score(task: dict, answer: str | None, page, why=None, judge=None) -> float:
+    """1.0 if every check passes, else 0.0. why: a list that the checks are appended to."""
     made = await checks(task, answer, page, judge)
     if why is not None:
         why += made
-    return float(all(passed for _, passed, _ in made))
+    return float(all(check.passed for check in made))
 
 
-# ---------------------------------------------------------------------------------------- benchmark
+# ------------------------------------------------------------------- the task's side of an episode --
 
 
 @dataclass
 class Benchmark(Settings):
     """Knobs of a run on sites; the Configs of evaluate.py and mgrpo.py inherit them."""
-    judge_url: str = ""  # OpenAI-compatible URL of a judge; "": leave out the tasks that need one
+    judge_url: str | None = None  # OpenAI-compatible URL; None: leave out tasks that need a judge
     judge_model: str = "gpt-4o-mini"  # the judge's name there
-    reset_url: str = ""  # WebArena's reset server, asked for fresh sites before every batch
+    reset_url: str | None = None  # WebArena's reset server, asked for fresh sites before every batch
     screenshots: int = 0  # episodes of a split or step whose pages the report shows as pictures
 
 
 class Environment:
-    """The sites of a run: logs episodes in, has the sites reset, judges."""
+    """The task's side of an episode: resets sites, logs in, lets people watch, judges."""
 
-    def __init__(self, cfg: Benchmark, sites: dict, out: str | Path):
-        self.cfg, self.sites, self.out, self.judge = cfg, sites, Path(out), None
+    def __init__(self, sites: dict, out: str | Path, cfg: Benchmark, visible=False):
+        """sites: {SITE: address}. out: the run's directory. visible: play in a window."""
+        if visible:
+            onlooker.require_display()
+        self.sites = sites
+        self.out = Path(out)
+        self.cfg = cfg
+        self.visible = visible
         self.logins = webarena.Logins(sites)
+        self.judge = None
         if cfg.judge_url:
             self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
+        self.pictured = {}  # this batch's episodes that get pictures: (task key, member) -> name
 
-    async def score(self, task: dict, answer: str | None, page, why: list | None = None) -> float:
-        return await score(task, answer, page, why, self.judge)
+    def reset(self, tasks: list[dict], group: int = 1, name: str = ""):
+        """Call this on all ranks before a batch, which plays each of the tasks `group` times.
 
-    def reset(self):
-        """To call on all ranks before a batch. They share the sites: one asks, the others wait."""
+        name: what the pictures of its first episodes are called; "": take none.
+        """
+        self.pictured = {}
+        for task in tasks:
+            key = task_key(task)
+            for member in range(group):
+                if name and len(self.pictured) < self.cfg.screenshots:
+                    self.pictured[key, member] = f"{name}-{key}-{member}"
         if self.cfg.reset_url:
-            if rank() == 0:
+            # The ranks share the sites: one asks, the others wait.
+            if run.rank() == 0:
                 webarena.reset(self.cfg.reset_url)
-            all_max(0)
+            run.all_max(0)
 
-    def enter(self, browser: Browser, task: dict):
-        """A context manager: yields the storage state that an episode starts with, logged in."""
-        return self.logins.hold(browser, task.get("storage_state"), 5 * self.cfg.timeout)
+    def enter(self, browser, task: dict):
+        """An async context manager that logs in; yields the episode's storage state."""
+        patience = 5 * self.cfg.timeout
+        return self.logins.hold(browser, task.get("storage_state"), patience)
 
-    def onlooker(self, tasks: list[dict], group: int, name: str, visible=False) -> Onlooker | None:
-        """For Settings.onlooker during one batch: pictures of its first episodes, or a window."""
-        jobs = [(task["task_id"], member) for task in tasks for member in range(group)]
-        if visible or self.cfg.screenshots:
-            return Onlooker(aim, self.out, name, set(jobs[:self.cfg.screenshots]), visible)
+    async def watch(self, session, trajectory: Trajectory):
+        """Called before each action: keeps a picture of the page, or shows it in the window."""
+        turn = trajectory.turns[-1]
+        name = self.pictured.get((task_key(trajectory.task), trajectory.member))
+        if self.visible:
+            onlooker.tell(trajectory)
+            frame = onlooker.frame_of(await aim(session, turn))
+            await onlooker.highlight(session, frame)
+        elif name is not None:
+            name = f"{name}-{len(trajectory.turns)}"
+            frame = onlooker.frame_of(await aim(session, turn))
+            await onlooker.photograph(session, turn, frame, directory=self.out, name=name)
+
+    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+        # The module's function, looked up at each call: a fork may have replaced it.
+        return await score(task, answer, page, why, self.judge)
 
 
 async def aim(session, turn) -> dict | None:
-    """Where a turn's action will land, as page.js says. None: the action aims at nothing."""
-    with contextlib.suppress(ActionError, EnvError, PlaywrightError):
-        if element := parse(turn.response).element:
+    """Where a turn's action will land, as page.js says. None: the action is for no element."""
+    with suppress(browser.ActionError, browser.EnvError, browser.PlaywrightError):
+        element = parse(turn.response).element
+        if element is not None:
             return await session.ask("locate", int(element))
+    return None
+
+
+# ---------------------------------------------------------------------------------- the benchmark --
 
 
 def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperature: float):
-    """An `Act` that sends an endpoint the messages that a checkpoint's context is written from."""
+    """An `act` that sends an endpoint the messages that a checkpoint's context is written from."""
     async def act(trajectory: Trajectory, slot: int):
         text, ended = await endpoint.chat(messages(chat, trajectory), temperature=temperature,
                                           max_tokens=settings.max_new_tokens)
-        return chat.encode(readable(text), ours=True) + [chat.end_id] * ended, [], ended
+        ids = chat.encode(browser.readable(text), ours=True)
+        if ended:
+            ids.append(chat.end_id)
+        return ids, [], ended  # without log-probs: nothing is trained on it
     return act
 
 
-def evaluate(policy: Transformer | Endpoint, chat: Chat, tasks: list[dict], settings: Settings,
-             environment: Environment, *, runs=1, temperature=0.0, seed=0, log=None) -> list:
+def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: Settings, *,
+             runs=1, temperature=0.0, seed=0, tick=run.ignore) -> list[Trajectory]:
     """Plays each task `runs` times, the tasks split over the ranks.
 
-    Returns the trajectories of all ranks, ordered by task, then run.
+    policy: a Transformer or an Endpoint. Returns the trajectories of all ranks, ordered by task,
+    then run.
     """
-    mine = range(len(tasks))[rank()::world_size()]
-    some, more = [tasks[i] for i in mine], dict(group=runs, log=log, enter=environment.enter)
+    numbers = range(run.rank(), len(tasks), run.world_size())
+    mine = [tasks[i] for i in numbers]
     if isinstance(policy, Endpoint):
         act = remote_policy(policy, chat, settings, temperature)
-        episodes = play(some, act, chat, environment.score, settings, **more)
+        playing = play(act, chat, mine, env, settings, group=runs, tick=tick)
     else:
-        episodes = rollout(policy, chat, some, environment.score, settings, seed=seed,
-                           temperature=temperature, **more)
-    numbered = gather([(mine[k // runs], tau) for k, tau in enumerate(asyncio.run(episodes))])
-    return [tau for _, tau in sorted(numbered, key=lambda pair: pair[0])]
+        playing = rollout(policy, chat, mine, env, settings, group=runs, seed=seed,
+                          temperature=temperature, tick=tick)
+    played = asyncio.run(playing)
+
+    # The ranks drew the tasks in turn; put everyone's episodes back into the tasks' order.
+    numbered = [(numbers[k // runs], tau) for k, tau in enumerate(played)]
+    everyones = run.gather(numbered)
+    everyones.sort(key=lambda pair: pair[0])
+    return [tau for _, tau in everyones]
 
 
-# ------------------------------------------------------------------------------------------ figures
+# ------------------------------------------------------------------------------------- statistics --
 
 
-def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, float]:
+def mean(values: list) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
     """Wilson's 95% interval of a success rate; unlike the normal one it is right near 0 and 1."""
     if n == 0:
         return 0.0, 1.0
-    p, zz = successes / n, z * z / n
-    middle, half = p + zz / 2, z * math.sqrt(p * (1 - p) / n + zz / n / 4)
-    return max(0.0, (middle - half) / (1 + zz)), min(1.0, (middle + half) / (1 + zz))
+    z = 1.959964  # 95% of a normal distribution lie within z standard deviations
+    p = successes / n
+    zz = z * z / n
+    middle = p + zz / 2
+    half = z * math.sqrt(p * (1 - p) / n + zz / n / 4)
+    low = (middle - half) / (1 + zz)
+    high = (middle + half) / (1 + zz)
+    return max(0.0, low), min(1.0, high)
 
 
 def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
-    """The rewards of each task's episodes, without those that the environment broke."""
-    rewards = defaultdict(list)
-    for t in trajectories:
-        if t.status == "ok":
-            rewards[t.task["task_id"], t.task["intent"]].append(t.reward)
-    return list(rewards.values())
+    """Each task's successes, 0 or 1 an episode, without the episodes that the environment broke."""
+    successes = defaultdict(list)
+    for tau in trajectories:
+        if tau.status == "ok":
+            successes[task_key(tau.task), tau.task["intent"]].append(tau.success)
+    return list(successes.values())
 
 
 def rate(trajectories: list[Trajectory]) -> dict:
-    """Success rate with its interval.
+    """Success rate with its interval; None if there is no valid episode.
 
-    Runs of one task are not independent. The interval uses an effective sample size: the number of
-    independent episodes that would vary as the tasks' means do, from #tasks to #episodes.
+    Runs of one task are not independent, so the interval uses an effective sample size: the n whose
+    binomial variance equals that of the task means, between #tasks and #episodes. Two limits: it
+    takes tasks for independent, so with many tasks of few templates it is too narrow; and where few
+    of 20 tasks carry nearly all success, it covers the truth in 85% of cases and not in 95%.
     """
-    rewards = by_task(trajectories)
-    n, tasks = sum(map(len, rewards)), len(rewards)
-    p = sum(map(sum, rewards)) / max(n, 1)
-    scatter = sum((sum(r) / len(r) - p) ** 2 for r in rewards) / max(tasks - 1, 1)
-    effective = min(max(p * (1 - p) * tasks / scatter, tasks), n) if scatter else tasks
-    return {"success_rate": p, "ci95": list(wilson(p * effective, effective)), "n": n}
+    successes = by_task(trajectories)
+    tasks = len(successes)
+    n = sum(map(len, successes))
+    if n == 0:
+        return {"success_rate": None, "ci95": [0.0, 1.0], "n": 0}
+    p = sum(map(sum, successes)) / n
+    squares = [(mean(own) - p) ** 2 for own in successes]
+    variance = sum(squares) / max(tasks - 1, 1)  # of the task means
+    effective = tasks  # if all tasks did equally well, there is nothing to estimate more from
+    if variance > 0:
+        effective = p * (1 - p) * tasks / variance
+        effective = min(max(effective, tasks), n)
+    low, high = wilson(p * effective, effective)
+    return {"success_rate": p, "ci95": [low, high], "n": n}
 
 
 def pass_at(trajectories: list[Trajectory]) -> dict[int, float]:
-    """{k: chance that one of k runs succeeds}, unbiased, over the tasks with at least k runs."""
-    rewards, out = by_task(trajectories), {}
-    for k in range(1, max(map(len, rewards), default=0) + 1):
-        failing = [math.comb(len(r) - round(sum(r)), k) / math.comb(len(r), k)
-                   for r in rewards if len(r) >= k]
-        out[k] = 1 - sum(failing) / len(failing)
-    return out
+    """{k: chance that one of k runs succeeds}, unbiased, over the tasks with at least k runs.
+
+    The estimator is that of Chen et al. (arXiv 2107.03374): 1 - (ways to draw k failures) / (ways
+    to draw k runs).
+    """
+    successes = by_task(trajectories)
+    most = max(map(len, successes), default=0)
+    chances = {}
+    for k in range(1, most + 1):
+        all_fail = []  # for each task, the chance that k of its runs, drawn at random, fail
+        for own in successes:
+            n = len(own)
+            failures = n - round(sum(own))
+            if n >= k:
+                all_fail.append(math.comb(failures, k) / math.comb(n, k))
+        chances[k] = 1 - mean(all_fail)
+    return chances
+
+
+def figures(trajectories: list[Trajectory]) -> dict:
+    """Episodes in numbers, for a training step and for an evaluation.
+
+    turns, response_tokens (per turn) and trajectory_tokens (pages and responses, per episode) are
+    means over valid episodes, exited is a share, all None if there is none. The rest are counts.
+    """
+    valid = [tau for tau in trajectories if tau.status == "ok"]
+    turns = []
+    lengths = []  # of the episodes, in tokens
+    for tau in valid:
+        turns += tau.turns
+        pages = sum(len(turn.observation_ids) for turn in tau.turns)
+        responses = sum(len(turn.action_ids) for turn in tau.turns)
+        lengths.append(pages + responses)
+    failed = [turn for turn in turns if turn.error]
+    return {
+        **rate(trajectories),
+        "episodes": len(trajectories),
+        "env_errors": len(trajectories) - len(valid),
+        "env_retries": sum(bool(tau.fault) for tau in trajectories),
+        "turns": mean([len(tau.turns) for tau in valid]),
+        "response_tokens": mean([len(turn.action_ids) for turn in turns]),
+        "trajectory_tokens": mean(lengths),
+        "exited": mean([tau.answer is not None for tau in valid]),
+        "truncated": sum(not turn.ended for turn in turns),
+        "invalid_actions": sum(not turn.action for turn in failed),
+        "failed_actions": sum(bool(turn.action) for turn in failed),
+        "pages_cut": sum(turn.page_cut for turn in turns),
+    }
 
 
 def summarize(trajectories: list[Trajectory]) -> dict:
-    """The figures of summary.json. turns and response_tokens are means, truncated a count."""
-    ok = [t for t in trajectories if t.status == "ok"]
-    turns = [turn for t in ok for turn in t.turns]
-    figures = rate(trajectories) | {
-        "episodes": len(trajectories), "env_errors": len(trajectories) - len(ok),
-        "turns": len(turns) / max(len(ok), 1),
-        "response_tokens": sum(len(turn.action_ids) for turn in turns) / max(len(turns), 1),
-        "exited": sum(t.answer is not None for t in ok) / max(len(ok), 1),
-        "truncated": sum(not turn.ended for turn in turns),
-        "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns)}
-    judge_free = [t for t in trajectories if not needs_judge(t.task)]
+    """summary.json: `figures`, and success rates by run, site and template."""
+    summary = figures(trajectories)
+    judge_free = [tau for tau in trajectories if not webarena.needs_judge(tau.task)]
     if len(judge_free) < len(trajectories):
-        figures["judge_free"] = rate(judge_free)
-    sites, templates, runs = defaultdict(list), defaultdict(list), defaultdict(list)
-    for t in trajectories:
-        sites[" + ".join(t.task["sites"])].append(t)
-        templates[str(t.task.get("intent_template_id"))].append(t)
-        runs[t.member].append(t)
-    if len(runs) > 1:
-        figures["runs"] = [rate(runs[member])["success_rate"] for member in sorted(runs)]
-        figures["pass_at"] = pass_at(trajectories)
-    figures["per_site"] = {name: rate(group) for name, group in sorted(sites.items())}
-    figures["per_template"] = {
-        name: {"template": str(group[0].task.get("intent_template") or "")} | rate(group)
-        for name, group in templates.items()}
-    return figures
+        summary["judge_free"] = rate(judge_free)
+
+    members = defaultdict(list)
+    sites = defaultdict(list)
+    templates = defaultdict(list)
+    for tau in trajectories:
+        site = " + ".join(tau.task["sites"])
+        template = str(tau.task.get("intent_template_id"))
+        members[tau.member].append(tau)
+        sites[site].append(tau)
+        templates[template].append(tau)
+
+    if len(members) > 1:
+        rates = [rate(members[member]) for member in sorted(members)]
+        summary["runs"] = [one["success_rate"] for one in rates]
+        summary["pass_at"] = pass_at(trajectories)
+    summary["per_site"] = {name: rate(sites[name]) for name in sorted(sites)}
+    summary["per_template"] = {}
+    for number, own in templates.items():
+        text = str(own[0].task.get("intent_template") or "")
+        summary["per_template"][number] = {"template": text, **rate(own)}
+    return summary
+
+
+# ----------------------------------------------------------------------------------------- tables --
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def table(rows: list[tuple[str, dict]]) -> str:
     """[(name, figures of `summarize` or `rate`)] as plain text."""
     width = max(min(len(name), 48) for name, _ in rows)
     lines = [f"{'':{width}}  success    95% interval     n  turns  env errors"]
-    for name, s in rows:
-        interval = "{:.1%} to {:.1%}".format(*s["ci95"])
-        turns = f"{s['turns']:.1f}" if "turns" in s else ""
-        lines.append(f"{name:{width}.48}  {s['success_rate']:>7.1%}  {interval:>14}  {s['n']:>4}  "
-                     f"{turns:>5}  {s.get('env_errors', ''):>10}".rstrip())
+    for name, row in rows:
+        success = percent(row["success_rate"])
+        low, high = row["ci95"]
+        interval = f"{low:.1%} to {high:.1%}"
+        n = row["n"]
+        turns = ""
+        if row.get("turns") is not None:
+            turns = f"{row['turns']:.1f}"
+        errors = row.get("env_errors", "")
+        line = f"{name:{width}.48}  {success:>7}  {interval:>14}  {n:>4}  {turns:>5}  {errors:>10}"
+        lines.append(line.rstrip())
     return "\n".join(lines)
 
 
-# -------------------------------------------------------------------------------- a run's directory
-
-
-class Run:
-    """A run's directory. Only rank 0 writes."""
-
-    def __init__(self, path: str | Path, config: dict):
-        self.path, self.config = Path(path), config
-
-    def claim(self):
-        """Locks the directory until this process ends: two runs in one would mix their records."""
-        if rank() == 0:
-            with writing(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                self.lock = open(self.path / "lock", "a+")
-                try:
-                    fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.lock.seek(0)
-                    raise ValueError(f"{self.path} is in use by process {self.lock.read()}; wait "
-                                     "for it, stop it, or give another --out.") from None
-                self.lock.truncate(0)
-                print(os.getpid(), end="", file=self.lock, flush=True)
-
-    def replace(self, name: str, content: str | dict):
-        """Writes a file under another name and renames it: readers never see half of it."""
-        text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
-        if rank() == 0:
-            with writing(self.path / name):
-                temporary = self.path / f"{name}.{os.getpid()}.tmp"  # --report may write beside a run
-                temporary.write_text(text, encoding="utf-8")
-                temporary.replace(self.path / name)
-
-    def append(self, name: str, rows: list[dict]):
-        if rank() == 0:
-            with writing(self.path / name), open(self.path / name, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def write(self, row: dict):
-        """A row of metrics. JSON has no NaN, so non-finite numbers become null."""
-        self.append("metrics.jsonl", [json.loads(json.dumps(row), parse_constant=lambda _: None)])
-
-
-def describe_run(cfg, device) -> dict:
-    """The resolved configuration and what else is needed to repeat the run."""
-    describe = "git describe --always --exclude=* --abbrev=12 --dirty=+changes".split()
-    commit, hardware = "", f"cpu, {torch.get_num_threads()} threads"
-    if torch.device(device).type == "cuda":
-        hardware = torch.cuda.get_device_name(device)
-    with contextlib.suppress(OSError):  # git is not installed
-        done = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True)
-        commit = done.stdout.strip()
-    return {"script": Path(sys.argv[0]).name, **asdict(cfg), "commit": commit,
-            "torch": torch.__version__, "device": hardware}
-
-
-def start_run(cfg, device, model_config: dict | None = None, first: int = 0) -> Run:
-    """Begins a run in cfg.out, or continues the one there at step `first`."""
-    for name in ("model", "data"):
-        given, out = Path(getattr(cfg, name, "") or "/").resolve(), Path(cfg.out).resolve()
-        if first == 0 and given.exists() and out in (given, given.parent):
-            raise ValueError(f"--{name} {given} is in --out, which a new run overwrites; "
-                             "choose another --out.")
-    run = Run(cfg.out, describe_run(cfg, device))
-    run.claim()
-    if rank() == 0:
-        if first == 0:  # the next start must not continue the run that was here before
-            forget(run.path / "state")
-        for path in (run.path / "metrics.jsonl", run.path / "trajectories.jsonl"):
-            with writing(path):
-                if first == 0:
-                    path.unlink(missing_ok=True)
-                keep_rows(path, lambda row: (row.get("step") or 0) < first)  # later ones come again
-        run.replace("config.json", (model_config or {}) | {"run": run.config})
-        print("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
-    return run
-
-
-def resume(cfg, model, optimizer, free: set[str]) -> int:
-    """Loads the training state in cfg.out, if there is one; returns the step to continue with.
-
-    Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
-    run must have the same values, but for `free` and those that say where and how fast it runs.
-    """
-    state = Path(cfg.out) / "state"
-    extra = load_training(state, model, optimizer) if cfg.resume else None
-    if extra is None:
-        return 0
-    free = free | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
-                   "recompute", "replicas", "screenshots"}
-    with reading(state):
-        was, step = extra["config"], int(extra["step"])
-        other = [f"{key} {was[key]!r:.60}, not {now!r:.60}" for key, now in asdict(cfg).items()
-                 if key not in free and was.get(key, now) != now]
-    if other and not cfg.force:
-        raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
-                         "--force to continue anyway, --no-resume to start over, or another --out.")
-    return step
-
-
-def forget(state: Path):
-    """Deletes a training state: at once, so that a killed process leaves all of it or nothing."""
-    shutil.rmtree(gone := state.with_name("state.old"), ignore_errors=True)
-    if state.exists():
-        state.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-
-
-def keep_rows(path: Path, keep):
-    """Rewrites a .jsonl file without the rows that `keep` refuses and a cut-off last line."""
-    if path.exists():
-        shorter = path.with_suffix(".tmp")
-        with reading(path), open(path, "rb") as old, open(shorter, "wb") as new:
-            new.writelines(line for line in old if line.endswith(b"\n") and keep(json.loads(line)))
-        shorter.replace(path)
-
-
-def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[dict], int]:
-    """The rows in the last `size` bytes of a .jsonl file, at most `count`; how many it left out."""
-    if not path.exists():
-        return [], 0
-    with open(path, "rb") as file:
-        total = sum(1 for _ in file)
-        file.seek(max(0, file.tell() - size))
-        lines, rows = file.read().splitlines()[-count:], []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):  # the first or last may be cut off
-            rows.append(json.loads(line, parse_constant=lambda _: None))  # JSON knows no NaN
-    return rows, total - len(rows)
-
-
-def report(run_dir: str | Path, others=()) -> Path:
-    """Writes run_dir/report.html, one file that needs no network -> its path. others: to compare."""
-    path = Path(run_dir)
-    if not path.is_dir():
-        raise ValueError(f"there is no run at {path}; give --out the directory of a run.")
-    trajectories, left_out = newest(path / "trajectories.jsonl")
-    metrics, _ = newest(path / "metrics.jsonl", count=100_000)
-    config = read_json(path / "config.json") if (path / "config.json").exists() else {}
-    summaries = [read_json(file) | {"name": file.parent.resolve().name}
-                 for run in (*others, path) for file in sorted(Path(run).glob("summary*.json"))]
-    embed(trajectories, path)
-    data = {"name": path.name, "config": config.get("run", {}), "metrics": metrics,
-            "trajectories": trajectories, "left_out": left_out, "summaries": summaries}
-    template = (ASSETS / "report.html").read_text(encoding="utf-8")
-    # Page text is hostile: without a "<" it cannot close the script element that holds the data.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    Run(path, {}).replace("report.html", template.replace("/*DATA*/", text))
-    return path / "report.html"
+def print_splits(splits: dict[str, dict]):
+    rows = []
+    for split, summary in splits.items():
+        rows.append((split, summary))
+        for site, site_rate in summary["per_site"].items():
+            rows.append((f"  {site}", site_rate))
+        if "judge_free" in summary:
+            rows.append(("  without a judge", summary["judge_free"]))
+    print(table(rows))
+    for split, summary in splits.items():
+        if "pass_at" in summary:
+            each = ", ".join(map(percent, summary["runs"]))
+            chances = [f"pass@{k} {percent(chance)}" for k, chance in summary["pass_at"].items()]
+            print(f"{split}: runs {each}; {', '.join(chances)}")
 
 
 def compare(runs: list[str]) -> str:
     """The evaluations of several runs in one table, split by split."""
     rows = []
-    for path in (Path(run) / "summary.json" for run in runs):
-        with reading(path):
-            splits = read_json(path)["splits"]
-            rows += [(f"{split}  {path.parent.name}", figures) for split, figures in splits.items()]
+    for directory in runs:
+        path = Path(directory) / "summary.json"
+        with run.reading(path):
+            splits = run.read_json(path)["splits"]
+            for split, summary in splits.items():
+                rows.append((f"{split}  {path.parent.name}", summary))
             table(rows)  # raises here, while we know the file, if figures are missing
-    shown = table(sorted(rows, key=lambda row: row[0].split()[0]))
-    return f"{shown}\n{with_size(report(runs[-1], runs[:-1]))}"
+    rows.sort(key=lambda row: row[0].split()[0])
+    report = run.report(runs[-1], others=runs[:-1])
+    return f"{table(rows)}\n{run.with_size(report)}"
 
 
-def with_size(report: Path) -> str:
-    return f"report: {report} ({report.stat().st_size / 1e6:.1f} MB)"
-
-
-# --------------------------------------------------------------------------------- the command line
-
-
-def remembered(checkpoint: str) -> dict:
-    """The sizes and the kind of pages that a checkpoint of ours was trained with."""
-    path = Path(checkpoint) / "config.json"
-    run = read_json(path).get("run") if checkpoint and path.exists() else None
-    sizes = "max_turns max_new_tokens max_context viewport_only text_only max_page_chars".split()
-    return {name: run[name] for name in sizes if name in (run or {})}
-
-
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
-def parse_args(Config, description: str, presets: dict[str, dict], start: str):
-    """A Config from the command line, else presets, else the checkpoint's memory, else defaults."""
-    parser = argparse.ArgumentParser(description=description, usage="%(prog)s [--FLAG VALUE ...]",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = "".join(inspect.getsource(kind) for kind in reversed(Config.__mro__[:-1]))
-    comments = dict(re.findall(r"^    (\w+): .*?#\s*(.+)$", source, re.MULTILINE))
-    kinds = {bool: {"action": argparse.BooleanOptionalAction},
-             list[int]: {"type": numbers, "metavar": "N,N,..."}}
-    for f in fields(Config):
-        kind = kinds.get(f.type, {"type": f.type, "metavar": f.type.__name__.upper()})
-        text = comments.get(f.name, "").replace("%", "%%")
-        parser.add_argument("--" + f.name.replace("_", "-"), default=getattr(Config(), f.name),
-                            help=f"{text} (default: %(default)r)", **kind)
-    known = parser.parse_known_args()[0]
-    if issubclass(Config, Benchmark):  # not bc.py, which only starts from its checkpoint
-        other = ("policy_url", "validate", "report", "compare")  # uses no checkpoint
-        start = "" if any(getattr(known, name, "") for name in other) else start
-        for name, value in remembered(known.model or start).items():
-            # argparse parses a default that is text, so 10 becomes [10] where a list is due.
-            parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)})
-    for name, values in presets.items():
-        parser.set_defaults(**values if getattr(known, name) else {})
-    given = vars(parser.parse_args())
-    counts = "max_turns max_new_tokens concurrency batch G updates_per_batch runs".split()
-    for name, count in ((name, given[name]) for name in counts if name in given):
-        if min(count if isinstance(count, list) else [count]) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {count}: give at least 1.")
-    return Config(**given)
-
-
-def end_on_signals(script: str):
-    """Ctrl-C and SIGTERM end the process at once with one line.
-
-    Python runs its own handlers between bytecodes, so not in a rank that waits in a collective. The
-    wakeup file descriptor is written at once, and a thread waits for it.
-    """
-    receiving, sending = os.pipe()
-    os.set_blocking(sending, False)
-    signal.set_wakeup_fd(sending)
-
-    def watch():
-        number = os.read(receiving, 1)[0]
-        with contextlib.suppress(OSError):  # stderr may be closed, or a pipe whose reader has gone
-            os.write(2, f"{script}: ended by {signal.Signals(number).name}\n".encode())
-        os._exit(128 + number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def leave(status: int | str | None = None):
-    """sys.exit for a script that may be one of several ranks; those end at once.
-
-    Torch keeps the group's threads until Python is torn down under them, which now and then aborts
-    a rank whose work is done; destroy_process_group() does not stop them.
-    """
-    if not torch.distributed.is_initialized():
-        sys.exit(status)
-    if isinstance(status, str):
-        print(status, file=sys.stderr)
-    sys.stdout.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
-
-
-def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start: str = ""):
-    """Runs a script's main(Config). The user's errors, signals and lost ranks print one line.
-
-    presets: {flag: the values it stands for}. start: the checkpoint opened without --model.
-    """
-    script = Path(sys.argv[0]).name
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stdout.reconfigure(line_buffering=True)  # a signal leaves no time to flush
-    end_on_signals(script)
-    try:
-        status = main(parse_args(Config, description, presets, start))
-    except (ValueError, OSError) as error:
-        status = f"{script}: {error}"
-    except PlaywrightError as error:  # what happens in a page never comes this far
-        said = re.search(r"\[err\] (.+)", str(error))  # by Chromium itself
-        status = f"{script}: Chromium failed: {first_line(said[1] if said else error)}"
-    except RuntimeError as error:
-        if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
-            raise
-        status = f"{script}: rank {rank()} lost another rank; run the same command again."
-    leave(status)
-
-
-# --------------------------------------------------------------------------------------- the script
+# ------------------------------------------------------------------------------------- the script --
 
 
 @dataclass
 class Config(Benchmark):
+    """Every knob is a flag; the comment behind it is its --help."""
     # What to do
-    model: str = ""  # checkpoint directory or hub id; "": runs/mgrpo
-    policy_url: str = ""  # instead: a model behind an OpenAI-compatible URL (key: OPENAI_API_KEY)
+    model: str | None = None  # checkpoint directory or hub id; None: runs/mgrpo
+    policy_url: str | None = None  # or a model at an OpenAI-compatible URL (key: OPENAI_API_KEY)
     policy_model: str = ""  # its name there
     tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:SEEDS], files
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
-    validate: str = ""  # only say what this task file holds and what is broken in it
+    validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
-    compare: str = ""  # only print the evaluations of these runs, with commas between, in one table
+    compare: str | None = None  # only print the evaluations of these runs (commas) in one table
     watch: bool = False  # play in a window, at a person's pace, and print what the policy thinks
     # How to play. A checkpoint of ours remembers its sizes.
     max_turns: list[int] = field(default_factory=lambda: [15])  # per episode; 5,10,15: each in turn
@@ -696,77 +633,107 @@ class Config(Benchmark):
     seed: int = 0  # of sampling, at a temperature above 0
 
 
-def open_policy(cfg: Config, device) -> tuple[Transformer | Endpoint, Chat]:
-    model = cfg.model or ("" if cfg.policy_url else "runs/mgrpo")
-    if model:
-        chat = open_chat(load_tokenizer(model), model, actions_help())
+def checkpoint_of(cfg) -> str | None:
+    """The checkpoint in use, if only for its chat format and its sizes; None: there is none."""
+    if cfg.model:
+        return cfg.model
+    if cfg.policy_url or cfg.validate or cfg.report or cfg.compare:
+        return None
+    return "runs/mgrpo"
+
+
+def open_policy(cfg: Config, device):
+    """(policy, as `evaluate` takes it, and its Chat)."""
+    checkpoint = checkpoint_of(cfg)
+    if checkpoint is not None:
+        chat = open_chat(model.load_tokenizer(checkpoint), checkpoint, actions_help())
     else:  # the small base's tokenizer only counts: about twice as many tokens as a real one
-        tokenizer = load_tokenizer(Path(__file__).parent / "worlds" / "base")
+        tokenizer = model.load_tokenizer(Path(__file__).parent / "worlds" / "base")
         chat = Chat(tokenizer, system_prompt(actions_help(), think=True))
     if cfg.policy_url:
         return Endpoint(cfg.policy_url, cfg.policy_model), chat
-    return load(model, computing_dtype(device), device), chat
+    return model.load(checkpoint, model.computing_dtype(device), device), chat
 
 
-def measure(policy, chat: Chat, cfg: Config, environment: Environment, run: Run, log):
-    """Plays every split under every turn limit -> ({name: figures}, episodes of the last limit)."""
-    splits, shared = {}, {f.name: getattr(cfg, f.name) for f in fields(Settings)}
-    judge = environment.judge is not None
+def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
+    """{source in --tasks: its tasks}. Loaded together, so that `task_key` tells equal ids apart."""
+    tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=env.judge is not None)
+    splits = {}
+    for number, source in enumerate(worlds.sources(cfg.tasks)):
+        splits[source] = [task for task in tasks if task.get("source", 0) == number]
+        if not splits[source]:
+            raise ValueError(f"--tasks {source} leaves no task to play; choose another split or file.")
+    return splits
+
+
+def write_split(directory: run.Run, split: str, records: list[dict]):
+    """Writes a split's episodes to trajectories.jsonl, in place of an earlier evaluation's."""
+    def keeps(row: dict) -> bool:
+        return row.get("split") != split
+
+    if run.rank() == 0:
+        run.keep_rows(directory.path / "trajectories.jsonl", keeps)
+    directory.append("trajectories.jsonl", records)
+
+
+def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.Run):
+    """Plays every split under every turn limit -> ({name: summary}, episodes of the last limit)."""
+    tasks_of = load_splits(cfg, env)
+    summaries = {}
     for limit in cfg.max_turns:
-        everything, settings = [], Settings(**shared | {"max_turns": limit})
-        for part in sources(cfg.tasks):
-            split = part if len(cfg.max_turns) == 1 else f"{part} within {limit} turns"
-            tasks = load_tasks(part, environment.sites, judge=judge, log=log)
-            environment.reset()
-            settings.onlooker = environment.onlooker(tasks, cfg.runs, split, cfg.watch)
-            played = evaluate(policy, chat, tasks, settings, environment, runs=cfg.runs,
-                              temperature=cfg.temperature, seed=cfg.seed,
-                              log=ticker(f"{split:.48}: ") if rank() == 0 else None)
-            if all(t.status != "ok" for t in played):
+        settings = replace(cfg, max_turns=limit)
+        everything = []
+        for source, tasks in tasks_of.items():
+            split = source
+            if len(cfg.max_turns) > 1:
+                split = f"{source} within {limit} turns"
+            env.reset(tasks, group=cfg.runs, name=split)
+            played = evaluate(policy, chat, tasks, env, settings, runs=cfg.runs, seed=cfg.seed,
+                              temperature=cfg.temperature, tick=run.ticker(f"{split:.48}: "))
+            # A benchmark whose sites are down has no result, not even 0%.
+            if all(tau.status != "ok" for tau in played):
                 raise ValueError(f"the environment broke all {len(played)} episodes, the first "
                                  f"with {played[0].checks}; check the sites in a browser.")
-            if rank() == 0:
-                keep_rows(run.path / "trajectories.jsonl", lambda row: row.get("split") != split)
-            run.append("trajectories.jsonl", [t.to_json(chat, step=None, split=split) for t in played])
-            splits[split] = summarize(played)
+            records = [tau.to_json(chat, step=None, split=split) for tau in played]
+            write_split(directory, split, records)
+            summaries[split] = summarize(played)
             everything += played
-    return splits, everything
-
-
-def print_splits(splits: dict[str, dict]):
-    rows = []
-    for split, figures in splits.items():
-        rows += [(split, figures)] + [(f"  {site}", r) for site, r in figures["per_site"].items()]
-        rows += [("  without a judge", figures["judge_free"])] if "judge_free" in figures else []
-    print(table(rows))
-    for split, figures in splits.items():
-        if "pass_at" in figures:
-            each = [f"{success:.1%}" for success in figures["runs"]]
-            chances = [f"pass@{k} {chance:.1%}" for k, chance in figures["pass_at"].items()]
-            print(f"{split}: runs {', '.join(each)}; {', '.join(chances)}")
+    return summaries, everything
 
 
 def main(cfg: Config) -> int | None:
+    # 1) What needs no policy.
     if cfg.validate:
         return webarena.validate(cfg.validate)
-    if cfg.report or cfg.compare:
-        return print(with_size(report(cfg.out)) if cfg.report else compare(cfg.compare.split(",")))
-    cfg = replace(cfg, concurrency=1) if cfg.watch else cfg
-    device = init_dist()
-    log = print if rank() == 0 else (lambda *_: None)
+    if cfg.report:
+        print(run.with_size(run.report(cfg.out)))
+        return
+    if cfg.compare:
+        print(compare(cfg.compare.split(",")))
+        return
+
+    # 2) Play.
+    if cfg.watch:
+        cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
+    device = run.init_dist()
     policy, chat = open_policy(cfg, device)
-    run = Run(cfg.out, describe_run(cfg, device))
-    run.claim()
-    with open_sites(cfg.tasks) as sites:
-        splits, everything = measure(policy, chat, cfg, Environment(cfg, sites, run.path), run, log)
-    if rank() == 0:
-        config = run.path / "config.json"
-        if not config.exists() or "model_type" not in read_json(config):  # not a checkpoint's own
-            run.replace("config.json", {"run": run.config})
-        run.replace("summary.json", summarize(everything) | {"run": run.config, "splits": splits})
-        print_splits(splits)
-        print(with_size(report(run.path)))
+    directory = run.Run(cfg.out, run.describe_run(cfg, device))
+    directory.claim()
+    with worlds.open_sites(cfg.tasks) as sites:
+        env = Environment(sites, directory.path, cfg, visible=cfg.watch)
+        summaries, everything = measure(policy, chat, env, cfg, directory=directory)
+    if run.rank() != 0:
+        return
+
+    # 3) Write it down. If the directory is a checkpoint as well, config.json describes its training.
+    config = directory.path / "config.json"
+    if not config.exists() or "model_type" not in run.read_json(config):
+        directory.replace("config.json", {"run": directory.config})
+    summary = {**summarize(everything), "run": directory.config, "splits": summaries}
+    directory.replace("summary.json", summary)
+    print_splits(summaries)
+    print(run.with_size(run.report(directory.path)))
 
 
 if __name__ == "__main__":
-    command_line(main, Config, __doc__, start="runs/mgrpo")
+    run.command_line(main, Config, __doc__, start=checkpoint_of)

@@ -14,50 +14,47 @@ In PyTorch terms: the policy pi is the language model, and an episode (trajector
 attempt at a task. The reward comes once, at the end, and no gradient runs through browser or judge.
 Instead the gradient of A log pi makes sampled tokens more or less likely: the advantage A compares
 the reward with the group's mean (the baseline), in standard deviations, so attempts that went
-better than the others become more likely. pi_old are the weights that sampled. Clipping ends a
-token's gradient once rho has left 1 +- eps in the direction that A asks for; --max-change can bound
-the whole step. KL is the distance to the reference, the policy that training began with. The entropy in
-the metrics says how much pi still varies.
+better than the others become more likely. pi_old is the policy that sampled: the weights as they
+were before this batch's updates. Clipping ends a token's gradient once rho has left 1 +- eps in the
+direction that A asks for. It does not bound how far the policy moves. KL is the distance to the
+reference, the policy that training began with. Entropy in the metrics says how much pi still varies.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
 
-Differs from the paper: a group with equal rewards leaves the step, with its KL term (the formula
-would divide by a standard deviation of 0). An episode broken by the environment is dropped from its
-group, not counted as a failure. An episode without exit earns nothing for its answer. By default
-all tokens of a batch weigh the same (--loss-norm); with --paper they do not. compress.py says how
-the released code differs.
+Differs from the paper: groups whose rewards are all equal are dropped, so they add neither policy
+gradient nor KL (the formula would divide by a standard deviation of 0). An episode broken by the
+environment is dropped from its group, not counted as a failure. An episode without exit earns
+nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm); with --paper
+they do not. compress.py says how the released code differs.
 
-Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens.
+Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens, D width.
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
+import run  # first: it prepares OpenMP before torch loads
 
 import asyncio
 import random
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import bc
-from bc import count_skipped, optimizer_step
-from compress import Chat, Row, Trajectory, micro_batches, open_chat, pack, rows
-from evaluate import (Benchmark, Environment, command_line, evaluate, newest, report, resume,
-                      start_run, with_size)
-from model import (all_max, all_sum, computing_dtype, gather, init_dist, load, load_tokenizer,
-                   rank, save, save_training, token_logprobs, without_adapters, world_size)
+import worlds
+from compress import Chat, Row, Trajectory, open_chat, pack, trajectory_rows
+from evaluate import Benchmark, Environment, evaluate, figures
+from model import (computing_dtype, config_json, load, load_tokenizer, save, token_logprobs,
+                   without_adapters)
 from rollout import actions_help, rollout
-from worlds import load_tasks, open_sites
-from worlds.onlooker import ticker
 
 
 @dataclass
 class Config(Benchmark):
+    """Every knob is a flag; the comment behind it is its --help."""
     # Model and data
-    model: str = ""              # warm-started checkpoint; "": runs/bc, made by bc.py if missing
+    model: str | None = None     # warm-started checkpoint; None: runs/bc, made by bc.py if missing
     tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], or WebArena task files; commas
     out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
@@ -67,21 +64,18 @@ class Config(Benchmark):
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
-    max_change: float = 0.0      # bound on mean |log rho|; 0: none. bfloat16: 0.01 to 0.05
-    turn_credit: float = 0.0     # weight of the advantages of turns (GiGPO); 0: one A_i an episode
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
     # Optimization
-    lr: float = 0.0              # peak; 0: 3e-4, or 1e-6 above 10 million parameters
+    lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters
     warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
     lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
-    replicas: int = 1            # groups of ranks that each hold the whole model (HSDP): one a node
     seed: int = 0                # of the order of tasks and of sampling
-    held_out: str = ""           # tasks to evaluate greedily on the way; OUT/best keeps the best
+    held_out: str | None = None  # tasks to evaluate greedily on the way; OUT/best keeps the best
     held_out_every: int = 5      # steps between these evaluations
     save_every: int = 1          # steps between saves of weights and training state
     keep_every: int = 0          # steps between checkpoints that stay, as OUT/step-00010; 0: none
@@ -94,18 +88,33 @@ class Config(Benchmark):
     paper: bool = False          # the paper's values (Appendix B) for all flags not given
 
 
-# Appendix B; G and max_turns are the released code's. steps: one pass over its 647 tasks.
-# concurrency: a step's episodes on each of eight ranks. save_every: a 3B model's state is 37 GB.
-PAPER = dict(lr=1e-6, batch=16, G=4, beta=0.001, eps=0.2, temperature=1.0, max_context=16384,
-             max_new_tokens=1024, max_turns=15, steps=40, updates_per_batch=1, warmup=0.0,
-             decay=False, loss_norm="paper", recompute=True, max_tokens=16384, concurrency=8,
-             save_every=5, max_change=0.0, turn_credit=0.0)
+# Appendix B; G and max_turns are the released code's.
+PAPER = dict(
+    steps=40,  # one pass over its 647 tasks
+    batch=16,
+    G=4,
+    eps=0.2,
+    beta=0.001,
+    updates_per_batch=1,
+    loss_norm="paper",
+    temperature=1.0,
+    lr=1e-6,
+    warmup=0.0,
+    decay=False,
+    max_turns=15,
+    max_new_tokens=1024,
+    max_context=16384,
+    max_tokens=16384,
+    recompute=True,
+    concurrency=8,  # a step's episodes on each of eight ranks
+    save_every=5,  # a 3B model's training state is 37 GB
+)
 
 
 # ---------------------------------------------------------------------- the algorithm: fork here --
 
 
-def group_advantages(group: list[Trajectory], turn_credit: float = 0.0) -> list[Trajectory]:
+def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
     """Sets A_i of a group's valid trajectories; returns those that train: all valid ones, or none.
 
     The baseline is over trajectories, not turns. Episodes that the environment broke leave the
@@ -116,27 +125,10 @@ def group_advantages(group: list[Trajectory], turn_credit: float = 0.0) -> list[
     r = torch.tensor([tau.reward for tau in valid], dtype=torch.float64)
     if len(valid) < 2 or r.min() == r.max():
         return []
-    for tau, A in zip(valid, ((r - r.mean()) / r.std()).tolist()):
-        tau.advantage = A
-    turn_advantages(valid, turn_credit)
+    A = (r - r.mean()) / r.std()
+    for tau, A_i in zip(valid, A.tolist()):
+        tau.advantage = A_i
     return valid
-
-
-def turn_advantages(group: list[Trajectory], weight: float, gamma: float = 0.95):
-    """Sets what single turns add to A_i: credit within an episode (GiGPO, arXiv 2505.10978).
-
-    Turns that saw the same page, text for text, form a group of their own. Its members compare
-    R = gamma^(turns after it) r_i, so a useless click costs even in an episode that succeeds.
-    """
-    pages = {}
-    for tau in group:
-        for after, turn in enumerate(reversed(tau.turns)):
-            pages.setdefault(turn.observation, []).append((turn, gamma ** after * tau.reward))
-    for same in pages.values():
-        R = torch.tensor([value for _, value in same], dtype=torch.float64)
-        if R.min() < R.max():
-            for (turn, _), A in zip(same, ((R - R.mean()) / R.std()).tolist()):
-                turn.advantage = weight * A
 
 
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
@@ -154,103 +146,41 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     return loss, {"kl": kl_N.sum().item(), "clip_frac": clipped_N.sum().item()}
 
 
-def weigh(kept: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
-    """Training rows of the groups that train. Means count the groups and tokens of all ranks."""
-    actions = sum(len(turn.action_ids) for group in kept for tau in group for turn in tau.turns)
-    groups, tokens = all_sum([len(kept), actions]).tolist()
-    longest, out = cfg.max_turns * cfg.max_new_tokens, []
-    for group in kept:
+def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
+    """Training rows of the groups that train, each with the weight of its action tokens in L.
+
+    Means count the groups and tokens of all ranks.
+    """
+    n_tokens = 0
+    for group in groups:
         for tau in group:
-            turns = rows(chat, tau)
-            for row in turns:
-                row.weight = {"paper": 1 / (groups * len(group) * len(turns) * row.n_action),
-                              "token": 1 / tokens,
-                              "constant": 1 / (groups * len(group) * longest)}[cfg.loss_norm]
-            out += turns
+            n_tokens += sum(len(turn.action_ids) for turn in tau.turns)
+    n_groups, n_tokens = run.all_sum([len(groups), n_tokens]).tolist()
+    longest = cfg.max_turns * cfg.max_new_tokens
+    out = []
+    for group in groups:
+        for tau in group:
+            rows = trajectory_rows(chat, tau)
+            for row in rows:
+                if cfg.loss_norm == "paper":  # the means over groups, episodes, turns and tokens
+                    row.weight = 1 / (n_groups * len(group) * len(rows) * row.n_action)
+                elif cfg.loss_norm == "token":
+                    row.weight = 1 / n_tokens
+                else:  # constant: as if every episode had the longest possible length
+                    row.weight = 1 / (n_groups * len(group) * longest)
+            out += rows
     return out
 
 
-def per_token(batch: list[Row], value, device):
-    """value(row), a number for each action token of a row, for all rows of a micro-batch: (N,)."""
-    return torch.tensor([number for row in batch for number in value(row)], device=device)
+def per_token(values: list[float], batch: list[Row], device):
+    """One value per row -> (N,): the value at each of the row's action tokens."""
+    counts = torch.tensor([row.n_action for row in batch], device=device)
+    return torch.tensor(values, device=device).repeat_interleave(counts)
 
 
-def loss_of(batch: list[Row], logp_N, logp_ref_N, cfg: Config):
-    """`mgrpo_loss` of a micro-batch."""
-    logp_old_N = per_token(batch, lambda row: row.logps, logp_N.device)
-    A_N = per_token(batch, lambda row: [row.advantage] * row.n_action, logp_N.device)
-    weight_N = per_token(batch, lambda row: [row.weight] * row.n_action, logp_N.device)
-    return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, cfg.eps, cfg.beta)
-
-
-def update(model, reference, optimizer, rows: list[Row], cfg: Config, device, loss_of=loss_of,
-           log=None) -> dict:
-    """One optimizer step on the rows of all ranks, or only its metrics if there is no optimizer."""
-    batches = micro_batches(rows, cfg.max_tokens)
-    padding = Row(trunk=[], prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
-    averaged = ("kl", "clip_frac", "entropy", "logp_gap")
-    sums, largest = dict.fromkeys(("loss", "actions", "tokens", *averaged), 0.0), 0.0
-    # Sharded ranks must run equally many forwards: a rank with fewer runs a row of weight zero.
-    forwards = all_max(len(batches))
-    for i in range(forwards):
-        real = i < len(batches)
-        batch = batches[i] if real else [padding]
-        inputs = pack(batch, device)
-        logp_N, entropy_N = token_logprobs(model, **inputs, temperature=cfg.temperature)
-        for row, logp in zip(batch, logp_N.detach().split([row.n_action for row in batch])):
-            if row.logps is None:  # a fork replays it: its first pass stands in for the rollout
-                row.logps = logp.tolist()
-        logp_ref_N = logp_N.detach()
-        if reference is not None:
-            with torch.no_grad(), without_adapters(reference):
-                logp_ref_N, _ = token_logprobs(reference, **inputs, temperature=cfg.temperature)
-        loss, metrics = loss_of(batch, logp_N, logp_ref_N, cfg)
-        if optimizer:
-            (loss * world_size()).backward()  # FSDP averages over ranks; weights count all ranks
-        if real:
-            gap_N = (logp_N.detach() - per_token(batch, lambda row: row.logps, device)).abs()
-            largest = max(largest, gap_N.max().item())
-            metrics |= {"loss": loss.item(), "entropy": entropy_N.sum().item(),
-                        "logp_gap": gap_N.sum().item(), "actions": len(logp_N),
-                        "tokens": inputs["tokens_BT"].numel()}
-            sums = {key: sums[key] + metrics[key] for key in sums}
-        if log:
-            log((i + 1) / forwards)  # the share that is done
-    sums = dict(zip(sums, all_sum(list(sums.values())).tolist()))
-    grad_norm, skipped = 0.0, False
-    if optimizer and sums["actions"]:
-        grad_norm, skipped = optimizer_step(model, optimizer, sums["loss"], cfg.clip)
-    return {"loss": sums["loss"], "grad_norm": grad_norm, "skipped": int(skipped),
-            **{key: sums[key] / max(sums["actions"], 1) for key in averaged},
-            "largest_gap": all_max(largest), "tokens_trained": int(sums["tokens"])}
-
-
-def train(model, reference, optimizer, kept, chat: Chat, cfg: Config, device, weigh=weigh,
-          loss_of=loss_of) -> dict:
-    """All updates on a batch of episodes; returns the step's metrics.
-
-    Clipping only zeroes gradients, from the second update on, so it does not bound the step.
-    max_change does: if the mean |log rho| exceeds it, the weights move only part of the way.
-    """
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    start = [weight.detach().clone() for weight in weights] if cfg.max_change else []
-    rows = weigh(kept, chat, cfg)
-    tick, n = ticker("  updates ") if rank() == 0 else lambda line: None, cfg.updates_per_batch
-    passes = [update(model, reference, optimizer, rows, cfg, device, loss_of,
-                     lambda share, i=i: tick(f"({100 * (i + share) / n:.0f}%)")) for i in range(n)]
-    measured, share = passes[1:], 1.0  # each pass measures what the updates before it have changed
-    if cfg.max_change:
-        with torch.no_grad():
-            measured.append(update(model, reference, None, rows, cfg, device, loss_of))
-            if measured[-1]["logp_gap"] > cfg.max_change:
-                share = cfg.max_change / measured[-1]["logp_gap"]
-                for weight, old in zip(weights, start):
-                    weight.lerp_(old, 1 - share)
-    return passes[0] | {"clip_frac": passes[-1]["clip_frac"], "kl": passes[-1]["kl"],
-                        "skipped": sum(one["skipped"] for one in passes), "share": share,
-                        "change": [one["logp_gap"] for one in measured],
-                        "largest_change": [one["largest_gap"] for one in measured],
-                        "tokens_trained": sum(one["tokens_trained"] for one in passes)}
+def sampled_logps(batch: list[Row], device):
+    """(N,): the action tokens' log-probs when they were sampled."""
+    return torch.tensor([logp for row in batch for logp in row.logps], device=device)
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
@@ -260,171 +190,380 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     step holds a task twice: that would play the same episodes twice.
     """
     number, k = divmod(step, len(tasks) // cfg.batch)
+    shuffled = random.Random(f"{cfg.seed}/pass {number}").sample(tasks, len(tasks))
     templates = {}
-    for task in random.Random(f"{cfg.seed}/pass {number}").sample(tasks, len(tasks)):
+    for task in shuffled:
         templates.setdefault(task.get("intent_template_id"), []).append(task)
     # A template's n tasks stand 1/n of the pass apart; each template has a start of its own.
-    spread = [((j + t / len(templates)) / len(own), task)
-              for t, own in enumerate(templates.values()) for j, task in enumerate(own)]
-    order = [task for _, task in sorted(spread, key=lambda pair: pair[0])]
+    places = []
+    for t, own in enumerate(templates.values()):
+        offset = t / len(templates)
+        for j, task in enumerate(own):
+            places.append(((j + offset) / len(own), task))
+    places.sort(key=lambda pair: pair[0])
+    order = [task for _, task in places]
     return order[k * cfg.batch:(k + 1) * cfg.batch]
 
 
-def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment, seed: str, log=None,
-            **more):
-    """Plays tasks, whole groups per rank; returns this rank's (trajectories, groups that train)."""
-    mine, settings = tasks[rank()::world_size()], replace(cfg)
-    settings.onlooker = env.onlooker(tasks, cfg.G, seed)
-    episodes = asyncio.run(rollout(model, chat, mine, env.score, settings, group=cfg.G, seed=seed,
-                                   temperature=cfg.temperature, log=log, enter=env.enter, **more))
-    groups = [episodes[i:i + cfg.G] for i in range(0, len(episodes), cfg.G)]
-    kept = (group_advantages(group, cfg.turn_credit) for group in groups)
-    return episodes, [group for group in kept if group]
+class MGRPO:
+    """The parts of the method that a fork replaces. `main` holds the loop around them.
+
+    To fork, subclass it in a file of your own and run mgrpo.main(cfg, YourMethod); see forks/.
+    """
+    smallest_group = 2  # below this the group's mean is the episode itself
+
+    def __init__(self, cfg: Config, chat: Chat, model, reference, optimizer, device):
+        self.cfg = cfg
+        self.chat = chat
+        self.model = model
+        self.reference = reference  # None without a KL term
+        self.optimizer = optimizer
+        self.device = device
+
+    def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
+        """The step's tasks, alike on all ranks."""
+        return task_batch(tasks, step, self.cfg)
+
+    def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, **search):
+        """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order."""
+        cfg = self.cfg
+        seed = f"{cfg.seed}/{step}"
+        env.reset(tasks, group=cfg.G, name=seed)
+        mine = tasks[run.rank()::run.world_size()]
+        episodes = asyncio.run(rollout(self.model, self.chat, mine, env, cfg, group=cfg.G, seed=seed,
+                                       temperature=cfg.temperature, tick=tick, **search))
+        for tau in episodes:
+            tau.reward = self.reward(tau)
+        return episodes
+
+    def reward(self, tau: Trajectory) -> float:
+        """What training maximizes. Statistics always count tau.success."""
+        return tau.success
+
+    def advantages(self, group: list[Trajectory]) -> list[Trajectory]:
+        """Sets the advantages within one task's group; returns the episodes that train."""
+        return group_advantages(group)
+
+    def learn_from(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
+        """(training rows with advantages and weights, more metrics) of this rank's episodes."""
+        kept = []
+        for start in range(0, len(episodes), self.cfg.G):
+            training = self.advantages(episodes[start:start + self.cfg.G])
+            if training:
+                kept.append(training)
+        rows = weigh(kept, self.chat, self.cfg)
+        return rows, {"groups_kept": int(run.all_sum([len(kept)]))}
+
+    def updates(self, step: int) -> int:
+        """How many optimizer steps the step's rows are used for."""
+        return self.cfg.updates_per_batch
+
+    def loss(self, batch: list[Row], logp_N, logp_ref_N, hidden_ND):
+        """The loss of a micro-batch and its metrics, as sums over its tokens.
+
+        hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads.
+        """
+        logp_old_N = sampled_logps(batch, logp_N.device)
+        A_N = per_token([row.advantage for row in batch], batch, logp_N.device)
+        weight_N = per_token([row.weight for row in batch], batch, logp_N.device)
+        return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N,
+                          eps=self.cfg.eps, beta=self.cfg.beta)
 
 
-def rollout_metrics(trajectories: list[Trajectory], kept: list[list[Trajectory]]) -> dict:
-    """The step's episodes in numbers, over all ranks."""
-    ok = [tau for tau in trajectories if tau.status == "ok"]
-    turns = [turn for tau in ok for turn in tau.turns]
-    response = sum(len(turn.action_ids) for turn in turns)
-    observation = sum(len(turn.observation_ids) for turn in turns)
-    sums = {"episodes": len(ok), "reward": sum(tau.reward for tau in ok), "turns": len(turns),
-            "response": response, "tokens": response + observation}
-    counts = {"groups_kept": len(kept), "env_errors": len(trajectories) - len(ok),
-              "env_retries": sum(bool(tau.fault) for tau in trajectories),
-              "truncated": sum(not turn.ended for turn in turns),
-              "invalid_actions": sum(bool(turn.error) and not turn.action for turn in turns),
-              "failed_actions": sum(bool(turn.error) and bool(turn.action) for turn in turns),
-              "pages_cut": sum(turn.page_cut for turn in turns)}
-    total = dict(zip([*sums, *counts], all_sum([*sums.values(), *counts.values()]).tolist()))
-    n = max(total["episodes"], 1)
-    return {"reward": total["reward"] / n, "success_rate": total["reward"] / n,
-            "turns": total["turns"] / n, "response_tokens": total["response"] / max(total["turns"], 1),
-            "trajectory_tokens": total["tokens"] / n, **{name: int(total[name]) for name in counts}}
+MEANS = ("kl", "clip_frac", "entropy", "logp_gap")  # metrics that are means over action tokens
+
+
+def reference_logps(method: MGRPO, inputs: dict, logp_N):
+    """Log-probs of the action tokens under the reference; the policy's own if there is none."""
+    if method.reference is None:
+        return logp_N.detach()
+    with torch.no_grad(), without_adapters(method.reference):
+        logp_ref_N, _, _ = token_logprobs(method.reference, **inputs, temperature=method.cfg.temperature)
+    return logp_ref_N
+
+
+def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
+    """One optimizer step on the rows of all ranks; returns its metrics.
+
+    logp_gap is the mean |log pi - log pi_old|. Before the first update it is rounding alone.
+    """
+    cfg = method.cfg
+    sums = dict.fromkeys((*MEANS, "loss", "actions", "tokens"), 0.0)
+    batches = bc.balanced_micro_batches(rows, cfg.max_tokens)
+    for i, batch in enumerate(batches):
+        # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
+        inputs = pack(batch, method.device)
+        logp_N, entropy_N, hidden_ND = token_logprobs(method.model, **inputs, temperature=cfg.temperature)
+        logp_ref_N = reference_logps(method, inputs, logp_N)
+        remember_missing(batch, logp_N)
+
+        # 2) Loss and backward. FSDP averages gradients over ranks, but weights count all ranks.
+        loss, metrics = method.loss(batch, logp_N, logp_ref_N, hidden_ND)
+        (loss * run.world_size()).backward()
+
+        # 3) Measure.
+        if batch[0] is not bc.PADDING:
+            gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
+            metrics["loss"] = loss.item()
+            metrics["entropy"] = entropy_N.sum().item()
+            metrics["logp_gap"] = gap_N.sum().item()
+            metrics["actions"] = len(logp_N)
+            metrics["tokens"] = inputs["tokens_BT"].numel()
+            for key in sums:
+                sums[key] += metrics[key]
+        tick((i + 1) / len(batches))
+
+    # 4) Step.
+    totals = run.all_sum(list(sums.values())).tolist()
+    metrics = dict(zip(sums, totals))
+    loss = metrics["loss"]
+    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, loss, cfg.clip)
+    for key in MEANS:
+        metrics[key] /= metrics["actions"]
+    metrics["grad_norm"] = grad_norm
+    metrics["skipped"] = int(skipped)
+    return metrics
+
+
+def remember_missing(batch: list[Row], logp_N):
+    """Replayed episodes have no log-probs of their sampling: a fork's first pass stands in for it."""
+    counts = [row.n_action for row in batch]
+    for row, logp in zip(batch, logp_N.detach().split(counts)):
+        if row.logps is None:
+            row.logps = logp.tolist()
+
+
+def update_metrics(passes: list[dict]) -> dict:
+    """The metrics of a step's updates. None, not 0, where nothing was trained."""
+    keys = ("loss", "grad_norm", *MEANS)
+    if not passes:
+        return {**dict.fromkeys(keys), "skipped": 0, "change": [], "tokens_trained": 0}
+    # The first pass is on-policy: its gap is that between rollout and training.
+    line = {key: passes[0][key] for key in keys}
+    line["kl"] = passes[-1]["kl"]
+    line["clip_frac"] = passes[-1]["clip_frac"]
+    line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho|, by earlier updates
+    line["skipped"] = sum(one["skipped"] for one in passes)
+    line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
+    return line
 
 
 # ------------------------------------------------------------------------------------ the script --
 
 
-def warm_start(cfg: Config, log) -> str:
-    """The checkpoint to start from. Runs bc.py's stage if there is none."""
-    if not cfg.model and not (Path("runs/bc") / "model.safetensors").exists():
-        log("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
-        bc.main(bc.Config(seed=cfg.seed, viewport_only=cfg.viewport_only, text_only=cfg.text_only,
-                          max_page_chars=cfg.max_page_chars))
-    return cfg.model or "runs/bc"
-
-
-def learning_rate(step: int, cfg: Config) -> float:
-    """Linear warm-up; then constant, or a linear fall to zero."""
-    warm = round(cfg.warmup * cfg.steps)
-    rise = (step + 1) / max(warm, 1)
-    fall = (cfg.steps - step) / max(cfg.steps - warm, 1) if cfg.decay else 1.0
-    return cfg.lr * min(1.0, rise, fall)
-
-
-def greedy_success(model, chat: Chat, tasks: list[dict], cfg: Config, env: Environment) -> float:
-    """Success rate of greedy episodes on tasks, over all ranks."""
-    env.reset()
-    tick = ticker("  held out: ") if rank() == 0 else None
-    ok = [tau for tau in evaluate(model, chat, tasks, cfg, env, log=tick) if tau.status == "ok"]
-    return sum(tau.reward for tau in ok) / max(len(ok), 1)
-
-
-def is_best(rate: float, out: Path) -> bool:
-    """Whether no earlier step of the run did as well. Rank 0 decides: others may not see the file."""
-    lines, _ = newest(out / "metrics.jsonl", 10**6, 10**9)
-    ahead = all(rate > line.get("held_out_success", -1) for line in lines[:-1])
-    return bool(all_max(int(rank() == 0 and ahead)))
-
-
-def open_training(cfg: Config, device):
-    """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
-    dtype = computing_dtype(device) if cfg.lora else torch.float32
-    opened = lambda: load(cfg.model, dtype, device, sharded=True, replicas=cfg.replicas, lora=cfg.lora)
-    model, reference = opened(), None
-    model.recompute = cfg.recompute
-    if cfg.beta:  # with LoRA the policy itself, see `without_adapters`
-        reference = model if cfg.lora else opened().requires_grad_(False)
-    # 0.99 averages the second moment over 100 steps, not bc.py's 50: these gradients are noisier.
-    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    return model, reference, optimizer
-
-
-def main(cfg: Config, open_training=open_training, task_batch=task_batch, collect=collect, train=train):
-    """The script. A fork passes the functions in which it differs; see forks/."""
+def check(cfg: Config, Method):
+    """Refuses settings that cannot train."""
     if cfg.loss_norm not in ("paper", "token", "constant"):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
     if not 0 <= cfg.warmup <= 1:
         raise ValueError(f"--warmup {cfg.warmup:g}: it is a share of the steps, from 0 to 1.")
-    device, out = init_dist(), Path(cfg.out)
-    log = print if rank() == 0 else (lambda *_: None)
-    cfg = replace(cfg, model=warm_start(cfg, log))
+    if cfg.G < Method.smallest_group:
+        raise ValueError(f"--G {cfg.G}: an episode is compared with others of its task; "
+                         f"give at least {Method.smallest_group}.")
+
+
+def warm_start(cfg: Config) -> str:
+    """The checkpoint to start from. Runs bc.py's stage if there is none."""
+    if cfg.model:
+        return cfg.model
+    if not (Path("runs/bc") / "model.safetensors").exists():
+        run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
+        pages = {knob: getattr(cfg, knob) for knob in ("viewport_only", "text_only", "max_page_chars")}
+        bc.main(bc.Config(seed=cfg.seed, **pages))
+    return "runs/bc"
+
+
+def open_training(cfg: Config, device):
+    """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
+    def opened():
+        dtype = computing_dtype(device) if cfg.lora else torch.float32
+        return load(cfg.model, dtype, device, sharded=True, lora=cfg.lora)
+
+    model = opened()
+    model.recompute = cfg.recompute
+    reference = None
+    if cfg.beta and cfg.lora:
+        reference = model  # with its adapters off, the same weights are the reference
+    elif cfg.beta:
+        reference = opened().requires_grad_(False)
+    # The learning rate is set at each step. 0.99 averages the second moment over 100 steps, not
+    # bc.py's 50: these gradients are noisier.
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+    return model, reference, optimizer
+
+
+def open_method(cfg: Config, Method, device) -> MGRPO:
+    """The method with its policy. Its cfg has every value that was None."""
+    cfg = replace(cfg, model=warm_start(cfg))
     chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
-    cfg = replace(cfg, lr=cfg.lr or bc.lr_by_size(model, 3e-4, 1e-6) * (10 if cfg.lora else 1))
+    if cfg.lr is None:
+        lr = bc.lr_by_size(model, small=3e-4, large=1e-6)
+        cfg = replace(cfg, lr=lr)
+    return Method(cfg, chat, model, reference, optimizer, device)
+
+
+def warmup_linear(step: int, cfg: Config) -> float:
+    """The learning rate: a linear rise; then constant, or a linear fall to zero."""
+    warm = round(cfg.warmup * cfg.steps)
+    rise = (step + 1) / max(warm, 1)
+    fall = 1.0
+    if cfg.decay:
+        fall = (cfg.steps - step) / max(cfg.steps - warm, 1)
+    return cfg.lr * min(1.0, rise, fall)
+
+
+def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float | None:
+    """Success rate of greedy episodes on tasks, over all ranks."""
+    env.reset(tasks)
+    tick = run.ticker("  held out: ")
+    played = evaluate(method.model, method.chat, tasks, env, method.cfg, tick=tick)
+    return figures(played)["success_rate"]
+
+
+def due(step: int, every: int, cfg: Config) -> bool:
+    """Whether what happens every so many steps, and after the last one, happens now."""
+    if step == cfg.steps - 1:
+        return True
+    return every > 0 and (step + 1) % every == 0
+
+
+def is_best(line: dict, out: Path) -> bool:
+    """Whether no earlier step did as well on the same tasks. Rank 0 decides: it sees the file."""
+    rate = line.get("held_out_success")
+    if rate is None:
+        return False
+    best = False
+    if run.rank() == 0:
+        rows, _ = run.newest(out / "metrics.jsonl", count=10**6, size=10**9)
+        earlier = [row["held_out_success"] for row in rows[:-1] if row.get("held_out") == line["held_out"]]
+        best = all(rate > (other or 0.0) for other in earlier)
+    return bool(run.all_max(int(best)))
+
+
+def save_everything(method: MGRPO, directory: run.Run, line: dict):
+    """Checkpoints, report and training state, as far as they are due after a step."""
+    cfg = method.cfg
+    step = line["step"]
+
+    def save_as(path, **more):
+        settings = {**directory.config, **more}
+        save(method.model, path, like=cfg.model, run=settings)
+
+    if is_best(line, directory.path):
+        save_as(directory.path / "best", step=step + 1, held_out_success=line["held_out_success"])
+    if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
+        save_as(directory.path / f"step-{step + 1:05}")
+    if due(step, cfg.save_every, cfg):
+        save_as(directory.path)
+        if run.rank() == 0:
+            run.report(directory.path)
+        # The training state comes last: where it is found, all else is in place.
+        run.save_state(cfg, method.model, method.optimizer, step + 1)
+
+
+def show_progress(tick, i: int, n: int, share: float):
+    """Of the i-th of n updates, a share is done."""
+    tick(f"({100 * (i + share) / n:.0f}%)")
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def print_step(line: dict, cfg: Config, minutes_left: float):
+    """A step in one line for people."""
+    said = f"step {line['step'] + 1}/{cfg.steps}  success {percent(line['success_rate'])}"
+    if line["turns"] is not None:
+        said += f"  turns {line['turns']:.1f}"
+    said += f"  groups {line['groups_kept']}/{cfg.batch}"
+    if line["entropy"] is not None:
+        said += f"  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}"
+    said += f"  rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"
+    run.print0(f"{said}  {minutes_left:.0f} min left")
+    gap = line["logp_gap"] or 0.0
+    rounding = 0.1 if torch.cuda.is_available() else 1e-3  # bfloat16, float32
+    if gap > rounding:
+        run.print0("  ! logp_gap is far above rounding: training does not score what was sampled")
+
+
+def main(cfg: Config, Method=MGRPO):
+    """The script. A fork passes its own Method."""
+    check(cfg, Method)
+    device = run.init_dist()
+    method = open_method(cfg, Method, device)
+    cfg = method.cfg
     free = {"held_out", "held_out_every", "keep_every", "reset_url"}
-    free |= set() if cfg.decay or cfg.warmup else {"steps"}  # lr depends on it through these two
-    first = resume(cfg, model, optimizer, free)
-    run = start_run(cfg, device, model.config.raw, first)
-    save_as = lambda path, **more: save(model, path, like=cfg.model, run=run.config | more)
-    with open_sites(",".join(filter(None, (cfg.tasks, cfg.held_out)))) as sites:
-        env = Environment(cfg, sites, out)
-        read = lambda spec: load_tasks(spec, sites, judge=env.judge is not None, log=log)
-        tasks, held_out = read(cfg.tasks), read(cfg.held_out) if cfg.held_out else []
+    if not cfg.decay and not cfg.warmup:
+        free.add("steps")  # the learning rate depends on it through these two
+    first = run.resume(cfg, method.model, method.optimizer, free)
+    if first >= cfg.steps:
+        run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
+                   "Give --no-resume to start over, or another --out.")
+        return
+    directory = run.start_run(cfg, device, config_json(method.model), first)
+
+    with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
+        env = Environment(sites, cfg.out, cfg)
+        tasks = worlds.load_tasks(cfg.tasks, sites, judge=env.judge is not None)
+        held_out = []
+        if cfg.held_out:
+            held_out = worlds.load_tasks(cfg.held_out, sites, judge=env.judge is not None)
         if cfg.batch > len(tasks):  # a task twice in a step would play the same episodes twice
             raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks.")
-        log(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
-            f"writing {out} from step {first + 1} on")
-        skipped, start = 0, time.monotonic()  # skipped: updates in a row
+        run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
+                   f"writing {cfg.out} from step {first + 1} on")
+        start = time.monotonic()
         for step in range(first, cfg.steps):
-            due = lambda every: every and (step + 1) % every == 0 or step == cfg.steps - 1
-            # Collect, each episode in a browser context of its own. Advantages: who beat the group?
+            # 1) Collect. Each episode has a browser context of its own.
             began = time.monotonic()
-            env.reset()
-            batch = task_batch(tasks, step, cfg)
-            tick = ticker(f"step {step + 1}/{cfg.steps}: ") if rank() == 0 else None
-            trajectories, kept = collect(model, chat, batch, cfg, env, f"{cfg.seed}/{step}", tick)
+            batch = method.choose_tasks(tasks, step)
+            tick = run.ticker(f"step {step + 1}/{cfg.steps}: ")
+            episodes = method.collect(batch, env, step, tick)
+
+            # 2) Advantages: which episodes did better than the others of their group?
             rolled = time.monotonic()
-            # Update. The first pass is on-policy: its gap is that between rollout and training.
-            optimizer.param_groups[0]["lr"] = learning_rate(step, cfg)
-            trained = train(model, reference, optimizer, kept, chat, cfg, device)
-            seconds = time.monotonic() - rolled
-            left = (time.monotonic() - start) / (step + 1 - first) * (cfg.steps - step - 1)
-            # Log.
-            line = {"step": step, **rollout_metrics(trajectories, kept), **trained,
-                    "seconds_rollout": rolled - began, "seconds_train": seconds,
-                    "tokens_per_second": trained["tokens_trained"] / seconds}
-            log(f"step {step + 1}/{cfg.steps}  success {line['success_rate']:.1%}  "
-                f"turns {line['turns']:.1f}  groups {line['groups_kept']}/{cfg.batch}  "
-                f"entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}  "
-                f"rollout {rolled - began:.0f} s  train {seconds:.0f} s  {left / 60:.0f} min left")
-            if line["logp_gap"] > (0.1 if device.type == "cuda" else 1e-3):  # bfloat16, float32
-                log("  ! logp_gap is far above rounding: training does not score what was sampled")
-            if line["share"] < 1:
-                log(f"  ! --max-change {cfg.max_change:g}: the weights moved {line['share']:.0%} of the way")
-            # Evaluate.
-            if held_out and due(cfg.held_out_every):
-                line["held_out_success"] = greedy_success(model, chat, held_out, cfg, env)
-                log(f"  held out: success {line['held_out_success']:.1%}")
-            run.write(line)
-            records = [tau.to_json(chat, step=step, split="train") for tau in trajectories]
-            run.append("trajectories.jsonl", gather(records))
-            skipped = count_skipped(skipped, line["skipped"] > 0, log)
-            # Save. The training state comes last: where it is found, all else is in place.
-            if "held_out_success" in line and is_best(line["held_out_success"], out):
-                save_as(out / "best", step=step + 1, held_out_success=line["held_out_success"])
-            if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
-                save_as(out / f"step-{step + 1:05}")
-            if due(cfg.save_every):
-                save_as(out)
-                if rank() == 0:
-                    report(out)
-                save_training(out / "state", model, optimizer, {"step": step + 1, "config": asdict(cfg)})
-    if rank() == 0 and (page := out / "report.html").exists():
-        print(with_size(page))
-    log(f"saved {out}; next: python evaluate.py --model {out} --tasks {cfg.tasks.replace('train', 'test')}")
+            rows, measured = method.learn_from(episodes, step)
+
+            # 3) Update: forward, loss, backward, step. From the second pass on rho leaves 1, and
+            #    clipping takes effect.
+            method.optimizer.param_groups[0]["lr"] = warmup_linear(step, cfg)
+            passes = []
+            if run.all_max(len(rows)):
+                n = method.updates(step)
+                tick = run.ticker("  updates ")
+                for i in range(n):
+                    passes.append(update(method, rows, partial(show_progress, tick, i, n)))
+
+            # 4) Log.
+            ended = time.monotonic()
+            line = {"step": step}
+            line.update(figures(run.gather(episodes)))
+            line.update(update_metrics(passes))
+            line.update(measured)
+            line["seconds_rollout"] = rolled - began
+            line["seconds_train"] = ended - rolled
+            line["tokens_per_second"] = line["tokens_trained"] / line["seconds_train"]
+            seconds_a_step = (ended - start) / (step + 1 - first)
+            print_step(line, cfg, minutes_left=seconds_a_step * (cfg.steps - step - 1) / 60)
+
+            # 5) Evaluate.
+            if held_out and due(step, cfg.held_out_every, cfg):
+                line["held_out"] = cfg.held_out
+                line["held_out_success"] = greedy_success(method, held_out, env)
+                run.print0(f"  held out: success {percent(line['held_out_success'])}")
+
+            # 6) Save.
+            records = [tau.to_json(method.chat, step=step, split="train") for tau in episodes]
+            directory.append("trajectories.jsonl", run.gather(records))
+            directory.write(line)
+            save_everything(method, directory, line)
+
+    if run.rank() == 0:
+        print(run.with_size(directory.path / "report.html"))
+    tests = cfg.tasks.replace("train", "test")
+    run.print0(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks {tests}")
 
 
 if __name__ == "__main__":
-    command_line(main, Config, __doc__, {"paper": PAPER}, start="runs/bc")
+    run.command_line(main, Config, __doc__, {"paper": PAPER}, start="runs/bc")

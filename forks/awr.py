@@ -21,30 +21,25 @@ A (mean 0, deviation 1) and takes beta = 1. Here A stays as it is: where V is su
 near 0 and the weight near 1.
 
 Differs from mgrpo.py in 38 lines and shared.py: no groups, replayed episodes, a value head, another
-loss. So --beta, --eps and --turn-credit have no effect. groups_kept counts episodes. value_loss is
+loss. So --beta and --eps have no effect. groups_kept counts episodes. value_loss is
 V's cross-entropy before this step's updates; the replayed half of the episodes it has seen before.
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
-
-import math
 import sys
 from dataclasses import dataclass
 from functools import partial
+from math import exp, log
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
-
-import torch
+import run  # before torch
 
 import mgrpo
-from evaluate import command_line
-from forks.shared import add_heads, fit, likelihood, predict, recall, samples, states
+from forks.shared import add_heads, fit, likelihood, predict, recall, samples, states, successes
 
 
 @dataclass
 class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/awr"        # the run's directory; at the end it is also the checkpoint
     # AWR
     awr_beta: float = 0.2        # temperature of the weights exp(A / beta); smaller: only the best
@@ -54,46 +49,47 @@ class Config(mgrpo.Config):
     head_updates: int = 60       # of the value head, per step
 
 
-def open_training(cfg: Config, device):
-    model, reference, optimizer = mgrpo.open_training(cfg, device)
-    add_heads(model, optimizer, "value", lr=cfg.head_lr)
-    return model, reference, optimizer
+class AWR(mgrpo.MGRPO):
+    smallest_group = 1  # episodes are not compared within groups
 
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
+        if cfg.awr_beta <= 0 or cfg.limit <= 0:
+            raise ValueError("--awr-beta and --limit must be above 0.")
+        add_heads(model, optimizer, "value", lr=cfg.head_lr)
 
-def collect(model, chat, tasks, cfg: Config, env, seed: str, log=None):
-    """Plays as M-GRPO does. All valid episodes train, and past ones; each is a group of its own."""
-    played, _ = mgrpo.collect(model, chat, tasks, cfg, env, seed, log)
-    valid = [tau for tau in played if tau.status == "ok"]
-    return played, [[tau] for tau in valid + recall(chat, cfg, cfg.past, seed)]
+    def learn_from(self, episodes, step):
+        """Trains on all valid episodes and on past ones, each a group of its own."""
+        valid = [tau for tau in episodes if tau.status == "ok"]
+        training = valid + recall(self.chat, self.cfg, self.cfg.past, step)
+        value_loss = self.value_advantages(training)
+        rows = mgrpo.weigh([[tau] for tau in training], self.chat, self.cfg)
+        largest = log(self.cfg.limit)
+        for row in rows:  # in place of an advantage: what a response is worth
+            row.advantage = exp(min(row.advantage / self.cfg.awr_beta, largest))
+        groups = int(run.all_sum([len(training)]))
+        return rows, {"groups_kept": groups, "value_loss": value_loss}
 
+    def value_advantages(self, episodes) -> float:
+        """Fits V, then sets A_j = r - V(h_j); returns V's cross-entropy before that."""
+        cfg = self.cfg
+        responses = samples(self.chat, episodes)
+        x_RD = states(self.model, [response.row for response in responses], cfg, self.device)
+        r_R = successes([response.tau for response in responses])
+        loss = fit(self.model, self.optimizer, "value", x_RD, r_R, cfg.head_updates)
+        V_R = predict(self.model, "value", x_RD)
+        for response, V in zip(responses, V_R.tolist()):
+            tau = response.tau
+            if response.turn is tau.turns[0]:
+                tau.advantage = tau.reward - V  # what trajectories.jsonl shows
+            # A row's advantage is the sum of the episode's and the turn's.
+            response.turn.advantage = tau.reward - V - tau.advantage
+        return loss
 
-def value_advantages(model, optimizer, kept, chat, cfg: Config, device) -> float:
-    """Fits V, then sets A_j = r - V(h_j); returns V's cross-entropy before that."""
-    everything = samples(chat, [tau for group in kept for tau in group])
-    x_RD = states(model, [row for _, _, row in everything], cfg, device)
-    r_R = torch.tensor([tau.reward for tau, _, _ in everything])
-    loss = fit(model, optimizer, "value", x_RD, r_R, cfg.head_updates)
-    for (tau, turn, _), V in zip(everything, predict(model, "value", x_RD).tolist()):
-        if turn is tau.turns[0]:
-            tau.advantage = tau.reward - V  # what trajectories.jsonl shows
-        turn.advantage = tau.reward - V - tau.advantage  # a row's advantage is the sum of both
-    return loss
-
-
-def weigh(kept, chat, cfg: Config):
-    """M-GRPO's rows and means. In place of an advantage, what a response is worth."""
-    rows = mgrpo.weigh(kept, chat, cfg)
-    for row in rows:
-        row.advantage = math.exp(min(row.advantage / cfg.awr_beta, math.log(cfg.limit)))
-    return rows
-
-
-def train(model, reference, optimizer, kept, chat, cfg: Config, device) -> dict:
-    value_loss = value_advantages(model, optimizer, kept, chat, cfg, device)
-    metrics = mgrpo.train(model, reference, optimizer, kept, chat, cfg, device, weigh, likelihood)
-    return metrics | {"value_loss": value_loss}
+    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+        return likelihood(batch, logp_N)
 
 
 if __name__ == "__main__":
-    main = partial(mgrpo.main, open_training=open_training, collect=collect, train=train)
-    command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"beta": 0.0}}, start="runs/bc")
+    main = partial(mgrpo.main, Method=AWR)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"beta": 0.0}}, start="runs/bc")

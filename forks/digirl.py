@@ -2,7 +2,7 @@
 
     V_c(c) and V_s(h_j)  minimize  E_D [cross-entropy(r, V)]              c: the instruction
     A_c = r - V_c(c)
-    A_j = w_j + (1 - w_j) (V_s(h_j+1) - V_s(h_j)),   w_j = lam^(H-j) r
+    A_j = w_j r + (1 - w_j) (V_s(h_j+1) - V_s(h_j)),   w_j = lam^(H-j)
     pi  maximizes  E [log pi(a_j | h_j)]  over the turns of D that pass two filters:
         A_c is among the largest --share of all episodes, and A_j > 1 / max_turns
 
@@ -29,32 +29,28 @@ not 1 / max_turns, adds the change in V_s without its weight, and filters offlin
 reward. lam is its own.
 
 Differs from mgrpo.py in 66 lines and shared.py: two heads, replayed episodes, two filters, another
-loss. So --beta, --eps, --loss-norm and --turn-credit have no effect. groups_kept counts the
+loss. So --beta, --eps and --loss-norm have no effect. groups_kept counts the
 episodes before the filters, turns_cloned the turns after them.
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
-
-import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
-
-import torch
+import run  # before torch
 
 import mgrpo
-from compress import Row, Trajectory
-from evaluate import command_line
-from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, samples, states)
-from model import all_sum, gather
+from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, samples, states,
+                          successes)
+
+TIE = 1e-4  # A_c this close are equal: rounding depends on threads and micro-batches
 
 
 @dataclass
 class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/digirl"     # the run's directory; at the end it is also the checkpoint
     # DigiRL
     offline: int = 3             # steps that only collect; after them the policy learns from all
@@ -65,79 +61,91 @@ class Config(mgrpo.Config):
     head_updates: int = 60       # of the value heads, per step
 
 
-@dataclass
-class Batch:
-    """What `collect` gives to `train`. Its length is logged as groups_kept."""
-    fresh: list[Trajectory]
-    past: list[Trajectory]
-    updates: int
-
-    def __len__(self):
-        return len(self.fresh) + len(self.past)
-
-
-def open_training(cfg: Config, device):
-    if cfg.offline > cfg.steps:
-        raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns.")
-    model, reference, optimizer = mgrpo.open_training(cfg, device)
-    add_heads(model, optimizer, "instruction", "step", lr=cfg.head_lr)
-    return model, reference, optimizer
-
-
-def collect(model, chat, tasks, cfg: Config, env, seed: str, log=None):
-    played, _ = mgrpo.collect(model, chat, tasks, cfg, env, seed, log)
-    valid, step = [tau for tau in played if tau.status == "ok"], int(seed.rpartition("/")[2])
-    due = cfg.offline if step == cfg.offline - 1 else int(step >= cfg.offline)  # steps' worth
-    return played, Batch(valid, recall(chat, cfg, cfg.past, seed), due * cfg.updates_per_batch)
-
-
-def curriculum(model, optimizer, batch: Batch, chat, cfg: Config, device):
-    """The first filter: (episodes with the largest A_c over all ranks, V_c's cross-entropy)."""
-    episodes = batch.fresh + batch.past
-    x_RD = states(model, [instruction(chat, tau.task) for tau in episodes], cfg, device)
-    r_R = torch.tensor([tau.reward for tau in episodes])
-    loss = fit(model, optimizer, "instruction", x_RD, r_R, cfg.head_updates)
-    for tau, V in zip(episodes, predict(model, "instruction", x_RD).tolist()):
-        tau.advantage = tau.reward - V
-    ranking = sorted(gather([tau.advantage for tau in episodes]), reverse=True)
-    top = ranking[:math.ceil(cfg.share * len(ranking))]
-    return [tau for tau in episodes if tau.advantage >= top[-1]], loss
-
-
-def step_advantage(r: float, V: list[float], lam: float) -> list[float]:
+def step_advantages(r: float, V: list[float], lam: float) -> list[float]:
     """A_j of an episode's turns, given V_s of each."""
-    weight = [lam ** after * r for after in reversed(range(len(V)))]
-    change = [later - now for now, later in zip(V, [*V[1:], 0.0])]  # after the last turn V is 0
-    return [w + (1 - w) * d for w, d in zip(weight, change)]
+    H = len(V) - 1
+    later = V[1:] + [0.0]  # after the last turn V is 0
+    advantages = []
+    for j in range(len(V)):
+        outcome = lam ** (H - j)
+        advantages.append(outcome * r + (1 - outcome) * (later[j] - V[j]))
+    return advantages
 
 
-def good_turns(model, episodes: list[Trajectory], chat, cfg: Config, device) -> list[Row]:
-    """The second filter: rows of the turns whose A_j exceeds 1 / max_turns."""
-    rows = [samples(chat, [tau]) for tau in episodes]
-    x_RD = states(model, [row for turns in rows for *_, row in turns], cfg, device)
-    V, good = iter(predict(model, "step", x_RD).tolist()), []
-    for tau, turns in zip(episodes, rows):
-        A = step_advantage(tau.reward, [next(V) for _ in turns], cfg.lam)
-        good += [row for (*_, row), A_j in zip(turns, A) if A_j > 1 / cfg.max_turns]
-    tokens = float(all_sum([sum(row.n_action for row in good)]))
-    for row in good:
-        row.weight, row.advantage = 1 / tokens, 1.0
-    return good
+class DigiRL(mgrpo.MGRPO):
+    smallest_group = 1  # episodes are not compared within groups
 
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
+        if cfg.offline > cfg.steps:
+            raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns.")
+        if not 0 < cfg.share <= 1:
+            raise ValueError(f"--share {cfg.share:g}: it is a share of the episodes, above 0, up to 1.")
+        add_heads(model, optimizer, "instruction", "step", lr=cfg.head_lr)
 
-def train(model, reference, optimizer, batch: Batch, chat, cfg: Config, device) -> dict:
-    fresh = samples(chat, batch.fresh)
-    x_RD = states(model, [row for *_, row in fresh], cfg, device)
-    r_R = torch.tensor([tau.reward for tau, *_ in fresh])
-    losses = {"step_loss": fit(model, optimizer, "step", x_RD, r_R, cfg.head_updates)}
-    chosen, losses["instruction_loss"] = curriculum(model, optimizer, batch, chat, cfg, device)
-    rows = good_turns(model, chosen, chat, cfg, device) if batch.updates else []
-    metrics = mgrpo.train(model, reference, optimizer, rows, chat,
-                          replace(cfg, updates_per_batch=max(batch.updates, 1)), device,
-                          weigh=lambda rows, *_: rows, loss_of=likelihood)
-    return metrics | losses | {"turns_cloned": int(all_sum([len(rows)]))}
+    def updates(self, step):
+        """None at first; then all that was left out at once; then as many as in mgrpo.py."""
+        last_offline = self.cfg.offline - 1
+        if step < last_offline:
+            return 0
+        if step == last_offline:
+            return self.cfg.offline * self.cfg.updates_per_batch
+        return self.cfg.updates_per_batch
+
+    def learn_from(self, episodes, step):
+        cfg = self.cfg
+        # 1) V_s learns from the step's own episodes.
+        fresh = [tau for tau in episodes if tau.status == "ok"]
+        responses = samples(self.chat, fresh)
+        x_RD = states(self.model, [response.row for response in responses], cfg, self.device)
+        r_R = successes([response.tau for response in responses])
+        step_loss = fit(self.model, self.optimizer, "step", x_RD, r_R, cfg.head_updates)
+
+        # 2) V_c learns from all, and chooses episodes. 3) V_s chooses turns.
+        everything = fresh + recall(self.chat, cfg, cfg.past, step)
+        chosen, instruction_loss = self.best_episodes(everything)
+        rows = self.good_turns(chosen) if self.updates(step) else []
+        groups, turns = run.all_sum([len(everything), len(rows)]).tolist()
+        return rows, {"groups_kept": int(groups), "turns_cloned": int(turns), "step_loss": step_loss,
+                      "instruction_loss": instruction_loss}
+
+    def best_episodes(self, episodes):
+        """The first filter: (episodes with the largest A_c over all ranks, V_c's cross-entropy)."""
+        cfg = self.cfg
+        rows = [instruction(self.chat, tau.task) for tau in episodes]
+        x_RD = states(self.model, rows, cfg, self.device)
+        loss = fit(self.model, self.optimizer, "instruction", x_RD, successes(episodes), cfg.head_updates)
+        V_R = predict(self.model, "instruction", x_RD)
+        for tau, V in zip(episodes, V_R.tolist()):
+            tau.advantage = tau.reward - V
+        ranking = sorted(run.gather([tau.advantage for tau in episodes]), reverse=True)
+        if not ranking:
+            return [], loss
+        least = ranking[ceil(cfg.share * len(ranking)) - 1]
+        return [tau for tau in episodes if tau.advantage >= least - TIE], loss
+
+    def good_turns(self, episodes):
+        """The second filter: rows of the turns whose A_j exceeds 1 / max_turns."""
+        cfg = self.cfg
+        by_episode = [samples(self.chat, [tau]) for tau in episodes]
+        rows = [response.row for responses in by_episode for response in responses]
+        x_RD = states(self.model, rows, cfg, self.device)
+        V_s = iter(predict(self.model, "step", x_RD).tolist())
+        good = []
+        for tau, responses in zip(episodes, by_episode):
+            V = [next(V_s) for _ in responses]
+            A = step_advantages(tau.reward, V, cfg.lam)
+            good += [response.row for response, A_j in zip(responses, A) if A_j > 1 / cfg.max_turns]
+        tokens = float(run.all_sum([sum(row.n_action for row in good)]))
+        for row in good:
+            row.weight = 1 / tokens
+            row.advantage = 1.0
+        return good
+
+    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+        return likelihood(batch, logp_N)
 
 
 if __name__ == "__main__":
-    main = partial(mgrpo.main, open_training=open_training, collect=collect, train=train)
-    command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"beta": 0.0}}, start="runs/bc")
+    main = partial(mgrpo.main, Method=DigiRL)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"beta": 0.0}}, start="runs/bc")

@@ -29,10 +29,6 @@ rewards vary.
 Differs from mgrpo.py in 47 lines: `collect` passes `best_of` to the rollout. By default it also
 samples at temperature 1, not 0.7.
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
-
 import re
 import sys
 from dataclasses import dataclass
@@ -41,11 +37,10 @@ from pathlib import Path
 from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
 
 import mgrpo
-from compress import Chat, Trajectory
-from evaluate import command_line
-from model import all_sum, rank
+from compress import Chat, Trajectory, Turn
 from rollout import ActionError, parse
 
 BEST = 3  # the highest rating
@@ -53,6 +48,7 @@ BEST = 3  # the highest rating
 
 @dataclass
 class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/tsr"        # the run's directory; at the end it is also the checkpoint
     # TSR
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
@@ -60,28 +56,37 @@ class Config(mgrpo.Config):
     likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
 
 
-def page_of(turn) -> str:
+def page_of(turn: Turn) -> str:
     """The page as it stood, without the line that says why the last action failed."""
     first, _, rest = turn.observation.partition("\n")
     return rest if first.startswith("error: ") else turn.observation
 
 
+def shows(page: str, response: str, element: str | None) -> bool:
+    """Whether the page has the element, by name if the response names it: "# Element: red lamp 5"."""
+    if element is None:
+        return True
+    label = element
+    named = re.search(r"# Element: (.*\S)", response)
+    if named and named[1].split()[-1] == element:
+        label = named[1]
+    return re.search(rf"[ >]{re.escape(label)}(</| = | \()", page) is not None
+
+
 def rating(response: str, trajectory: Trajectory) -> int:
     """s: how usable a response to the last page looks before it is executed, from 0 to BEST.
 
-    One point if an action can be read, one more if the page shows its element (by name if the
-    response names it: "# Element: red lamp 5"), and one more if it was not tried on this page.
+    One point if an action can be read, one more if the page shows its element, and one more if it
+    was not tried on this page.
     """
     *earlier, now = trajectory.turns
+    page = page_of(now)
     try:
         call = parse(response)
     except ActionError:
         return 0
-    named = re.search(r"# Element: (.*\S)", response)
-    label = named[1] if named and named[1].split()[-1] == call.element else call.element
-    shown = label is None or re.search(rf"[ >]{re.escape(label)}(</| = | \()", page_of(now))
-    again = any(turn.action == str(call) and page_of(turn) == page_of(now) for turn in earlier)
-    return 1 + bool(shown) + (not again)
+    tried = any(turn.action == str(call) and page_of(turn) == page for turn in earlier)
+    return 1 + shows(page, response, call.element) + (not tried)
 
 
 async def best_of(chat: Chat, cfg: Config, drawn: list[int], trajectory: Trajectory, draw):
@@ -89,33 +94,40 @@ async def best_of(chat: Chat, cfg: Config, drawn: list[int], trajectory: Traject
 
     The cache keeps the page in between, so another draw costs its own tokens only. `drawn` counts.
     """
-    best, highest = None, ()
+    best = None
+    highest = ()
     for n in range(1, cfg.candidates + 1):
-        ids, logps, _ = response = await draw()
+        response = await draw()
+        ids, logps, _ = response
         rated = rating(chat.decode(ids), trajectory)
-        score = rated, mean(logps) if cfg.likeliest else 0.0
+        score = (rated, mean(logps) if cfg.likeliest else 0.0)
         if score > highest:
-            best, highest = response, score
+            best = response
+            highest = score
         if rated == BEST and not cfg.likeliest:
             break
     drawn.append(n)
     return best
 
 
-def collect(model, chat: Chat, tasks: list[dict], cfg: Config, env, seed: str, log=None):
-    """mgrpo.py's, but with search at every turn."""
-    if cfg.candidates < 1:
-        raise ValueError(f"--candidates {cfg.candidates}: a turn needs at least one response.")
-    drawn = []
-    played = mgrpo.collect(model, chat, tasks, cfg, env, seed, log,
-                           choose=partial(best_of, chat, cfg, drawn))
-    responses, turns, more = all_sum([sum(drawn), len(drawn), sum(n > 1 for n in drawn)]).tolist()
-    if rank() == 0:
-        print(f"  search: {responses / max(turns, 1):.2f} responses a turn, "
-              f"more than one in {more / max(turns, 1):.1%} of the turns")
-    return played
+class TSR(mgrpo.MGRPO):
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
+        if cfg.candidates < 1:
+            raise ValueError(f"--candidates {cfg.candidates}: a turn needs at least one response.")
+
+    def collect(self, tasks, env, step, tick=run.ignore):
+        """mgrpo.py's, but with search at every turn."""
+        drawn = []
+        choose = partial(best_of, self.chat, self.cfg, drawn)
+        episodes = super().collect(tasks, env, step, tick, choose=choose)
+        searched = sum(n > 1 for n in drawn)
+        responses, turns, more = run.all_sum([sum(drawn), len(drawn), searched]).tolist()
+        run.print0(f"  search: {responses / max(turns, 1):.2f} responses a turn, "
+                   f"more than one in {more / max(turns, 1):.1%} of the turns")
+        return episodes
 
 
 if __name__ == "__main__":
-    main = partial(mgrpo.main, collect=collect)
-    command_line(main, Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")
+    main = partial(mgrpo.main, Method=TSR)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")

@@ -28,38 +28,36 @@ As printed, the loss counts both signs of A and sums the log-ratio over a respon
 code keeps only A >= 0, as 1, divides the log-ratio by the number of tokens and takes Smooth L1.
 
 Differs from mgrpo.py in 110 lines and shared.py: tasks, episodes, rewards, advantages and loss. So
---eps, --loss-norm and --turn-credit have no effect. kl is that to the step's first policy.
+--eps and --loss-norm have no effect. kl is that to the step's first policy.
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must precede torch
-
-import math
 import random
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
+from math import exp
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
 
 import torch
 
 import mgrpo
-from compress import Row, Trajectory, micro_batches, pack, rows
-from evaluate import command_line, newest
-from forks.shared import add_heads, fit, predict, recall, samples, states
-from mgrpo import per_token
-from model import all_max, all_sum, token_logprobs, unsharded
+from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
+from forks.shared import add_heads, fit, predict, recall, samples, states, successes
+from mgrpo import sampled_logps
+from model import token_logprobs, unsharded
 
-HARD, EASY = 0.05, 0.75  # success rates between which a task is worth playing
+HARD = 0.05  # below this success rate a task is played less often
+EASY = 0.75  # above it, too
 FOREIGN = 0.5  # an old response is not replayed if 1 / its perplexity is below this
 VERDICT = "outcome model"  # its entry among an episode's checks
 
 
 @dataclass
 class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/webrl"      # the run's directory; at the end it is also the checkpoint
     tasks: str = "sandbox:train:2400"  # the pool that the curriculum draws from
     batch: int = 192             # tasks per step, over all ranks
@@ -74,39 +72,22 @@ class Config(mgrpo.Config):
     outcome_updates: int = 100   # of the outcome model, once
 
 
-@dataclass
-class Batch:
-    """What `collect` gives to `train`. lesson: all judged episodes, once the judge has left."""
-    step: int
-    fresh: list[Trajectory]
-    past: list[Trajectory]
-    lesson: list[Trajectory]
-
-    def __len__(self):  # is logged as groups_kept
-        return len(self.fresh)
-
-
-def open_training(cfg: Config, device):
-    if cfg.lora or cfg.beta <= 0 or cfg.judged < 1:  # beta also makes mgrpo.py load the clone
-        raise ValueError("--lora must be 0, --beta and --judged above 0: the frozen clone and the "
-                         "judge's first verdicts make the outcome model.")
-    model, clone, optimizer = mgrpo.open_training(cfg, device)
-    add_heads(model, optimizer, "value", "outcome", lr=cfg.head_lr)
-    return model, clone, optimizer
+# ------------------------------------------------------------------------------------ curriculum --
 
 
 def verdict(record: dict) -> float:
     """The reward that training used for a line of trajectories.jsonl: the judge's only at first."""
     said = [passed for name, passed, _ in record["checks"] if name == VERDICT]
-    return float(said[-1]) if said else record["reward"]
+    return float(said[-1]) if said else record["success"]
 
 
 def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks, drawn from the pool: the more often a template failed lately, the more."""
-    all_max(0)  # until rank 0 has written the last step's episodes
+    run.all_max(0)  # until rank 0 has written the last step's episodes
     lately = defaultdict(list)
-    for record in newest(Path(cfg.out) / "trajectories.jsonl")[0]:
-        if record["status"] == "ok":
+    records, _ = run.newest(Path(cfg.out) / "trajectories.jsonl")
+    for record in records:
+        if record["split"] == "train" and record["status"] == "ok":
             lately[record["template"]].append(verdict(record))
 
     def weight(task):
@@ -119,28 +100,7 @@ def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return sorted(tasks, key=lambda task: -rng.random() ** (1 / weight(task)))[:cfg.batch]
 
 
-def collect(model, chat, tasks, cfg: Config, env, seed: str, log=None):
-    played, _ = mgrpo.collect(model, chat, tasks, cfg, env, seed, log)
-    valid = [tau for tau in played if tau.turns and tau.status == "ok"]
-    step = int(seed.rpartition("/")[2])
-    lesson = recall(chat, cfg, 10**6, seed, among=10**6) if step == cfg.judged else []
-    return played, Batch(step, valid, recall(chat, cfg, cfg.past, seed), lesson)
-
-
-def last_states(clone, episodes, chat, cfg: Config, device):
-    """The clone's hidden states after the last responses of episodes, (R, D)."""
-    return states(clone, [rows(chat, tau)[-1] for tau in episodes], cfg, device, end=True)
-
-
-def rewarded(model, clone, episodes, chat, cfg: Config, device) -> list[Trajectory]:
-    """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
-
-    The verdict is noted among an episode's checks, where `curriculum` finds it.
-    """
-    chances = predict(model, "outcome", last_states(clone, episodes, chat, cfg, device)).tolist()
-    for tau, chance in zip(episodes, chances):
-        tau.checks.append([VERDICT, chance > 0.5, f"chance of success {chance:.0%}"])
-    return [replace(tau, reward=float(chance > 0.5)) for tau, chance in zip(episodes, chances)]
+# -------------------------------------------------------------------------- advantages and the loss
 
 
 def advantages(r_R, V_R, last_R, lam: float):
@@ -149,59 +109,109 @@ def advantages(r_R, V_R, last_R, lam: float):
     return lam * (later_R - V_R) + (1 - lam) * (r_R - V_R)
 
 
-@torch.no_grad()
-def familiar(model, old: list[Row], cfg: Config, device) -> list[Row]:
-    """Old responses whose perplexity is within bounds, with the policy's present log-probs."""
-    with unsharded(model) as whole:
-        for batch in micro_batches(old, cfg.max_tokens):
-            logp_N, _ = token_logprobs(whole, **pack(batch, device), temperature=cfg.temperature)
-            for row, logp in zip(batch, logp_N.split([row.n_action for row in batch])):
-                row.logps = logp.tolist()
-    return [row for row in old if FOREIGN < math.exp(sum(row.logps) / row.n_action) < cfg.sure]
-
-
-def loss_of(batch: list[Row], logp_N, logp_ref_N, cfg: Config):
+def squared_loss(batch: list[Row], logp_N, beta: float):
     """The square, weighted. pi_ref's log-probs are row.logps, from before the first update."""
-    delta_N = logp_N - per_token(batch, lambda row: row.logps, logp_N.device)
+    delta_N = logp_N - sampled_logps(batch, logp_N.device)
     ratio_R = torch.stack([part.sum() for part in delta_N.split([row.n_action for row in batch])])
-    A_R, weight_R = ratio_R.new_tensor([(row.advantage, row.weight) for row in batch]).T
-    loss = (weight_R * (cfg.beta * ratio_R - A_R) ** 2).sum()
+    A_R = ratio_R.new_tensor([row.advantage for row in batch])
+    weight_R = ratio_R.new_tensor([row.weight for row in batch])
+    loss = (weight_R * (beta * ratio_R - A_R) ** 2).sum()
     kl_N = (-delta_N).exp() + delta_N - 1
     return loss, {"kl": kl_N.sum().item(), "clip_frac": 0.0}
 
 
-def train(model, clone, optimizer, batch: Batch, chat, cfg: Config, device) -> dict:
-    """Rewards, then V, then the policy."""
-    fresh, past, more = batch.fresh, batch.past, {}
-    if batch.step == cfg.judged:
-        x_RD = last_states(clone, batch.lesson, chat, cfg, device)
-        r_R = torch.tensor([tau.reward for tau in batch.lesson])
-        fit(model, optimizer, "outcome", x_RD, r_R, cfg.outcome_updates)
-    if batch.step >= cfg.judged:
-        fresh, past = (rewarded(model, clone, part, chat, cfg, device) for part in (fresh, past))
-        right = sum(tau.reward == same.reward for tau, same in zip(fresh, batch.fresh))
-        right, played = all_sum([right, len(fresh)]).tolist()
-        more["outcome_accuracy"] = right / max(played, 1)
-    new, old = samples(chat, fresh), samples(chat, [tau for tau in past if tau.reward])
-    turns = new + old
-    x_RD, n = states(model, [row for *_, row in turns], cfg, device), len(new)
-    r_R = torch.tensor([tau.reward for tau, *_ in turns], device=device)
-    more["value_loss"] = fit(model, optimizer, "value", x_RD[:n], r_R[:n], cfg.head_updates)
-    last_R = torch.tensor([turn is tau.turns[-1] for tau, turn, _ in turns]).bool().to(device)
-    A_R = advantages(r_R, predict(model, "value", x_RD), last_R, cfg.lam)
-    for (*_, row), A in zip(turns, A_R.tolist()):
-        row.advantage = A
-    replayed = familiar(model, [row for *_, row in old], cfg, device)
-    train_on = [row for *_, row in new] + replayed
-    responses, more["replayed"] = map(int, all_sum([len(train_on), len(replayed)]))
-    for row in train_on:
-        row.weight = 1 / responses
-    return more | mgrpo.train(model, None, optimizer, train_on, chat, cfg, device,
-                              weigh=lambda rows, *_: rows, loss_of=loss_of)
+class WebRL(mgrpo.MGRPO):
+    smallest_group = 1
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, None, optimizer, device)
+        if cfg.lora or cfg.beta <= 0 or cfg.judged < 1:  # beta also makes mgrpo.py load the clone
+            raise ValueError("--lora must be 0, --beta and --judged above 0: the frozen clone and the "
+                             "judge's first verdicts make the outcome model.")
+        self.clone = reference
+        add_heads(model, optimizer, "value", "outcome", lr=cfg.head_lr)
+
+    def choose_tasks(self, tasks, step):
+        return curriculum(tasks, step, self.cfg)
+
+    def learn_from(self, episodes, step):
+        cfg = self.cfg
+        metrics = {}
+        fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
+        past = recall(self.chat, cfg, cfg.past, step)
+        metrics["groups_kept"] = int(run.all_sum([len(fresh)]))
+
+        # 1) Rewards. Once the judge has left, by the outcome model, which all that it judged has taught.
+        if step == cfg.judged:
+            self.fit_outcome_model(recall(self.chat, cfg, 10**6, step, among=10**6))
+        if step >= cfg.judged:
+            judged = fresh
+            fresh = self.rewarded(fresh)
+            past = self.rewarded(past)
+            right = sum(ours.reward == tau.success for ours, tau in zip(fresh, judged))
+            right, played = run.all_sum([right, len(fresh)]).tolist()
+            metrics["outcome_accuracy"] = right / max(played, 1)
+
+        # 2) V, from the new turns; then the advantages of new and old ones.
+        new = samples(self.chat, fresh)
+        old = samples(self.chat, [tau for tau in past if tau.reward])
+        turns = new + old
+        x_RD = states(self.model, [turn.row for turn in turns], cfg, self.device)
+        r_R = successes([turn.tau for turn in turns]).to(self.device)
+        n = len(new)
+        metrics["value_loss"] = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n],
+                                    cfg.head_updates)
+        last_R = torch.tensor([turn.is_last for turn in turns], dtype=torch.bool, device=self.device)
+        A_R = advantages(r_R, predict(self.model, "value", x_RD), last_R, cfg.lam)
+        for turn, A in zip(turns, A_R.tolist()):
+            turn.row.advantage = A
+
+        # 3) The rows: all new responses, and those old ones that still are the policy's own.
+        replayed = self.familiar([turn.row for turn in old])
+        rows = [turn.row for turn in new] + replayed
+        responses, metrics["replayed"] = map(int, run.all_sum([len(rows), len(replayed)]))
+        for row in rows:
+            row.weight = 1 / responses
+        return rows, metrics
+
+    def last_states(self, episodes):
+        """The clone's hidden states after the last responses of episodes, (R, D)."""
+        rows = [trajectory_rows(self.chat, tau)[-1] for tau in episodes]
+        return states(self.clone, rows, self.cfg, self.device, end=True)
+
+    def fit_outcome_model(self, episodes):
+        x_RD = self.last_states(episodes)
+        fit(self.model, self.optimizer, "outcome", x_RD, successes(episodes), self.cfg.outcome_updates)
+
+    def rewarded(self, episodes) -> list[Trajectory]:
+        """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
+
+        The verdict is noted among an episode's checks, where `curriculum` finds it.
+        """
+        chances = predict(self.model, "outcome", self.last_states(episodes)).tolist()
+        out = []
+        for tau, chance in zip(episodes, chances):
+            tau.checks.append([VERDICT, chance > 0.5, f"chance of success {chance:.0%}"])
+            out.append(replace(tau, reward=float(chance > 0.5)))
+        return out
+
+    @torch.no_grad()
+    def familiar(self, old: list[Row]) -> list[Row]:
+        """Old responses whose perplexity is within bounds, with the policy's present log-probs."""
+        cfg = self.cfg
+        with unsharded(self.model) as whole:
+            for batch in micro_batches(old, cfg.max_tokens):
+                inputs = pack(batch, self.device)
+                logp_N, _, _ = token_logprobs(whole, **inputs, temperature=cfg.temperature)
+                for row, logp in zip(batch, logp_N.split([row.n_action for row in batch])):
+                    row.logps = logp.tolist()
+        return [row for row in old if FOREIGN < exp(sum(row.logps) / row.n_action) < cfg.sure]
+
+    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+        return squared_loss(batch, logp_N, self.cfg.beta)
 
 
 if __name__ == "__main__":
-    main = partial(mgrpo.main, open_training=open_training, task_batch=curriculum, collect=collect,
-                   train=train)
+    main = partial(mgrpo.main, Method=WebRL)
     paper = {"beta": 1.0, "sure": 0.95, "G": 1, "batch": 64}  # episodes a step as in mgrpo.py
-    command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | paper}, start="runs/bc")
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | paper}, start="runs/bc")

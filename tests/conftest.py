@@ -14,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/tools")]
 
 from model import GraphedStep, ModelConfig, Transformer, save  # noqa: E402
 
@@ -79,6 +79,12 @@ def pad(batch):
     tokens = [row.ids + [0] * (T - len(row.ids)) for row in batch]
     action = [[len(row.ids) - row.n_action <= t < len(row.ids) for t in range(T)] for row in batch]
     return torch.tensor(tokens), torch.tensor(action)
+
+
+@pytest.fixture(scope="session")
+def chat(tokenizer):
+    from compress import Chat
+    return Chat(tokenizer, "You browse the web.")
 
 
 @pytest.fixture(scope="session")
@@ -148,15 +154,41 @@ def site():
         server.server_close()
 
 
+def answer(request, body: bytes = b"", status: int = 200, **headers):
+    """What a site's page function sends."""
+    request.send_response(status)
+    for name, value in {"Content-Type": "text/html", "Content-Length": str(len(body)), **headers}.items():
+        request.send_header(name, value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def redirect(to):
+    return lambda request: answer(request, status=302, Location=to)
+
+
+PAGE = """<title>lamps &amp; more</title>
+<nav><a href="/two">home</a> <a href="/two">cart</a></nav><h1>lamps</h1>
+<form action="/two"><label>search <input name=q></label><button>go</button></form>
+<ul><li><a href="/two">red  lamp</a> $24</li><li><a href="/two"><b>blue</b> lamp</a> $31</li></ul>
+<table><tr><td>order 12<td>shipped<td><a href="/two">view</a></tr></table>
+<select aria-label=size><option>small<option>large</select> <label><input type=checkbox>gift wrap</label>
+<p>not an element: &lt;a>trap 3&lt;/a></p><div style="display:none">hidden <a href=x>no</a></div>
+<script>var x = "code"</script>
+<div id=spot style="cursor:pointer">spot <button>inner</button></div><button disabled>later</button>
+<span role=button onclick="document.title='clicked'">do it</span><textarea placeholder=note>old</textarea>
+<input type=hidden value=h>"""
+
+
 # ------------------------------------------------------------------------------- one Chromium for many tests
 
 
 @pytest.fixture(scope="session")
 def shared_browser():
     """(event loop, Browser) for the whole test run. This Browser has no fence."""
-    import rollout
+    from worlds.browser import Browser, BrowserSettings
     loop = asyncio.new_event_loop()
-    browser = rollout.Browser(rollout.Settings(timeout=10))
+    browser = Browser(BrowserSettings(timeout=10))
     loop.run_until_complete(browser.__aenter__())
     yield loop, browser
     loop.run_until_complete(browser.__aexit__())
@@ -165,12 +197,12 @@ def shared_browser():
 
 @pytest.fixture
 def run(shared_browser, monkeypatch):
-    """run(coroutine): like asyncio.run, but all rollout.Browsers in it use the Chromium that tests share.
+    """run(coroutine): like asyncio.run, but all Browsers in it use the Chromium that tests share.
 
     Saves the second that a Chromium takes to start. That Chromium has no fence and loads images, whatever
     sites and settings the Browser has. Tests of the fence, or that kill Chromium, use asyncio.run.
     """
-    import rollout
+    from worlds.browser import Browser
     loop, shared = shared_browser
     loop.run_until_complete(shared.revive())
 
@@ -182,19 +214,19 @@ def run(shared_browser, monkeypatch):
         for browser_context in list(shared.chromium.contexts):
             await browser_context.close()
 
-    monkeypatch.setattr(rollout.Browser, "__aenter__", enter)
-    monkeypatch.setattr(rollout.Browser, "__aexit__", leave)
+    monkeypatch.setattr(Browser, "__aenter__", enter)
+    monkeypatch.setattr(Browser, "__aexit__", leave)
     return loop.run_until_complete
 
 
 @pytest.fixture
 def browse(run):
     """Runs the coroutine function test(session) in a session of its own."""
-    import rollout
+    from worlds.browser import Browser, BrowserSettings
 
     def browse(test, start_url, settings=None, **task):
         async def go():
-            async with rollout.Browser(settings or rollout.Settings(timeout=5)) as browser:
+            async with Browser(settings or BrowserSettings(timeout=5)) as browser:
                 session = await browser.open({"start_url": start_url, **task})
                 try:
                     await test(session)
@@ -204,10 +236,16 @@ def browse(run):
     return browse
 
 
+async def execute(session, text):
+    """Executes an action as an episode does. Raises ActionError."""
+    import rollout
+    call = rollout.parse(text)
+    await session.execute(call.name, rollout.ACTIONS[call.name].run, *call.given())
+
+
 async def act(session, text) -> str:
     """Executes an action; returns the observation that follows."""
-    import rollout
-    await session.execute(rollout.parse(text))
+    await execute(session, text)
     return (await session.observe())[1]
 
 
@@ -217,6 +255,45 @@ def sandbox_sites():
     from worlds import sandbox
     with sandbox.start() as sites:
         yield sites
+
+
+# ------------------------------------------------------------------------------------------- episodes
+
+
+class Env:
+    """The task's side of an episode, as evaluate.Environment is: no login, no pictures, a verdict of the test's.
+
+    judge(task, answer, page, checks) -> success; a number is the verdict on every episode.
+    """
+    visible = False
+
+    def __init__(self, judge=1.0):
+        self.judge = judge
+
+    def reset(self, tasks, group=1, name=""):
+        pass
+
+    @contextlib.asynccontextmanager
+    async def enter(self, browser, task):
+        yield task.get("storage_state")
+
+    async def watch(self, session, trajectory):
+        pass
+
+    async def score(self, task, answer, page, checks):
+        return await self.judge(task, answer, page, checks) if callable(self.judge) else self.judge
+
+
+def scripted(chat, texts):
+    """An `Act` that says these texts, turn by turn; the last one again and again."""
+    async def act(trajectory, slot):
+        text = texts[min(len(trajectory.turns), len(texts)) - 1]
+        return [*chat.encode(text), chat.end_id], [], True
+    return act
+
+
+def task_at(url, **more):
+    return {"task_id": 0, "intent": "look around", "sites": ["x"], "start_url": url, **more}
 
 
 # ---------------------------------------------------------------------- tasks, and chat models behind a URL

@@ -1,27 +1,30 @@
 """Demonstrations to rows, rows to a policy."""
 import contextlib
 import json
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import pad, tiny_model
 
 import bc
-from bc import (Config, batches, learning_rate, lr_by_size, read_demonstrations,
-                record_demonstrations, train)
-from compress import Chat, replay, rows
-from evaluate import Run
+import evaluate
+from bc import (Config, batches, lr_by_size, read_demonstrations, record_demonstrations,
+                warmup_cosine)
+from compress import Chat, replay, trajectory_rows
 from model import load, token_logprobs
 from rollout import play
+from run import Run
 from worlds import sandbox
 from worlds.webarena import WebRLPage
 
 TURNS = [{"url": "http://x/", "observation": "<a>red lamp 5</a>",
           "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},
          {"url": "http://x/2", "observation": "<p>in the cart</p>", "response": 'exit(message="done")'}]
-RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "reward": 1.0,
-          "turns": TURNS}
+RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "success": 1.0,
+          "reward": 1.0, "turns": TURNS}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def chat(tokenizer):
 
 
 def test_only_the_response_and_its_end_of_turn_are_trained(chat):
-    for row, turn in zip(rows(chat, replay(chat, RECORD)), RECORD["turns"], strict=True):
+    for row, turn in zip(trajectory_rows(chat, replay(chat, RECORD)), RECORD["turns"], strict=True):
         trained = row.ids[-row.n_action:]
         assert chat.decode(trained) == turn["response"] and trained[-1] == chat.end_id
         assert turn["observation"] in chat.tokenizer.decode(row.ids[:-row.n_action])
@@ -38,19 +41,19 @@ def test_only_the_response_and_its_end_of_turn_are_trained(chat):
 
 def test_a_forced_end_of_turn_is_not_learned(chat):
     cut = dict(RECORD["turns"][0], response="go on and", truncated=True)
-    row, last = rows(chat, replay(chat, RECORD | {"turns": [cut, RECORD["turns"][1]]}))
+    row, last = trajectory_rows(chat, replay(chat, RECORD | {"turns": [cut, RECORD["turns"][1]]}))
     assert chat.decode(row.ids[-row.n_action:]) == "go on and" and row.ids[-1] != chat.end_id
     assert last.ids[:last.prefix].count(chat.end_id) == 3  # closed in the history: system, user, response
 
 
 def test_behavior_cloning_learns_its_demonstrations(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    dataset, lines = [rows(chat, replay(chat, RECORD))], []
+    dataset, lines = [trajectory_rows(chat, replay(chat, RECORD))], []
     cfg = Config(epochs=60, batch=2, lr=1e-2)
     optimizer = torch.optim.AdamW(model.parameters())
-    train(model, optimizer, dataset, cfg, torch.device("cpu"), print, lines.append)
+    bc.clone(model, optimizer, dataset, cfg, torch.device("cpu"), SimpleNamespace(write=lines.append))
     assert lines[0]["loss"] > 3 and lines[-1]["loss"] < 0.1
-    logp, _ = token_logprobs(model, *pad(dataset[0]))
+    logp, _, _ = token_logprobs(model, *pad(dataset[0]))
     assert logp.mean() > -0.1
 
 
@@ -65,19 +68,23 @@ def test_every_pass_holds_every_response_once_and_keeps_a_trajectory_together():
 def test_a_pretrained_language_model_gets_a_smaller_learning_rate():
     """1e-3 destroys one: SmolLM2's loss went from 1.87 to 3.58."""
     small, large = torch.nn.Linear(1000, 1000), torch.nn.Linear(4000, 4000, device="meta")
-    assert (lr_by_size(small, 1e-3, 2e-5), lr_by_size(large, 1e-3, 2e-5)) == (1e-3, 2e-5)
+    rates = lambda: [lr_by_size(model, small=1e-3, large=2e-5) for model in (small, large)]
+    small.lora = large.lora = 0
+    assert rates() == [1e-3, 2e-5]
+    small.lora = large.lora = 4  # adapters start at 0 and bear more
+    assert rates() == pytest.approx([1e-2, 2e-4])
 
 
 @pytest.fixture
 def clone(checkpoint, tmp_path, monkeypatch):
-    """clone(out, train_step): the whole script on RECORD, 12 steps; returns how many it made."""
+    """clone(out, clone_batch): the whole script on RECORD, 12 steps; returns how many it made."""
     (tmp_path / "demos.jsonl").write_text(json.dumps(RECORD) + "\n")
 
-    def clone(out, train_step, **changes):
+    def clone(out, clone_batch, **changes):
         made = []
-        monkeypatch.setattr(bc, "train_step", lambda *args: made.append(0) or train_step(len(made), *args))
-        cfg = Config(model=str(checkpoint), data=str(tmp_path / "demos.jsonl"), out=str(tmp_path / out),
-                     epochs=6, batch=1, save_every=3, **changes)
+        monkeypatch.setattr(bc, "clone_batch", lambda *args: made.append(0) or clone_batch(len(made), *args))
+        cfg = Config(**dict(model=str(checkpoint), data=str(tmp_path / "demos.jsonl"), out=str(tmp_path / out),
+                            epochs=6, batch=1, save_every=3) | changes)
         with contextlib.suppress(KeyboardInterrupt):
             bc.main(cfg)
         text = (tmp_path / out / "metrics.jsonl").read_text()
@@ -89,29 +96,29 @@ def clone(checkpoint, tmp_path, monkeypatch):
 @pytest.mark.parametrize("lora", [0, 4])
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(clone, tmp_path, lora):
     """Bit for bit; an interruption costs the steps since the last save."""
-    train_step = bc.train_step
+    clone_batch = bc.clone_batch
 
     def interrupted(made, *args):
         if made == 6:
             raise KeyboardInterrupt
-        return train_step(*args)
+        return clone_batch(*args)
 
     def outcome(out):
         timeless = [{k: v for k, v in line.items() if "second" not in k} for line in clone.lines]
         return timeless, {name: weight.tolist() for name, weight in load(tmp_path / out).state_dict().items()}
-    assert clone("whole", lambda _, *args: train_step(*args), lora=lora) == 12
+    assert clone("whole", lambda _, *args: clone_batch(*args), lora=lora) == 12
     whole = outcome("whole")
     assert clone("parts", interrupted, lora=lora) == 6
-    assert clone("parts", lambda _, *args: train_step(*args), lora=lora) == 12 - 3
+    assert clone("parts", lambda _, *args: clone_batch(*args), lora=lora) == 12 - 3
     assert outcome("parts") == whole and not (tmp_path / "parts/state").exists()
 
 
 def test_a_gradient_that_is_not_finite_makes_no_step(chat):
-    model, (row, _) = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), rows(chat, replay(chat, RECORD))
+    model, (row, _) = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), trajectory_rows(chat, replay(chat, RECORD))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     same = lambda: all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-    step = lambda: bc.train_step(model, optimizer, [row], Config(), "cpu")
+    step = lambda: bc.clone_batch(model, optimizer, [row], Config(), "cpu")
     for poison in (float("nan"), float("inf")):
         hook = model.model.norm.weight.register_hook(lambda gradient: gradient * poison)
         loss, _, skipped = step()
@@ -120,32 +127,24 @@ def test_a_gradient_that_is_not_finite_makes_no_step(chat):
     assert not step()[2] and not same()
 
 
-def test_three_steps_in_a_row_without_an_update_end_the_run(clone, capsys):
-    train_step, bad = bc.train_step, {2, 4, 5, 7, 8, 9}
+def test_skipped_steps_are_said_and_on_record(clone, capsys):
+    clone_batch, bad = bc.clone_batch, {2, 4, 5, 7, 8, 9}
 
     def spoiled(made, model, *args):
         factor = float("nan") if made in bad else 1.0
         hook = model.model.norm.weight.register_hook(lambda gradient: gradient * factor)
-        result = train_step(model, *args)
+        loss, norm, skipped = clone_batch(model, *args)
         hook.remove()
-        return result
-    with pytest.raises(ValueError, match="three steps in a row"):
-        clone("x", spoiled)
+        return (float("nan"), norm, skipped) if made == 5 else (loss, norm, skipped)
+    assert clone("x", spoiled) == 12
+    assert [line["skipped"] for line in clone.lines] == [int(i in bad) for i in range(1, 13)]
+    assert [line["grad_norm"] is None for line in clone.lines] == [i in bad for i in range(1, 13)]
+    assert [line["step"] for line in clone.lines if line["loss"] is None] == [4]
     assert capsys.readouterr().out.count("no update") == 6
 
 
-def test_a_skipped_step_is_on_record(clone):
-    train_step = bc.train_step
-
-    def spoiled(made, *args):
-        loss, norm, skipped = train_step(*args)
-        return (float("nan"), norm, True) if made == 3 else (loss, norm, skipped)
-    assert clone("x", spoiled) == 12
-    assert [line["skipped"] for line in clone.lines] == [0, 0, 1] + [0] * 9 and clone.lines[2]["loss"] is None
-
-
 def test_the_learning_rate_rises_and_falls():
-    rates = [learning_rate(step, 100, Config(lr=1.0, warmup=0.05)) for step in range(100)]
+    rates = [warmup_cosine(step, 100, Config(lr=1.0, warmup=0.05)) for step in range(100)]
     assert rates[0] == pytest.approx(0.2) and max(rates) == 1.0 and rates[4] == 1.0 and rates[-1] < 0.01
     assert rates[5:] == sorted(rates[5:], reverse=True)
 
@@ -153,7 +152,7 @@ def test_the_learning_rate_rises_and_falls():
 @pytest.mark.parametrize("text, says", [
     ("{", "line 1"), ('{"turns": [{}], "intent": "x"}', "line 1"), ("", "no successful"),
     (json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"turns": 3}), "line 2"),
-    (json.dumps(RECORD | {"reward": 0.0}), "no successful"), ("[1]", "row 0"), ('"a"', "line 1"),
+    (json.dumps(RECORD | {"success": 0.0}), "no successful"), ("[1]", "row 0"), ('"a"', "line 1"),
     ('[{"conversations": [{"value": "hi"}, {"value": "ho"}]}]', "row 0.*WebRL")])
 def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says):
     path = tmp_path / "d.jsonl"
@@ -162,12 +161,61 @@ def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says)
         read_demonstrations(str(path), chat)
 
 
-def test_only_successes_are_cloned(chat, tmp_path):
-    path, said = tmp_path / "d.jsonl", []
-    broken = RECORD | {"reward": 0.0, "status": "env_error"}
-    path.write_text("".join(json.dumps(r) + "\n" for r in (RECORD, RECORD | {"reward": 0.0}, broken)))
-    assert len(read_demonstrations(str(path), chat, said.append)) == 1
-    assert "1 (no success)" in said[0] and "1 (environment error)" in said[0]
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_only_successes_are_cloned_whatever_the_reward(chat, tmp_path, capsys):
+    """Records of older versions hold the success as their reward, and no "success"."""
+    failed, broken = RECORD | {"success": 0.0}, RECORD | {"success": 0.0, "status": "env_error"}
+    priced = RECORD | {"reward": 0.4}, RECORD | {"reward": -0.3}
+    old = {key: value for key, value in RECORD.items() if key != "success"}
+    scripted = {key: value for key, value in old.items() if key != "reward"}
+    path = write(tmp_path / "d.jsonl", RECORD, failed, broken, *priced, old, old | {"reward": 0.0}, scripted)
+    assert len(read_demonstrations(str(path), chat)) == 5
+    said = capsys.readouterr().out
+    assert "2 (no success)" in said and "1 (environment error)" in said
+
+
+def test_episodes_of_other_splits_are_left_out_and_counted(chat, tmp_path, capsys):
+    """An evaluation into the directory of a training run adds episodes of test tasks to the same file."""
+    of = lambda split, task_id: RECORD | {"split": split, "task_id": task_id}
+    path = write(tmp_path / "d.jsonl", of("train", 0), of("sandbox:test", 1), of("sandbox:test", 2), RECORD,
+                 of("sandbox:test", 4) | {"success": 0.0}, of("sandbox:dev within 5 turns", 5))
+    tasks = lambda *more: [tau.task["task_id"] for tau in read_demonstrations(path, chat, *more)]
+    assert tasks() == [0, 3]  # RECORD, which names no split, is a demonstration
+    said = capsys.readouterr().out
+    assert "3 (split sandbox:test, not --data-split train)" in said and "1 (split sandbox:dev within 5 turns" in said
+    assert tasks("sandbox:test") == [1, 2, 3]
+    said = capsys.readouterr().out
+    assert "1 (no success)" in said and "1 (split train, not --data-split sandbox:test)" in said
+
+
+def test_the_script_clones_the_chosen_split(chat, checkpoint, tmp_path, capsys):
+    path = write(tmp_path / "d.jsonl", RECORD | {"split": "sandbox:test"}, RECORD | {"split": "train"},
+                 RECORD | {"split": "sandbox:test"})
+    cfg = Config(model=str(checkpoint), data=str(path), batch=1, epochs=1)
+    for split, found in (("train", 1), ("sandbox:test", 2)):
+        bc.main(replace(cfg, data_split=split, out=str(tmp_path / split)))
+        assert f"{found} demonstrations, {2 * found} responses to learn" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="holds no successful trajectory"):
+        bc.main(replace(cfg, data_split="dev", out=str(tmp_path / "dev")))
+
+
+def test_config_json_names_the_precision_of_the_weights_next_to_it(clone, checkpoint, tmp_path):
+    """Of float32 weights whose config.json says bfloat16: from the first step on, also when the command is repeated."""
+    start, seen = tmp_path / "start", []
+    shutil.copytree(checkpoint, start)
+    config = json.loads((start / "config.json").read_text())
+    names = [key for key in ("dtype", "torch_dtype") if key in config]
+    (start / "config.json").write_text(json.dumps(config | dict.fromkeys(names, "bfloat16")))
+    precision = lambda: {json.loads((tmp_path / "x/config.json").read_text())[name] for name in names}
+    clone_batch = bc.clone_batch
+    for _ in range(2):
+        clone("x", lambda _, *args: seen.append(precision()) or clone_batch(*args), model=str(start))
+        seen.append(precision())
+    assert names and seen == [{"float32"}] * 26
 
 
 def test_blank_lines_and_a_byte_order_mark_are_no_demonstrations(chat, tmp_path):
@@ -192,7 +240,7 @@ def record(tokenizer, tmp_path, monkeypatch, sandbox_sites, run):
     def record(think=True, **changes):
         cfg = replace(Config(out=str(tmp_path), demos=1, max_context=100_000), **changes)
         chat = Chat(tokenizer, "You browse.", think=think)
-        record_demonstrations(chat, cfg, Run(tmp_path, {}), "d.jsonl", print)
+        record_demonstrations(chat, cfg, Run(tmp_path, {}), "d.jsonl")
         return [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
     record.plays = 0
     return record
@@ -203,6 +251,20 @@ def test_experts_of_any_split_demonstrate_with_long_chains_of_thought(record):
     assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
     thought = f"the task is to do this : {recorded['intent']}"
     assert all(thought in turn["response"] for turn in recorded["turns"])
+
+
+def test_the_experts_are_scored_by_the_score_that_a_fork_puts_in_its_place(record, monkeypatch):
+    """bc.py once kept the original. A replaced score decides the success; the reward is the same here."""
+    assert record()[0]["success"] == 1
+    asked = []
+
+    async def never(task, answer, page, *_, **__):
+        asked.append(task["task_id"])
+        return 0.0
+    monkeypatch.setattr(evaluate, "score", never)
+    with pytest.raises(ValueError, match="1 of 1 demonstrations failed"):
+        record(viewport_only=True)
+    assert asked == [sandbox.tasks("train", 1)[0]["task_id"]]
 
 
 def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(record):
@@ -238,19 +300,20 @@ TYPE = 'do(action="Type", argument="x", element="7")'
 EXIT = "exit(message='5')"
 
 
-def test_webrls_steps_become_trajectories_again_and_the_rest_is_counted(tmp_path, chat):
+def test_webrls_steps_become_trajectories_again_and_the_rest_is_counted(tmp_path, chat, capsys):
     """Shuffled. The second task's first step is missing: its page is unknown, its response not learned."""
     mixed = [webrl("a", CLICK, TYPE, EXIT), webrl("b", CLICK, EXIT), webrl("a", CLICK),
              webrl("a", CLICK, TYPE), webrl("a", "I think so"), webrl("a", CLICK.replace('"1"', '"99"'))]
-    path, said = tmp_path / "sft.json", []
+    path = tmp_path / "sft.json"
     path.write_text(json.dumps(mixed))
-    one, two = read_demonstrations(str(path), chat, said.append)
+    one, two = read_demonstrations(str(path), chat)
+    said = capsys.readouterr().out.splitlines()
     assert [turn.response for turn in one.turns] == [CLICK, TYPE, EXIT] and one.task["intent"] == "a"
     assert all(turn.observation.startswith("<span>Sales 1</span>") for turn in one.turns)
     assert [turn.observation == "** Simplified html **" for turn in two.turns] == [True, False]
     assert "1 (no action can be read" in said[0] and "1 (acts on an element" in said[0]
     assert "4 of 6 steps make up 2" in said[1]
-    first, last = rows(chat, two)
+    first, last = trajectory_rows(chat, two)
     assert chat.decode(last.ids).count("** Simplified html **") == 1
 
 

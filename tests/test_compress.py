@@ -9,9 +9,10 @@ import torch
 from conftest import ROOT, SPECIAL, TEXT, pad, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import compress
-from compress import (CUT, PLACEHOLDER, Chat, Trajectory, Turn, answer_of, context, fit_page, format_response,
-                      messages, micro_batches, open_chat, pack, replay, rows, system_prompt, trunk)
+import compression
+from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Trunk, Turn, answer_of, context, fit_page,
+                      format_response, messages, micro_batches, open_chat, pack, replay, system_prompt,
+                      trajectory_rows, trunk)
 from model import load_tokenizer, token_logprobs
 
 
@@ -27,7 +28,7 @@ def make_trajectory(chat, n_turns=3, seed=0, ended=True):
         page = f"title: page {k}\n<a>red lamp {k}</a> ${k}"
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
         action_ids = ids + [chat.end_id] * ended
-        observation_ids, logps = chat.observation(trajectory.task, k, page), [-1.0] * len(action_ids)
+        observation_ids, logps = chat.user_ids(trajectory.task, k, page), [-1.0] * len(action_ids)
         trajectory.turns.append(Turn("http://x/", page, observation_ids, action_ids, logps, chat.decode(ids),
                                      ended))
     return trajectory
@@ -54,10 +55,9 @@ def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_
     text = "<think>hm</think><answer>exit()</answer>"
     ids = chat.encode(text, ours=True)
     assert [i for i in ids if i in tags] == tags and chat.decode(ids) == text
-    assert chat.without_thoughts(ids)[0] not in tags
     record = {"intent": text, "task_id": 0, "sites": [],
               "turns": [{"url": "", "observation": text, "response": text}]}
-    row, = rows(chat, replay(chat, record))
+    row, = trajectory_rows(chat, replay(chat, record))
     assert [i for i in row.ids if i in tags] == tags * 2
     assert [i for i in row.ids[-row.n_action:] if i in tags] == tags
     plain = Chat(family_tokenizer("qwen2.5"), "")
@@ -83,18 +83,10 @@ def test_messages_for_a_remote_model_say_what_a_checkpoint_reads(chat, compress)
     for n in (1, 3):
         trajectory = make_trajectory(chat, n)
         *said, last = [(m["role"], m["content"]) for m in messages(chat, trajectory)]
-        ids = sum((chat.message(*one) for one in [*said, last]), chat._control(chat.format.begin))
+        ids = sum((chat.message(*one) for one in [*said, last]), chat.control(chat.format.begin))
         ids += chat.opening("assistant")
         decode = lambda ids: chat.tokenizer.decode(ids, skip_special_tokens=False)
         assert decode(ids) == decode(context(chat, trajectory, n - 1))
-
-
-def test_messages_leave_out_past_thoughts_where_the_context_does(chat):
-    trajectory = make_trajectory(chat, 2)
-    trajectory.turns[0].response = "<think>hm</think><answer>exit()</answer>"
-    for keep, said in ((True, trajectory.turns[0].response), (False, "<answer>exit()</answer>")):
-        other = Chat(chat.tokenizer, chat.system, keep_thoughts=keep)
-        assert messages(other, trajectory)[2]["content"] == said
 
 
 def random_history(number: int):
@@ -112,6 +104,17 @@ def random_history(number: int):
     return [{"role": "system", "content": system}, *messages[:-1]], tau
 
 
+def test_a_tokenizer_of_no_known_family_is_refused():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<|im_start|>": 1}, unk_token="a"))
+    with pytest.raises(ValueError, match="neither Qwen .* nor Llama 3 .*; use an instruct checkpoint"):
+        Chat(tokenizer, "")
+
+
+@pytest.mark.parametrize("family, number", [("qwen2.5", 0), ("qwen3", 0), ("llama3.1", 1), ("llama3", 2)])
+def test_a_family_is_known_by_its_control_tokens(family, number):
+    assert Chat(family_tokenizer(family), "").format is FORMATS[number]
+
+
 @pytest.mark.parametrize("family", ["qwen2.5", "llama3.1"])
 def test_prompts_equal_the_checkpoints_own_templates(family):
     """Id for id on 200 random histories; chat_templates.json says where the expected strings come from."""
@@ -121,7 +124,7 @@ def test_prompts_equal_the_checkpoints_own_templates(family):
         messages, tau = random_history(number)
         chat = Chat(tokenizer, messages[0]["content"])
         for k, turn in enumerate(tau.turns):
-            turn.observation_ids = chat.observation(tau.task, k, turn.observation)
+            turn.observation_ids = chat.user_ids(tau.task, k, turn.observation)
             turn.action_ids = chat.encode(turn.response) + [chat.end_id]
         ids = tokenizer.encode(string, add_special_tokens=False).ids
         assert context(chat, tau, len(tau.turns) - 1) == ids, number
@@ -138,7 +141,7 @@ def test_sampled_ids_are_kept_even_where_encoding_again_would_change_them(chat):
 
 def test_a_forced_end_of_turn_is_context_but_never_trained(chat):
     trajectory = make_trajectory(chat, ended=False)
-    for t, row in enumerate(rows(chat, trajectory)):
+    for t, row in enumerate(trajectory_rows(chat, trajectory)):
         trained = row.ids[-row.n_action:]
         assert trained == trajectory.turns[t].action_ids and chat.end_id not in trained
     after = trunk(chat, trajectory, 1)
@@ -149,7 +152,7 @@ def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
     """The released trainer hid the pages from attention by using the loss mask as attention mask."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     for perturbed in range(3):
-        samples = rows(chat, make_trajectory(chat))[::-1]  # the last turn first, as `pack` wants them
+        samples = trajectory_rows(chat, make_trajectory(chat))[::-1]  # the last turn first, as `pack` wants them
         before = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
         row = samples[perturbed]
         alone = token_logprobs(model, *pad([row]))[0]
@@ -164,7 +167,7 @@ def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
 def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
     trajectory = make_trajectory(chat)
     trajectory.turns[1].action_ids = [0, chat.end_id, 0, chat.end_id]  # pad id and end id in a response
-    samples = rows(chat, trajectory)
+    samples = trajectory_rows(chat, trajectory)
     tokens, action = pad(samples)
     assert action.sum(1).tolist() == [len(t.action_ids) for t in trajectory.turns]
     assert tokens[1][action[1]].tolist() == [0, chat.end_id, 0, chat.end_id]
@@ -176,7 +179,7 @@ def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
 def test_the_head_runs_on_action_tokens_alone(chat):
     """Logits of whole pages never exist; those of responses only `chunk` at a time."""
     model, sizes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), []
-    samples = rows(chat, make_trajectory(chat))
+    samples = trajectory_rows(chat, make_trajectory(chat))
     head = model.logits
     model.logits = lambda x: sizes.append(x.shape[:-1].numel()) or head(x)
     with torch.no_grad():
@@ -186,7 +189,7 @@ def test_the_head_runs_on_action_tokens_alone(chat):
 
 def test_padding_does_not_change_logprobs(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    samples = [row for seed in range(3) for row in rows(chat, make_trajectory(chat, 1 + 2 * seed, seed))]
+    samples = [row for seed in range(3) for row in trajectory_rows(chat, make_trajectory(chat, 1 + 2 * seed, seed))]
     together = token_logprobs(model, *pad(samples))[0]
     alone = torch.cat([token_logprobs(model, *pad([row]))[0] for row in samples])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
@@ -225,7 +228,7 @@ def family_tokenizer(name: str) -> Tokenizer:
 def test_page_text_never_becomes_a_control_token(family):
     """Every family's special tokens in pages of any family: alone, nested, doubled, split over elements."""
     chat = Chat(family_tokenizer(family), "You browse the web.")
-    frame = [i for i in chat.observation({"intent": ""}, 0, "") if i in chat.control_ids]
+    frame = [i for i in chat.user_ids({"intent": ""}, 0, "") if i in chat.control_ids]
     everyones = sorted({token for tokens in FAMILIES.values() for token in tokens if "reserved" not in token})
     tokens = [*everyones, *(token for token in FAMILIES[family] if "reserved" in token)]
     shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}",
@@ -233,7 +236,7 @@ def test_page_text_never_becomes_a_control_token(family):
     for token, shape, at in itertools.product(tokens, shapes, (1, 5, -1)):
         text = shape.format(token, token[:at], token[at:])
         assert chat.bare_tokenizer.decode(chat.encode(text)) == text
-        ids = chat.observation({"intent": text}, 0, f"<title>{text}</title>")
+        ids = chat.user_ids({"intent": text}, 0, f"<title>{text}</title>")
         assert [i for i in ids if i in chat.control_ids] == frame, text
 
 
@@ -263,14 +266,43 @@ def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
     page = "\n".join(f"<a>red lamp {i}</a> $24" for i in range(200))
     ids, shown, cut = fit_page(chat, trajectory, page, len(trunk(chat, trajectory, 2)) + budget)
     assert cut and len(ids) <= budget and shown.endswith(CUT) and page.startswith(shown[:-len(CUT)])
-    assert ids == chat.observation(trajectory.task, 2, shown)
-    short = chat.observation(trajectory.task, 2, "short")
+    assert ids == chat.user_ids(trajectory.task, 2, shown)
+    short = chat.user_ids(trajectory.task, 2, "short")
     assert fit_page(chat, trajectory, "short", 10_000) == (short, "short", False)
+
+
+def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(chat):
+    """A fork may reward something else than the success, which all statistics count."""
+    trajectory = make_trajectory(chat)
+    trajectory.success, trajectory.reward = 1.0, -0.4
+    record = json.loads(json.dumps(trajectory.to_json(chat, step=3)))
+    assert (record["success"], record["reward"], record["step"]) == (1.0, -0.4, 3)
+    assert replay(chat, record).success == 1.0
+    del record["success"]  # as in demonstrations from elsewhere
+    assert replay(chat, record).success == 0.0
+
+
+def test_a_replay_reads_what_a_record_wrote(chat):
+    """Pages, responses and their end; ids are those of the text, which an encoder might write otherwise."""
+    trajectory = make_trajectory(chat, 3)
+    for k, turn in enumerate(trajectory.turns):
+        turn.response, turn.ended = f"go to {k}.", k != 1
+        turn.action_ids = chat.encode(turn.response) + [chat.end_id] * turn.ended
+        turn.logps = [-1.0] * len(turn.action_ids)
+    record = trajectory.to_json(chat)
+    assert [turn["context_tokens"] for turn in record["turns"]] == [len(context(chat, trajectory, k)) for k in range(3)]
+    again = replay(chat, record)
+    for ours, theirs in zip(again.turns, trajectory.turns, strict=True):
+        assert ours.observation_ids == theirs.observation_ids and ours.action_ids == theirs.action_ids
+        assert (ours.observation, ours.response, ours.ended) == (theirs.observation, theirs.response, theirs.ended)
+    record["turns"][0]["observation"] = None  # its page is not known, its response stays
+    unknown = replay(chat, record)
+    assert unknown.turns[0].observation == PLACEHOLDER and trunk(chat, unknown, 3) == trunk(chat, trajectory, 3)
 
 
 def test_a_row_is_the_context_and_the_response_id_for_id(chat):
     trajectory = make_trajectory(chat, 4, ended=False)
-    for t, row in enumerate(rows(chat, trajectory)):
+    for t, row in enumerate(trajectory_rows(chat, trajectory)):
         assert row.ids == context(chat, trajectory, t) + trajectory.turns[t].action_ids
         assert row.prefix == len(trunk(chat, trajectory, t))
 
@@ -278,7 +310,7 @@ def test_a_row_is_the_context_and_the_response_id_for_id(chat):
 def ragged(chat):
     """Trajectories of 1 to 15 turns, responses and pages of unequal length."""
     episodes = [make_trajectory(chat, n, seed=n, ended=bool(n % 3)) for n in (1, 2, 3, 6, 15)]
-    return [row for trajectory in episodes for row in rows(chat, trajectory)]
+    return [row for trajectory in episodes for row in trajectory_rows(chat, trajectory)]
 
 
 def test_packed_equals_one_row_per_turn(chat):
@@ -291,7 +323,7 @@ def test_packed_equals_one_row_per_turn(chat):
         model.zero_grad()
         found = {}
         for batch in batches:
-            logp_N, entropy_N = lay_out(batch)
+            logp_N, entropy_N, _ = lay_out(batch)
             (logp_N * torch.cat([weight[id(row)] for row in batch])).sum().div(len(samples)).backward()
             parts = [row.n_action for row in batch]
             both = zip(batch, logp_N.detach().split(parts), entropy_N.split(parts))
@@ -312,7 +344,7 @@ def test_packed_equals_one_row_per_turn(chat):
 
 def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
     trajectory = make_trajectory(chat, 3)
-    samples = rows(chat, trajectory)
+    samples = trajectory_rows(chat, trajectory)
     packed = pack(micro_batches(samples, 10**6)[0])
     ids, positions = packed["tokens_BT"][0].tolist(), packed["positions_BT"][0].tolist()
     assert len(ids) == samples[2].prefix + sum(len(row.leaf) for row in samples)
@@ -321,6 +353,26 @@ def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
         assert positions[first:last] + positions[start:stop] == list(range(len(row.ids)))
         before = stop - start - row.n_action
         assert packed["action_BT"][0, start:stop].tolist() == [False] * before + [True] * row.n_action
+
+
+def test_equal_histories_of_two_episodes_are_not_one(chat):
+    """Two members of a group may do the same. Each row knows its own episode's trunk."""
+    twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(2)]
+    batch, = micro_batches(twins[0] + twins[1], 10**6)
+    assert [row.trunk for row in batch] == [twins[0][0].trunk] * 3 + [twins[1][0].trunk] * 3
+    assert twins[0][0].trunk.ids == twins[1][0].trunk.ids and twins[0][0].trunk != twins[1][0].trunk
+    packed = pack(batch)
+    half = packed["tokens_BT"].shape[1] // 2
+    assert torch.equal(packed["tokens_BT"][:, :half], packed["tokens_BT"][:, half:])
+    assert [first for _, _, first, _ in packed["segments"]] == [0] * 3 + [half] * 3
+
+
+def test_a_full_batch_goes_on_in_the_next_one_with_as_much_of_the_trunk_as_it_needs():
+    history = Trunk(list(range(100)))
+    later, earlier = Row(history, 90, [1] * 10, 5), Row(history, 40, [2] * 10, 5)
+    assert micro_batches([earlier, later], 110) == [[later, earlier]]
+    assert micro_batches([earlier, later], 109) == [[later], [earlier]]
+    assert pack([earlier])["tokens_BT"][0].tolist() == [*range(40)] + [2] * 10
 
 
 @pytest.mark.parametrize("budget", [150, 400, 1500])
@@ -334,23 +386,7 @@ def test_a_trajectory_of_any_length_trains_within_the_budget(chat, budget):
     assert len(micro_batches(samples, budget)) < len(samples) or budget == 150
 
 
-def test_thoughts_of_past_responses_can_be_dropped(chat):
-    forgetful = Chat(chat.tokenizer, chat.system, keep_thoughts=False)
-    trajectory = make_trajectory(chat, 0)
-    for k in range(2):
-        text = '<think>look for it</think><answer>do(action="Click", element="5")</answer>'
-        ids, page = chat.encode(text) + [chat.end_id], chat.observation(trajectory.task, k, "page")
-        trajectory.turns.append(Turn("", "", page, ids, [-1.0] * len(ids), ""))
-    past = forgetful.tokenizer.decode(context(forgetful, trajectory, 1), skip_special_tokens=False)
-    assert "look for it" not in past and '<answer>do(action="Click", element="5")</answer><|im_end|>' in past
-    assert "look for it" in chat.decode(context(chat, trajectory, 1))
-    row = rows(forgetful, trajectory)[1]
-    assert row.ids == context(forgetful, trajectory, 1) + trajectory.turns[1].action_ids  # its own thoughts
-    without = chat.encode("no thoughts here")
-    assert forgetful.without_thoughts(without) == without
-
-
-@pytest.mark.parametrize("settings", [{"think": "false"}, {"thinks": False}, {"system": 3}])
+@pytest.mark.parametrize("settings", [{"think": "false"}, {"thinks": False}, {"system": 3}, {"keep_thoughts": True}])
 def test_an_agent_json_that_cannot_be_followed_is_refused(chat, tmp_path, settings):
     (tmp_path / "agent.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=f"agent.json: {next(iter(settings))} is .*true or false"):
@@ -358,16 +394,15 @@ def test_an_agent_json_that_cannot_be_followed_is_refused(chat, tmp_path, settin
 
 
 def test_agent_json_sets_the_chat(chat, tmp_path):
-    settings = {"system": "Do it.", "think": False, "compress": False, "keep_thoughts": False}
+    settings = {"system": "Do it.", "think": False, "compress": False}
     (tmp_path / "agent.json").write_text(json.dumps(settings))
     opened = open_chat(chat.tokenizer, tmp_path, "")
     assert {name: getattr(opened, name) for name in settings} == settings
 
 
-def test_compress_prints_how_much_compression_and_packing_save(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", ["compress.py"])
-    compress.main()
+def test_the_demonstration_prints_how_much_compression_and_packing_save(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["compression.py"])
+    compression.main()
     lines = capsys.readouterr().out.splitlines()
     table = [list(map(int, line.split())) for line in lines[3:10]]
     assert [row[0] for row in table] == list(range(7)) and table[0][2] == table[0][3]

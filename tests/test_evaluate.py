@@ -1,28 +1,29 @@
-"""Judging: what earns the reward and what does not. Figures, a run's directory, the command line."""
+"""Judging: what earns the success and what does not. The task's side of an episode, the benchmark, figures."""
 import asyncio
 import contextlib
 import json
 import math
 import os
-import signal
+import random
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
 from conftest import GOOD, ROOT, chat_server, fuzzy, make_task, target
-from playwright.async_api import Error as PlaywrightError
+from test_run import start_ranks
 
 import evaluate
+import run as runs
 from compress import Trajectory, Turn
-from evaluate import (Benchmark, Config, checks, parse_args, pass_at, rate, score, start_run, string_match,
-                      summarize, table, url_match, wilson)
-from model import all_max, init_dist, rank
-from rollout import Browser, EnvError, Settings
+from evaluate import (Benchmark, Config, Environment, checks, figures, pass_at, rate, score, string_match, summarize,
+                      table, url_match, wilson)
+from rollout import Settings
 from worlds import webarena
+from worlds.browser import Browser, EnvError, PlaywrightError
 from worlds.endpoint import Endpoint
 from worlds.webarena import check_row, site_urls
 from worlds.words import words
@@ -104,6 +105,14 @@ def test_no_answer_earns_nothing_not_even_where_nothing_is_asked(reference):
     assert string_match(None, reference) is False
 
 
+def test_one_of_takes_one_pair_of_quotes_off_an_answer_and_the_other_kinds_two():
+    """As in VisualAgentBench, which cleans an answer once and, for these kinds, in the matcher once more."""
+    assert string_match("\"'a'\"", {"one_of": ["'a"]}) and string_match("'A'", {"one_of": ["a"]})
+    assert not string_match("'a'", {"one_of": ["'a"]})
+    assert string_match("\"'a'\"", {"exact_match": "a"}) and string_match("\"'a'\"", {"must_include": ["a"]})
+    assert not string_match("\"'a'\"", {"must_exclude": ["a"]})
+
+
 def test_a_language_models_verdict_is_never_guessed():
     with pytest.raises(ValueError, match="language model"):
         string_match("anything", {"fuzzy_match": ["something"]})
@@ -129,6 +138,12 @@ def test_a_language_models_verdict_is_never_guessed():
                           ("http://h/b/1", "http://h/a |OR| http://h/b", "GOLD in PRED", True)])
 def test_url_match(url, reference, note, passes):
     assert url_match(url, reference, note) is passes
+
+
+@pytest.mark.parametrize("note", ["GOLD IN PRED", "exact", "", 0])
+def test_an_unknown_rule_for_urls_is_refused_and_not_taken_for_exact(note):
+    with pytest.raises(ValueError, match=f"url_note {note!r} is unknown"):
+        url_match("http://h/a", "http://h/a", note)
 
 
 # -------------------------------------------------------------------------------------------------- pages
@@ -384,7 +399,7 @@ def read_run(path):
 def main(run, sandbox_sites, monkeypatch):
     """evaluate.main with the Chromium and the sandbox that the tests share."""
     monkeypatch.setattr(asyncio, "run", run)
-    monkeypatch.setattr(evaluate, "open_sites", lambda spec: contextlib.nullcontext({"sandbox": sandbox_sites}))
+    monkeypatch.setattr(evaluate.worlds, "open_sites", lambda *specs: contextlib.nullcontext({"sandbox": sandbox_sites}))
     return lambda **values: evaluate.main(Config(**values))
 
 
@@ -461,16 +476,6 @@ def test_an_evaluation_in_a_training_runs_directory_keeps_its_config(main, site,
     assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen2"}' and read_run(tmp_path)[0]["n"] == 1
 
 
-def start_ranks(*command, **pipes):
-    """A script's processes on two ranks, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    return [subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env | {"RANK": str(i)}, text=True, **pipes)
-            for i in range(2)]
-
-
 def test_two_ranks_split_the_tasks_and_give_one_ranks_figures(main, sandbox_sites, tmp_path, capfd):
     """Three tasks on two ranks, two runs each; only rank 0 claims the directory and writes."""
     pairs = list(permutations("kitchen garden office".split(), 2))[:3]
@@ -479,16 +484,16 @@ def test_two_ranks_split_the_tasks_and_give_one_ranks_figures(main, sandbox_site
         for i, (a, b) in enumerate(pairs)]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     values = {"model": "worlds/base", "tasks": str(tmp_path / "tasks.json"), "temperature": 1.0, "runs": 2,
-              "concurrency": 4, "max_new_tokens": 32, "max_context": 1536}
+              "concurrency": 1, "max_new_tokens": 32, "max_context": 1536}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-    flags += ["--max-turns=1", "--deterministic", f"--out={tmp_path / '2'}"]
+    flags += ["--max-turns=1", f"--out={tmp_path / '2'}"]
     both = start_ranks("evaluate.py", *flags)
-    main(**values, max_turns=[1], deterministic=True, out=str(tmp_path / "1"))
+    main(**values, max_turns=[1], out=str(tmp_path / "1"))
     assert [process.wait(timeout=120) for process in both] == [0, 0], capfd.readouterr().err
     found = []
     for ranks in "12":
         summary, records = read_run(tmp_path / ranks)
-        played = [(r["task_id"], r["member"], r["reward"], [t["response"] for t in r["turns"]]) for r in records]
+        played = [(r["task_id"], r["member"], r["success"], [t["response"] for t in r["turns"]]) for r in records]
         found.append(({key: value for key, value in summary.items() if key != "run"}, played))
     assert found[0] == found[1] and [row[:2] for row in found[1][1]] == [(i, k) for i in range(3) for k in range(2)]
     assert len({tuple(row[3]) for row in found[1][1]}) > 1  # the responses are not all the same
@@ -505,16 +510,16 @@ def test_wilson_against_published_values(successes, n, low, high):
 
 
 def episodes(*wins):
-    """One task per row of rewards, one run per reward."""
-    return [Trajectory(GOOD | {"task_id": i}, member=m, reward=float(r)) for i, row in enumerate(wins)
-            for m, r in enumerate(row)]
+    """One task per row of successes, one run per success. What training maximizes is something else."""
+    return [Trajectory(GOOD | {"task_id": i}, member=m, success=float(r), reward=-0.3 + 0.7 * r)
+            for i, row in enumerate(wins) for m, r in enumerate(row)]
 
 
-def played(reward, site="shopping", status="ok", answer="x", **turn):
+def played(success, site="shopping", status="ok", answer="x", fault="", **turn):
     made = Turn(**{"url": "http://h/", "observation": "page", "observation_ids": [1], "action_ids": [5, 6],
                    "logps": [-.1, -2.], "response": "ab", "action": "exit()"} | turn)
-    return Trajectory(GOOD | {"sites": [site], "intent_template_id": site}, turns=[made], answer=answer, reward=reward,
-                      status=status)
+    return Trajectory(GOOD | {"sites": [site], "intent_template_id": site}, turns=[made], answer=answer, success=success,
+                      reward=-success, status=status, fault=fault)
 
 
 def test_runs_of_one_task_are_not_counted_as_independent():
@@ -533,6 +538,61 @@ def test_pass_at_k_is_the_chance_that_one_of_k_runs_succeeds():
     drawn = {k: sum(any(c) for row in wins for c in combinations(row, k)) / 3 / math.comb(4, k) for k in range(1, 5)}
     assert pass_at(episodes(*wins)) == pytest.approx(drawn)
     assert pass_at(episodes([1, 0, 0, 0], [1, 1]))[2] == pytest.approx((0.5 + 1) / 2)  # two runs of the second broke
+
+
+def test_intervals_cover_the_truth_as_often_as_their_docstring_says():
+    """20 tasks, 8 runs each: half of them nearly always succeed, or two of them carry nearly all success."""
+    def coverage(low, high, share, n=1500):
+        rng, hits = random.Random(0), 0
+        truth = low * (1 - share) + high * share
+        for _ in range(n):
+            chances = [high if rng.random() < share else low for _ in range(20)]
+            bottom, top = rate(episodes(*[[rng.random() < p for _ in range(8)] for p in chances]))["ci95"]
+            hits += bottom <= truth <= top
+        return hits / n
+
+    assert coverage(0.05, 0.95, 0.5) == pytest.approx(0.95, abs=0.015)
+    assert coverage(0.02, 0.9, 0.1) == pytest.approx(0.85, abs=0.02)
+
+
+@pytest.mark.parametrize("reward", [0.4, -0.5, -3.0, 2.0])
+def test_a_reward_that_is_no_success_changes_no_figure(reward):
+    """A reward of 0.4 once gave pass@1 = 0.5, and a negative one "math domain error"."""
+    shaped = episodes([1, 0], [0, 0])
+    for tau in shaped:
+        tau.reward = reward
+    assert pass_at(shaped) == {1: 0.25, 2: 0.5} and rate(shaped)["success_rate"] == 0.25
+    assert summarize(shaped) == summarize(episodes([1, 0], [0, 0]))
+
+
+def test_without_a_valid_episode_there_is_no_success_rate_not_even_0():
+    broken = summarize([played(0.0, status="env_error"), played(0.0, "reddit", "env_error")])
+    assert [broken[key] for key in ("success_rate", "turns", "response_tokens", "trajectory_tokens", "exited")] == [None] * 5
+    assert (broken["n"], broken["ci95"], broken["env_errors"], broken["episodes"]) == (0, [0.0, 1.0], 2, 2)
+    assert broken["per_site"]["reddit"]["success_rate"] is None
+    line = table([("sandbox:test", broken)]).splitlines()[1].split()
+    assert line == ["sandbox:test", "-", "0.0%", "to", "100.0%", "0", "2"]
+    one_run_broke = episodes([1, 0], [1, 0])
+    one_run_broke[1].status = one_run_broke[3].status = "env_error"
+    evaluate.print_splits({"test": summarize(one_run_broke)})
+    assert summarize(one_run_broke)["runs"] == [1.0, None]
+
+
+def test_the_figures_of_a_step_count_turns_tokens_and_what_went_wrong():
+    cut = played(0.0, fault="Chromium crashed", ended=False, action="", error="cannot read it", page_cut=True)
+    cut.turns.append(replace(cut.turns[0], ended=True, action="do(...)", observation_ids=[1, 2, 3], page_cut=False))
+    made = figures([cut, played(1.0), played(0.0, status="env_error")])
+    assert {key: made[key] for key in made if key != "ci95"} == {
+        "success_rate": 0.5, "n": 2, "episodes": 3, "env_errors": 1, "env_retries": 1, "turns": 1.5, "response_tokens": 2.0,
+        "trajectory_tokens": (1 + 2 + 3 + 2 + 1 + 2) / 2, "exited": 1.0, "truncated": 1, "invalid_actions": 1,
+        "failed_actions": 1, "pages_cut": 1}
+
+
+def test_tasks_of_two_sources_with_one_id_are_two_tasks():
+    twice = episodes([1, 1], [0, 0])
+    for tau in twice:
+        tau.task = GOOD | ({"source": 1} if tau.task["task_id"] else {})
+    assert rate(twice)["ci95"] == pytest.approx(wilson(1, 2)) and pass_at(twice) == {1: 0.5, 2: 0.5}
 
 
 def test_an_environment_error_is_not_a_failure_in_the_summary():
@@ -559,83 +619,77 @@ def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path
         evaluate.compare([str(tmp_path / "none")])
 
 
-# ---------------------------------------------------------------------------- a run's directory
-
-def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
-    (tmp_path / "state" / "00001").mkdir(parents=True)
-    start_run(Config(out=str(tmp_path)), "cpu", first=2).lock.close()
-    assert (tmp_path / "state" / "00001").exists()
-    start_run(Config(out=str(tmp_path)), "cpu", first=0).lock.close()
-    assert not (tmp_path / "state").exists()
+# ------------------------------------------------------------------------------ the task's side of an episode
 
 
-def test_a_state_is_deleted_as_a_whole(tmp_path, monkeypatch):
-    (tmp_path / "state" / "00001").mkdir(parents=True)
-    monkeypatch.setattr(evaluate.shutil, "rmtree", lambda *_, **__: None)  # killed before it has deleted anything
-    evaluate.forget(tmp_path / "state")
-    assert not (tmp_path / "state").exists()
+def test_a_replaced_score_is_used_wherever_an_environment_judges(monkeypatch, tmp_path):
+    """bc.py once kept the original of a `score` that a fork had replaced."""
+    async def generous(task, answer, page, why=None, judge=None):
+        return 1.0
+    env = Environment({}, tmp_path, Benchmark())
+    monkeypatch.setattr(evaluate, "score", generous)
+    assert asyncio.run(env.score(GOOD, None, None, [])) == 1.0
 
 
-def test_metrics_hold_no_nan(tmp_path):
-    evaluate.Run(tmp_path, {}).write({"loss": float("nan"), "change": [float("inf"), 0.1]})
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"loss": None, "change": [None, 0.1]}
+def test_only_one_rank_asks_the_reset_server_and_the_others_wait(monkeypatch, tmp_path):
+    done = []
+    monkeypatch.setattr(webarena, "reset", lambda url: done.append(url))
+    monkeypatch.setattr(runs, "all_max", lambda value: done.append("together"))
+    env = Environment({}, tmp_path, Benchmark(reset_url="http://h:1"))
+    env.reset([GOOD])
+    monkeypatch.setattr(runs, "rank", lambda: 1)
+    env.reset([GOOD])
+    assert done == ["http://h:1", "together", "together"]
 
 
-def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    run = evaluate.Run(tmp_path, {})
-    run.replace("summary.json", {"n": 1})
-    with monkeypatch.context() as patched, pytest.raises(ValueError, match="cannot write .*summary.json"):
-        patched.setattr(evaluate.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-        run.replace("summary.json", {"n": 2})
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"n": 1}
+def test_the_first_episodes_of_a_batch_get_pictures_and_equal_ids_get_different_names(tmp_path):
+    env = Environment({}, tmp_path, Benchmark(screenshots=3))
+    env.reset([GOOD, GOOD | {"source": 1}], group=2, name="0/4")
+    assert env.pictured == {("7", 0): "0/4-7-0", ("7", 1): "0/4-7-1", ("1:7", 0): "0/4-1:7-0"}
+    env.reset([GOOD], group=2)  # without a name, as for held-out tasks, nobody would see them
+    assert env.pictured == {}
+
+
+def test_the_sources_of_an_evaluation_are_numbered_apart(site, tmp_path):
+    for name, n in (("a", 1), ("b", 2)):
+        rows = [GOOD | {"task_id": i, "start_url": site({"/": SHELF})} for i in range(n)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    a, b = (str(tmp_path / f"{name}.json") for name in "ab")
+    splits = evaluate.load_splits(Config(tasks=f"{a},{b}"), Environment({}, tmp_path, Benchmark()))
+    found = {name: [(task.get("source"), task["task_id"]) for task in tasks] for name, tasks in splits.items()}
+    assert found == {a: [(None, 0)], b: [(1, 0), (1, 1)]}
+    (tmp_path / "a.json").write_text(json.dumps([fuzzy(["red"]) | {"start_url": site({"/": SHELF})}]))
+    with pytest.raises(ValueError, match="--tasks .*a.json leaves no task to play"):
+        evaluate.load_splits(Config(tasks=f"{a},{b}"), Environment({}, tmp_path, Benchmark()))
 
 
 # --------------------------------------------------------------------------------------- the command line
 
 
-def parsed(monkeypatch, kind, *arguments, presets={}, start=""):
-    monkeypatch.setattr(sys, "argv", ["x.py", *map(str, arguments)])
-    return parse_args(kind, "what it does", presets, start)
-
-
-@dataclass
-class Knobs(Benchmark):
-    model: str = ""               # where it starts
-    lr: float = 1e-3              # 5% of what is usual
-    max_turns: int = 3
-    paper: bool = False           # the paper's values
-
-
-def test_help_shows_each_knobs_comment_and_default(monkeypatch, capsys):
-    for kind, says in ((Knobs, ["what it does", "5% of what is usual (default: 0.001)", "responses per episode (default: 3)",
-                                "the paper's values", "WebArena's reset server"]),
-                       (Config, ["0: greedy (default: 0.0)", "--no-deterministic", "(default: [15])"])):
-        with pytest.raises(SystemExit) as end:
-            parsed(monkeypatch, kind, "--help")
-        shown = " ".join(capsys.readouterr().out.split())
-        assert end.value.code == 0 and all(text in shown for text in says), shown
-
-
-def test_the_command_line_beats_a_preset_beats_the_checkpoint_beats_the_class(monkeypatch, tmp_path):
-    run = {"max_turns": 4, "max_context": 900, "max_new_tokens": 50, "viewport_only": True, "lr": 7.0}
-    (tmp_path / "config.json").write_text(json.dumps({"run": run}))
-    presets = {"paper": {"max_turns": 15, "max_context": 16384}}
-    cfg = parsed(monkeypatch, Knobs, "--model", tmp_path, "--paper", "--max-turns", 9, presets=presets)
-    assert (cfg.max_turns, cfg.max_context, cfg.max_new_tokens, cfg.lr) == (9, 16384, 50, 1e-3) and cfg.viewport_only
-    assert parsed(monkeypatch, Knobs, presets=presets, start=str(tmp_path)).max_turns == 4
-    assert not parsed(monkeypatch, Knobs, "--model", tmp_path, "--no-viewport-only").viewport_only
-    assert parsed(monkeypatch, Knobs, "--model", "someone/elses-model").max_turns == 3
-
-
 @pytest.mark.parametrize("arguments, max_context, max_turns", [
     (["--model", "worlds/base"], 1536, [10]), (["--model", "worlds/base", "--max-context", "900"], 900, [10]),
     (["--model", "worlds/base", "--max-turns", "5,10"], 1536, [5, 10]), (["--model", "a/b"], 16384, [15]),
-    (["--policy-url", "http://127.0.0.1:9/v1"], 16384, [15]),
-    (["--policy-url", "http://127.0.0.1:9/v1", "--model", "worlds/base"], 1536, [10])])
-def test_evaluation_plays_with_the_sizes_of_training(arguments, max_context, max_turns, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    cfg = parsed(monkeypatch, Config, *arguments, start="worlds/base")
+    ([], 1536, [10]), (["--policy-url", "http://127.0.0.1:9/v1"], 16384, [15]),
+    (["--policy-url", "http://127.0.0.1:9/v1", "--model", "worlds/base"], 1536, [10]),
+    (["--validate", "tasks.json"], 16384, [15]), (["--report"], 16384, [15]), (["--compare", "a,b"], 16384, [15])])
+def test_evaluation_plays_with_the_sizes_of_training(arguments, max_context, max_turns, monkeypatch, tmp_path):
+    """Of --model, else of runs/mgrpo, but only if a checkpoint plays or its format is asked for."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("worlds/base", "runs/mgrpo"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text('{"run": {"max_context": 1536, "max_turns": 10, "max_new_tokens": 64}}')
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    cfg = runs.parse_args(Config, "", {}, evaluate.checkpoint_of)
     assert (cfg.max_context, cfg.max_turns) == (max_context, max_turns)
+
+
+def test_the_flags_of_an_evaluation_are_explained(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        runs.parse_args(Config, evaluate.__doc__, {}, evaluate.checkpoint_of)
+    shown = " ".join(capsys.readouterr().out.split())
+    says = ["0: greedy (default: 0.0)", "--max-turns N,N,...", "(default: [15])", "WebArena's reset server"]
+    assert end.value.code == 0 and all(text in shown for text in says), shown
 
 
 @pytest.mark.parametrize("arguments, says", [
@@ -643,9 +697,8 @@ def test_evaluation_plays_with_the_sizes_of_training(arguments, max_context, max
     (["--report", "--out", "nowhere"], ["nowhere", "--out"]), (["--max-turns", "5;10"], ["--max-turns", "5;10"])])
 def test_bad_input_gives_one_sentence_and_a_status(arguments, says, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    monkeypatch.setattr(evaluate, "end_on_signals", lambda script: None)
     with pytest.raises(SystemExit) as end:
-        evaluate.command_line(evaluate.main, Config, "", start="runs/mgrpo")
+        runs.command_line(evaluate.main, Config, "", start=evaluate.checkpoint_of)
     said = end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.splitlines()[-1]
     assert end.value.code and "\n" not in said and all(word in said for word in ["evaluate.py: ", *says])
 
@@ -658,54 +711,18 @@ def test_a_chromium_that_does_not_start_is_one_sentence_with_its_own_complaint(m
     async def start():
         async with Browser(Settings()):
             pass
-    monkeypatch.setattr("rollout.find_chromium", lambda *_: str(broken))
+    monkeypatch.setattr("worlds.browser.find_chromium", lambda *_: str(broken))
     monkeypatch.setattr(sys, "argv", ["evaluate.py"])
-    monkeypatch.setattr(evaluate, "end_on_signals", lambda script: None)
     with pytest.raises(SystemExit) as end:
-        evaluate.command_line(lambda cfg: asyncio.run(start()), Config, "")
+        runs.command_line(lambda cfg: asyncio.run(start()), Config, "")
     said = end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.splitlines()[-1]
     assert said == "evaluate.py: Chromium failed: libnss3.so: cannot open"
 
 
-def wait_for_rank_1(cfg):
-    """The next test runs it on two ranks: rank 0 waits in a collective for rank 1, which waits for its input."""
-    init_dist()
-    all_max(0)
-    print("ready", flush=True)
-    if rank() == 1:
-        sys.stdin.read()
-    all_max(0)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_ends_a_rank_that_waits_for_another_and_both_say_so_in_one_line(number):
-    ranks = start_ranks(__file__, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
-    assert [process.stdout.readline() for process in ranks] == ["ready\n"] * 2
-    time.sleep(0.3)  # until rank 0 waits
-    ranks[0].send_signal(number)
-    assert ranks[0].communicate(timeout=10)[1] == f"test_evaluate.py: ended by {number.name}\n"
-    assert ranks[0].returncode == 128 + number
-    assert "rank 1 lost another rank" in ranks[1].communicate(timeout=10)[1] and ranks[1].returncode == 1
-
-
-def test_a_script_runs_without_a_stdout():
-    silent = "import evaluate, sys; assert not sys.stdout; evaluate.command_line(print, evaluate.Config, '', start='worlds/base')"
-    done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, silent], cwd=ROOT, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_signal_ends_a_script_whose_stderr_nobody_reads():
-    """`mgrpo.py 2>&1 | tee log`, and Ctrl-C, which ends tee first."""
-    waiting = "import evaluate, sys; evaluate.end_on_signals('x.py'); print('ready', flush=True); sys.stdin.read()"
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen([sys.executable, "-c", waiting], cwd=ROOT, **pipes)
-    assert process.stdout.readline() == b"ready\n"
-    process.stderr.close()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 128 + signal.SIGTERM
-    process.stdin.close()
-    process.stdout.close()
-
-
-if __name__ == "__main__":
-    evaluate.command_line(wait_for_rank_1, Config, "")
+def test_a_finished_evaluation_ends_without_a_status(site, tmp_path):
+    """The script as it is called: figures are written again, and a task file is looked at."""
+    (tmp_path / "tasks.json").write_text(json.dumps([GOOD]))
+    for arguments, says in ((["--report", "--out", tmp_path], "report.html"),
+                            (["--validate", tmp_path / "tasks.json"], "1 usable tasks, 0 broken rows")):
+        done = subprocess.run([sys.executable, "evaluate.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and says in done.stdout, done.stderr

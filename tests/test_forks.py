@@ -1,26 +1,23 @@
-"""AWR and DigiRL: their losses against slow loops in float64, their scripts on one and two ranks."""
+"""AWR, DigiRL and GiGPO: their losses against slow loops in float64, their scripts on one and two ranks."""
 import contextlib
+import copy
 import json
 import math
+import statistics
 from functools import partial
 from itertools import permutations
 
 import pytest
+import run as runs
 import torch
 from conftest import ROOT, tiny_model
-from test_mgrpo import TASKS, ragged_groups, trajectory
+from test_mgrpo import method_of, ragged_groups, trajectory, without_browser
 from test_scripts import ENV, METRICS, read, script
 
-import evaluate
 import mgrpo
-from compress import Chat, context, rows
-from forks import awr, digirl, shared
-from model import full_state, load, load_training, training_tensors
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer):
-    return Chat(tokenizer, "You browse the web.")
+from compress import context, trajectory_rows
+from forks import awr, digirl, gigpo, shared
+from model import full_state, load
 
 
 @pytest.fixture
@@ -48,18 +45,20 @@ def test_states_are_those_of_each_context_alone(chat, model):
     last = lambda ids: model(torch.tensor([ids]), head=lambda x_BTD: x_BTD[0, -1])
     turns = shared.samples(chat, episodes)
     assert len(turns) == sum(len(tau.turns) for tau in episodes)
-    before = torch.stack([last(context(chat, tau, tau.turns.index(turn))) for tau, turn, _ in turns])
-    after = torch.stack([last(context(chat, tau, tau.turns.index(turn)) + turn.action_ids) for tau, turn, _ in turns])
+    h = [context(chat, one.tau, one.tau.turns.index(one.turn)) for one in turns]
+    before = torch.stack([last(ids) for ids in h])
+    after = torch.stack([last(ids + one.turn.action_ids) for ids, one in zip(h, turns)])
+    assert [one.is_last for one in turns] == [one.turn is one.tau.turns[-1] for one in turns]
     tasks = [shared.instruction(chat, {"intent": intent}) for intent in ("find the lamp", "buy it", "buy it")]
-    alone = torch.stack([last(row.trunk) for row in tasks])
+    alone = torch.stack([last(row.trunk.ids) for row in tasks])
     for budget in (1, 300, 10**6):
         cfg = mgrpo.Config(max_tokens=budget)
         found = partial(shared.states, model, cfg=cfg, device="cpu")
-        torch.testing.assert_close(found([row for *_, row in turns]), before, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found([row for *_, row in turns], end=True), after, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found([one.row for one in turns]), before, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found([one.row for one in turns], end=True), after, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found(tasks), alone, atol=1e-5, rtol=1e-4)
     assert found([]).shape == (0, 32)
-    task = chat.decode(tasks[0].trunk)
+    task = chat.decode(tasks[0].trunk.ids)
     assert task.endswith("Task: find the lamp")
 
 
@@ -92,20 +91,44 @@ def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path)
     lines = [json.dumps(tau.to_json(chat, step=0, split="train")) for tau in played]
     (tmp_path / "trajectories.jsonl").write_text("\n".join(lines) + "\n")
     cfg = mgrpo.Config(out=str(tmp_path))
-    drawn = [[tau.member for tau in shared.recall(chat, cfg, 5, seed)] for seed in ("0/1", "0/1", "0/2")]
-    assert drawn[0] == drawn[1] != drawn[2] and all(len(set(one)) == 5 for one in drawn)
-    assert sorted(tau.member for tau in shared.recall(chat, cfg, 99, "0")) == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert {tau.member for tau in shared.recall(chat, cfg, 99, "0", among=3)} == {6, 7, 8}
+    other_seed = mgrpo.Config(out=str(tmp_path), seed=1)
+    drawn = [[tau.member for tau in shared.recall(chat, one, 5, step)]
+             for one, step in ((cfg, 1), (cfg, 1), (cfg, 2), (other_seed, 1))]
+    assert drawn[0] == drawn[1] != drawn[2] and all(len(set(one)) == 5 for one in drawn) and drawn[3] != drawn[0]
+    assert sorted(tau.member for tau in shared.recall(chat, cfg, 99, 0)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert {tau.member for tau in shared.recall(chat, cfg, 99, 0, among=3)} == {6, 7, 8}
     exact = []
-    for tau in shared.recall(chat, cfg, 99, "0"):
+    for tau in shared.recall(chat, cfg, 99, 0):
         then = played[tau.member]
-        assert tau.reward == then.reward
+        assert (tau.reward, tau.success) == (then.reward, then.success)
         for turn, was in zip(tau.turns, then.turns, strict=True):
             whole = all("\ufffd" not in chat.decode([i]) for i in was.action_ids)
             assert turn.response == was.response and (turn.action_ids == was.action_ids or not whole)
             exact.append(whole and chat.encode(was.response) != was.action_ids)
     assert any(exact)  # ids as sampled, which encoding the text again would not give
-    assert shared.recall(chat, mgrpo.Config(out=str(tmp_path / "none")), 5, "0") == []
+    assert shared.recall(chat, mgrpo.Config(out=str(tmp_path / "none")), 5, 0) == []
+
+
+def test_only_episodes_of_training_are_replayed(chat, tmp_path):
+    """`make demo` evaluates into a run's own directory, which adds episodes of test tasks to the same file."""
+    splits = ["train", "sandbox:test", "train", "sandbox:test", "sandbox:dev within 5 turns", None, "train"]
+    with open(tmp_path / "trajectories.jsonl", "w") as file:
+        for i, split in enumerate(splits):
+            line = trajectory(chat, 1.0, [3], member=i).to_json(chat, step=None, split=split)
+            if split is None:
+                line.pop("split")
+            file.write(json.dumps(line) + "\n")
+    cfg = mgrpo.Config(out=str(tmp_path))
+    assert sorted(tau.member for tau in shared.recall(chat, cfg, 99, 0)) == [0, 2, 6]
+
+
+def test_a_replayed_episode_keeps_the_reward_that_trained_it(chat, tmp_path):
+    """Reward and success may differ in a fork: what trains is the reward, what counts is the success."""
+    tau = trajectory(chat, 1.0, [3])
+    tau.reward = -0.25
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps(tau.to_json(chat, step=0, split="train")) + "\n")
+    back, = shared.recall(chat, mgrpo.Config(out=str(tmp_path)), 1, 0)
+    assert (back.success, back.reward) == (1.0, -0.25) and shared.successes([back]).tolist() == [-0.25]
 
 
 # ------------------------------------------------------------------------------------------------- the losses
@@ -115,7 +138,15 @@ def some_values(n, seed=0):
     return torch.rand(n, generator=torch.Generator().manual_seed(seed)).double().tolist()
 
 
-def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, float64):
+def awr_of(chat, cfg, monkeypatch):
+    """AWR whose value head is replaced: the advantages are those that the turns already have."""
+    monkeypatch.setattr(awr.AWR, "value_advantages", lambda self, episodes: 0.5)
+    monkeypatch.setattr(awr, "recall", lambda *_: [])
+    monkeypatch.setattr(awr, "add_heads", lambda *_, **__: None)
+    return method_of(chat, None, cfg, Method=awr.AWR)
+
+
+def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, float64, monkeypatch):
     """Loss and gradient against the paper's equation: one token at a time, weights clipped and not."""
     episodes, cfg = [tau for group in ragged_groups(chat) for tau in group], awr.Config(awr_beta=0.2, limit=9.0)
     V = iter(some_values(sum(len(tau.turns) for tau in episodes)))
@@ -124,7 +155,9 @@ def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, floa
         tau.advantage = 0.25  # a row's advantage is the sum of both
         for turn, V_j in zip(tau.turns, V_tau):
             turn.advantage = tau.reward - V_j - 0.25
-    batch = awr.weigh([[tau] for tau in episodes], chat, cfg)
+    method = awr_of(chat, cfg, monkeypatch)
+    batch, metrics = method.learn_from(episodes, 0)
+    assert metrics == {"groups_kept": len(episodes), "value_loss": 0.5}
     sizes = [row.n_action for row in batch]
     logp = (-3 * torch.rand(sum(sizes), generator=torch.Generator().manual_seed(1))).requires_grad_()
     tokens, total, parts, weights = sum(sizes), 0.0, iter(logp.split(sizes)), []
@@ -134,19 +167,19 @@ def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, floa
             for logp_t in logp_j.unbind():
                 total = total - weights[-1] * logp_t / tokens
     assert 9.0 in weights and min(weights) < 0.1 and len(weights) == len(sizes)
-    loss, _ = shared.likelihood(batch, logp, None, cfg)
+    loss, _ = method.loss(batch, logp, None, None)
     torch.testing.assert_close(loss, total, atol=1e-10, rtol=0)
     found, expected = (torch.autograd.grad(value, logp)[0] for value in (loss, total))
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
 def test_awrs_advantage_is_the_outcome_above_what_the_head_expects_of_the_context(chat, model):
-    shared.add_heads(model, optimizer := optimizer_of(model), "value")
-    kept, cfg = [[tau] for group in ragged_groups(chat) for tau in group], awr.Config()
-    loss = awr.value_advantages(model, optimizer, kept, chat, cfg, "cpu")
+    episodes = [tau for group in ragged_groups(chat) for tau in group]
+    method = method_of(chat, model, awr.Config(), optimizer_of(model), Method=awr.AWR)
+    loss = method.value_advantages(episodes)
     assert loss == pytest.approx(math.log(2), rel=1e-5)
-    for (tau,) in kept:
-        for t, (turn, row) in enumerate(zip(tau.turns, rows(chat, tau))):
+    for tau in episodes:
+        for t, (turn, row) in enumerate(zip(tau.turns, trajectory_rows(chat, tau))):
             x_D = model(torch.tensor([context(chat, tau, t)]), head=lambda x_BTD: x_BTD[0, -1])
             V = model.heads["value"](x_D).sigmoid().item()
             assert row.advantage == pytest.approx(tau.reward - V, abs=1e-5) and 0 < V < 1
@@ -154,65 +187,142 @@ def test_awrs_advantage_is_the_outcome_above_what_the_head_expects_of_the_contex
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("r", [0.0, 1.0])
+@pytest.mark.parametrize("r", [0.0, 1.0, 0.4, -1.0])
 def test_digirls_step_advantage_is_doubly_robust(lam, r):
-    """The paper's sum, turn h of H; the reward comes in the last turn."""
+    """w r + (1 - w) (V' - V) with w = lam^(H - j), whatever r is: a failure does not leave all of it to V."""
     for H in (1, 2, 7):
         V = dict(enumerate(some_values(H, seed=H), start=1))
         V[H + 1] = 0.0
-        reward = lambda h: r if h == H else 0.0
-        expected = [lam ** (H - h) * r + (1 - lam ** (H - h) * r) * (V[h + 1] + reward(h) - V[h])
-                    for h in range(1, H + 1)]
-        found = digirl.step_advantage(r, [V[h] for h in range(1, H + 1)], lam)
-        assert found == pytest.approx(expected, abs=1e-12) and found[-1] == (1.0 if r else -V[H])
+        expected = []
+        for j in range(1, H + 1):
+            w = 1.0
+            for _ in range(H - j):
+                w = w * lam
+            expected.append(w * r + (1 - w) * (V[j + 1] - V[j]))
+        found = digirl.step_advantages(r, [V[j] for j in range(1, H + 1)], lam)
+        assert found == pytest.approx(expected, abs=1e-12) and found[-1] == r
+
+
+def test_digirls_step_advantages_by_hand():
+    """Three turns, lam = 0.5: the weights of the outcome are 1/4, 1/2 and 1."""
+    V = [0.2, 0.6, 0.5]
+    assert digirl.step_advantages(0.0, V, 0.5) == pytest.approx([0.75 * 0.4, 0.5 * -0.1, 0.0])
+    assert digirl.step_advantages(1.0, V, 0.5) == pytest.approx([0.25 + 0.75 * 0.4, 0.5 + 0.5 * -0.1, 1.0])
+
+
+@pytest.mark.parametrize("share, chosen", [(0.2, 4), (0.5, 5), (0.6, 8), (0.05, 4)])
+def test_ties_are_chosen_together_whatever_the_rounding(chat, model, monkeypatch, share, chosen):
+    """Ten episodes of three tasks, so A_c has few values. Threads and micro-batches change its last digits."""
+    cfg = digirl.Config(share=share)
+    episodes = [trajectory(chat, r, [3], seed=i, member=i) for i, r in enumerate([1.0] * 5 + [0.0] * 5)]
+    V_R = torch.tensor([0.3, 0.3, 0.3, 0.3, 0.9, 0.3, 0.3, 0.3, 0.5, 0.9])
+    method = method_of(chat, model, cfg, optimizer_of(model), Method=digirl.DigiRL)
+    for seed in range(20):
+        noise_R = 1e-6 * (2 * torch.rand(10, generator=torch.Generator().manual_seed(seed)) - 1)
+        monkeypatch.setattr(digirl, "predict", lambda *_: V_R + noise_R)
+        best, _ = method.best_episodes(episodes)
+        assert [tau.member for tau in best] == list(range(chosen)), seed
 
 
 def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, model):
     """Both filters by their definitions, from heads on contexts one at a time; then the mean over their tokens."""
-    shared.add_heads(model, optimizer := optimizer_of(model), "instruction", "step", lr=3e-2)
-    episodes, cfg = [tau for group in ragged_groups(chat) for tau in group], digirl.Config(share=0.5, max_turns=4)
+    cfg = digirl.Config(share=0.5, max_turns=4, head_lr=3e-2)
+    method = method_of(chat, model, cfg, optimizer_of(model), Method=digirl.DigiRL)
+    episodes = [tau for group in ragged_groups(chat) for tau in group]
     for i, tau in enumerate(episodes):
         tau.task = tau.task | {"intent": f"do number {i % 3}"}
     everything = shared.samples(chat, episodes)
-    x_RD = shared.states(model, [row for *_, row in everything], cfg, "cpu")
-    r_R = torch.tensor([tau.reward for tau, *_ in everything])
-    shared.fit(model, optimizer, "step", x_RD, r_R, 20)
-    chosen, _ = digirl.curriculum(model, optimizer, digirl.Batch(episodes[:4], episodes[4:], 1), chat, cfg, "cpu")
+    x_RD = shared.states(model, [one.row for one in everything], cfg, "cpu")
+    r_R = torch.tensor([one.tau.reward for one in everything])
+    shared.fit(model, method.optimizer, "step", x_RD, r_R, 20)
+    chosen, _ = method.best_episodes(episodes)
 
     def value(head, ids):
         return model.heads[head](model(torch.tensor([ids]), head=lambda x_BTD: x_BTD[0, -1])).sigmoid().item()
-    A_i = [tau.reward - value("instruction", chat.head() + chat.opening("user", f"Task: {tau.task['intent']}"))
+    A_i = [tau.reward - value("instruction", chat.system_ids() + chat.opening("user", f"Task: {tau.task['intent']}"))
            for tau in episodes]
     best = sorted(range(len(episodes)), key=lambda i: -A_i[i])[:math.ceil(0.5 * len(episodes))]
     at_least = min(A_i[i] for i in best) - 1e-6
     assert [tau for tau, A in zip(episodes, A_i) if A >= at_least] == chosen and len(chosen) < len(episodes)
 
-    good = digirl.good_turns(model, chosen, chat, cfg, "cpu")
+    good = method.good_turns(chosen)
     expected, total = [], 0
     for tau in chosen:
         V = [value("step", context(chat, tau, t)) for t in range(len(tau.turns))] + [0.0]
         H = len(tau.turns)
         for h, turn in enumerate(tau.turns):
-            weight = 0.5 ** (H - 1 - h) * tau.reward
+            weight = 0.5 ** (H - 1 - h)
             total += 1
-            if weight + (1 - weight) * (V[h + 1] - V[h]) > 1 / 4:
+            if weight * tau.reward + (1 - weight) * (V[h + 1] - V[h]) > 1 / 4:
                 expected.append(turn.action_ids)
     assert [row.ids[-row.n_action:] for row in good] == expected and 0 < len(expected) < total
 
     tokens = sum(map(len, expected))
     logp_N = torch.linspace(-3, -0.1, tokens)
-    loss, _ = shared.likelihood(good, logp_N, None, cfg)
+    loss, _ = method.loss(good, logp_N, None, None)
     assert loss.item() == pytest.approx(-sum(logp_N.tolist()) / tokens, rel=1e-5)
+
+
+def obvious_turn_advantage(group, tau, t, gamma):
+    """GiGPO's A of one turn, by its definition, in plain numbers."""
+    earned = lambda tau, t: tau.reward * gamma ** (len(tau.turns) - 1 - t)
+    same = [earned(other, k) for other in group for k, turn in enumerate(other.turns)
+            if turn.observation == tau.turns[t].observation]
+    if len(set(same)) < 2:
+        return 0.0
+    return (earned(tau, t) - statistics.mean(same)) / statistics.stdev(same)
+
+
+def test_turns_on_the_same_page_compare_what_they_earned_in_the_end(chat):
+    """Against the definition: pages that several episodes share, that one visits again, and its own."""
+    pages = [["home", "shop", "cart"], ["home", "shop", "shop", "shop", "cart"],
+             ["home", "forum"], ["home", "lost"]]
+    group = []
+    for i, (visited, reward) in enumerate(zip(pages, (1.0, 1.0, 0.0, 0.0))):
+        tau = trajectory(chat, reward, [3] * len(visited), seed=i, member=i)
+        for turn, page in zip(tau.turns, visited):
+            turn.observation = page
+        group.append(tau)
+    for weight in (0.0, 0.5):
+        plain = mgrpo.group_advantages(copy.deepcopy(group))
+        method = method_of(chat, None, gigpo.Config(turn_credit=weight), Method=gigpo.GiGPO)
+        kept = method.advantages(copy.deepcopy(group))
+        for tau, alone in zip(kept, plain):
+            assert tau.advantage == alone.advantage
+            for t, (turn, row) in enumerate(zip(tau.turns, trajectory_rows(chat, tau))):
+                extra = weight * obvious_turn_advantage(kept, tau, t, 0.95)
+                assert turn.advantage == pytest.approx(extra, abs=1e-12)
+                assert row.advantage == pytest.approx(tau.advantage + extra, abs=1e-12)
+    stay, leave = (kept[1].turns[t].advantage for t in (1, 3))
+    assert stay < 0 < leave  # of the one episode, both on the shop's page: only the last click helped
+    assert kept[2].turns[1].advantage == kept[3].turns[1].advantage == 0  # nobody else saw these pages
+
+
+def test_gigpos_discount_is_a_flag_and_a_group_that_teaches_nothing_gets_no_turn_advantages(chat):
+    method = method_of(chat, None, gigpo.Config(turn_credit=1.0, gamma=0.5), Method=gigpo.GiGPO)
+    group = [trajectory(chat, 1.0, [3] * n, member=n) for n in (1, 3)] + [trajectory(chat, 0.0, [3] * 2, member=2)]
+    for tau in group:
+        for turn in tau.turns:
+            turn.observation = "home"
+    kept = method.advantages(group)
+    assert kept == group
+    for tau in kept:
+        for t, turn in enumerate(tau.turns):
+            assert turn.advantage == pytest.approx(obvious_turn_advantage(kept, tau, t, 0.5), abs=1e-12)
+    even = [trajectory(chat, 1.0, [3] * n, member=n) for n in (1, 3)]
+    assert method.advantages(even) == [] and all(turn.advantage == 0 for tau in even for turn in tau.turns)
 
 
 # ------------------------------------------------------------------------------------------------ the scripts
 
-FORKS = {"awr": (awr, {"past": 6}), "digirl": (digirl, {"past": 24, "offline": 2, "share": 0.5})}
+FORKS = {"awr": (awr, {"past": 6}), "digirl": (digirl, {"past": 24, "offline": 2, "share": 0.5}),
+         "gigpo": (gigpo, {"G": 3})}
+METHODS = {awr: awr.AWR, digirl: digirl.DigiRL, gigpo: gigpo.GiGPO}
 
 
 def hard_and_easy(chat):
     """A stand-in for rollout: episodes of one to three turns, of which the first of each task succeeds."""
-    async def rollout(model, chat_, tasks, score, cfg, *, group, seed, temperature, enter, log=None):
+    async def rollout(model, chat_, tasks, env, cfg, *, group, seed, temperature, tick=None):
         lengths = lambda task, i: [2 + i, 4, 3][:1 + (i + task["task_id"]) % 3]
         played = [trajectory(chat, float(i == 0 or task["task_id"] == 3), lengths(task, i), seed=task["task_id"],
                              member=i) for task in tasks for i in range(group)]
@@ -226,34 +336,35 @@ def hard_and_easy(chat):
 
 def parse(fork, monkeypatch, *arguments):
     monkeypatch.setattr("sys.argv", [f"{fork.__name__}.py", *map(str, arguments)])
-    return evaluate.parse_args(fork.Config, fork.__doc__, {}, "")
+    return runs.parse_args(fork.Config, fork.__doc__, {}, "")
 
 
 def main(fork, cfg):
     """As the end of each script has it."""
-    mgrpo.main(cfg, open_training=fork.open_training, collect=fork.collect, train=fork.train)
+    mgrpo.main(cfg, METHODS[fork])
 
 
 @pytest.fixture
 def play(checkpoint, monkeypatch, tmp_path):
     """play(fork, rollout, out, **changes): a fork's loop without a browser; the lines of metrics.jsonl."""
-    monkeypatch.setattr(mgrpo, "open_sites", lambda spec: contextlib.nullcontext({}))
-    monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites, **more: TASKS)
-    monkeypatch.setattr(mgrpo, "report", lambda out: None)
+    without_browser(monkeypatch)
 
-    def run(fork, rollout, out, **changes):
+    def play(fork, rollout, out, **changes):
         monkeypatch.setattr(mgrpo, "rollout", rollout)
         cfg = fork.Config(**dict(model=str(checkpoint), out=str(tmp_path / out), steps=5, batch=6, G=2, lr=1e-2,
                                  warmup=0.5) | changes)
         with contextlib.suppress(KeyboardInterrupt):
             main(fork, cfg)
         return read(tmp_path / out / "metrics.jsonl")
-    return run
+    return play
 
 
 @pytest.mark.parametrize("name", FORKS)
 def test_an_interrupted_fork_continues_as_if_nothing_had_happened(chat, play, tmp_path, name):
-    """Bit for bit: policy, heads, their optimizer, and the past episodes that a step draws."""
+    """Bit for bit: policy, heads, their optimizer, and the past episodes that a step draws.
+
+    In between, somebody evaluated into the same directory; those episodes must not train.
+    """
     fork, more = FORKS[name]
 
     async def interrupted(*args, seed, **kwargs):
@@ -262,6 +373,10 @@ def test_an_interrupted_fork_continues_as_if_nothing_had_happened(chat, play, tm
         return await hard_and_easy(chat)(*args, seed=seed, **kwargs)
     whole = play(fork, hard_and_easy(chat), "whole", **more)
     assert len(play(fork, interrupted, "parts", save_every=2, **more)) == 3
+    with open(tmp_path / "parts/trajectories.jsonl", "a") as file:
+        for i in range(20):
+            tested = trajectory(chat, 1.0, [4, 2], seed=99 + i, member=i)
+            file.write(json.dumps(tested.to_json(chat, step=None, split="sandbox:test")) + "\n")
     parts = play(fork, hard_and_easy(chat), "parts", save_every=2, **more)
     timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
     assert timeless(parts) == timeless(whole)
@@ -277,7 +392,26 @@ def test_digirl_first_collects_then_learns_from_all(chat, play):
     lines = play(digirl, hard_and_easy(chat), "x", past=24, offline=3, share=0.5)
     assert [line["turns_cloned"] > 0 for line in lines] == [False, False, True, True, True]
     assert [len(line["change"]) for line in lines] == [0, 0, 8, 2, 2]  # of 1, 1, 9, 3 and 3 updates
-    assert [line["grad_norm"] > 0 for line in lines] == [False, False, True, True, True]
+    assert [line["grad_norm"] is not None and line["grad_norm"] > 0 for line in lines] == [False, False, True, True, True]
+    assert [line["loss"] for line in lines[:2]] == [None, None]  # not 0, which would look like a policy that learned
+
+
+@pytest.mark.parametrize("fork", [awr, digirl])
+def test_forks_without_groups_take_one_episode_a_task(chat, play, fork):
+    lines = play(fork, hard_and_easy(chat), "x", G=1, steps=2, batch=10, **({"offline": 1, "share": 1.0} if fork is digirl else {}))
+    assert all(line["tokens_trained"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("fork, changes, says", [
+    (digirl, {"share": 0.0}, "--share 0: it is a share of the episodes"), (digirl, {"share": 1.5}, "--share 1.5"),
+    (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"), (awr, {"awr_beta": 0.0}, "--awr-beta")])
+def test_settings_that_choose_or_weigh_nothing_are_one_sentence(checkpoint, tmp_path, fork, changes, says):
+    """They were an IndexError and a "math domain error"."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match=says) as refused:
+        main(fork, fork.Config(model=str(checkpoint), out=str(tmp_path / "x"), **changes))
+    assert "\n" not in str(refused.value) and (tmp_path / "x/metrics.jsonl").exists()  # nothing was cleared yet
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +429,11 @@ def pointing(tmp_path_factory):
 
 def saved(fork, out):
     """The training state in OUT, as a resumed run reads it."""
-    model, _, optimizer = fork.open_training(fork.Config(model=str(out), lr=1e-3), "cpu")
-    assert load_training(out / "state", model, optimizer)["step"] == 2
-    return training_tensors(model, optimizer)
+    cfg = fork.Config(model=str(out), lr=1e-3)
+    model, reference, optimizer = mgrpo.open_training(cfg, "cpu")
+    METHODS[fork](cfg, None, model, reference, optimizer, "cpu")
+    assert runs.load_training(out / "state", model, optimizer)["step"] == 2
+    return runs.training_tensors(model, optimizer)
 
 
 @pytest.mark.parametrize("name, more, heads", [
@@ -306,28 +442,28 @@ def saved(fork, out):
 def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path, name,
                                                                more, heads):
     """Two steps in the browser: on one rank in this process, on two as a user starts them."""
-    fork, runs = FORKS[name][0], []
+    fork, found = FORKS[name][0], []
     for variable, address in sandbox_sites.items():
         monkeypatch.setenv(variable, address)
     for ranks in (1, 2):
         out = tmp_path / str(ranks)
         arguments = ["--model", ROOT / "worlds/base", "--tasks", pointing, "--out", out, "--steps", 2, "--batch", 3,
-                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--deterministic", "--lr", 5e-5,
+                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--concurrency", 1, "--lr", 5e-5,
                      "--head-updates", 10, *more]
         if ranks == 1:
             main(fork, parse(fork, monkeypatch, *arguments))
         else:
             done = script(f"forks/{name}.py", *arguments, ranks=2, env=ENV | sandbox_sites)
             assert done.returncode == 0, done.stderr
-        runs.append(read(out / "metrics.jsonl"))
-        assert [line["step"] for line in runs[-1]] == [0, 1]
+        found.append(read(out / "metrics.jsonl"))
+        assert [line["step"] for line in found[-1]] == [0, 1]
         assert set(load(out).state_dict()) == set(load(ROOT / "worlds/base").state_dict())
         assert (out / "report.html").exists() and len(read(out / "trajectories.jsonl")) == 12
-    for one, two in zip(*runs, strict=True):
+    for one, two in zip(*found, strict=True):
         assert set(METRICS) <= set(one) and all(0 < one[key] < 2 for key in heads)
-        for key in [*heads, "reward", "loss", "grad_norm", "entropy", "tokens_trained", "groups_kept"]:
+        for key in [*heads, "success_rate", "loss", "grad_norm", "entropy", "tokens_trained", "groups_kept"]:
             assert one[key] == pytest.approx(two[key], rel=1e-3), key
-    assert any(line["grad_norm"] > 0 for line in runs[0])
+    assert any(line["grad_norm"] for line in found[0])
     one, two = (saved(fork, tmp_path / ranks) for ranks in "12")  # read on one rank, written on one and on two
     assert any(key.startswith(heads[0].removesuffix("_loss")) for key in one)
     for key in one:  # Adam turns rounding into steps of lr where a gradient is nearly 0, hence few and small updates
@@ -340,4 +476,5 @@ def test_help_names_the_flags_of_a_fork(name, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(fork, monkeypatch, "--help")
     said = capsys.readouterr().out
-    assert "--updates-per-batch" in said and "of the value head" in said and fork.__doc__.splitlines()[0] in said
+    own = {"awr": "of the value head", "digirl": "of the value heads", "gigpo": "weight of the advantages of turns"}[name]
+    assert "--updates-per-batch" in said and own in said and fork.__doc__.splitlines()[0] in said

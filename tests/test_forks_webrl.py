@@ -1,4 +1,4 @@
-"""forks/webrl.py and forks/tsr.py against slow, obvious versions; tests/table.py on made-up figures."""
+"""forks/webrl.py and forks/tsr.py against slow, obvious versions; tests/tools/table.py on made-up figures."""
 import asyncio
 import contextlib
 import itertools
@@ -14,24 +14,26 @@ from types import SimpleNamespace
 import pytest
 import table
 import torch
-from conftest import ROOT, pad, tiny_model
-from test_mgrpo import TASKS, even_tasks_teach, ragged_groups, trajectory
-from test_scripts import ENV, SMALL, lock_step, outcome, read, script  # noqa: F401 (a fixture)
+from conftest import ROOT, tiny_model
+from test_mgrpo import (even_tasks_teach, logprobs, method_of, ragged_groups, trajectory,
+                        without_browser)
+from test_scripts import ENV, SMALL, one_by_one, outcome, read, script  # noqa: F401 (a fixture)
 
 import mgrpo
-from compress import Chat, rows
+from compress import Trunk, trajectory_rows
 from evaluate import Environment
 from forks import digirl, shared, tsr, webrl
-from model import generate, load, token_logprobs
+from model import generate, load
 from worlds import load_tasks
 
 
-@pytest.fixture(scope="module")
-def chat(tokenizer):
-    return Chat(tokenizer, "You browse the web.")
-
-
 # ------------------------------------------------------------------------------------------ WebRL
+
+
+def webrl_of(chat, model, cfg, optimizer=None):
+    """WebRL whose frozen clone is the model itself; no heads without an optimizer."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.0)
+    return method_of(chat, model, cfg, optimizer, model, webrl.WebRL)
 
 
 def square(logp, logp_ref, A, weight, beta):
@@ -54,10 +56,10 @@ def test_the_loss_is_the_papers_square(beta):
     old = -2 * torch.rand(sum(sizes), generator=g).double()  # rows hold float32
     new.requires_grad_()
     A, weight = [0.7, -1.0, 0.2, -0.4], [0.1, 0.4, 0.3, 0.2]
-    batch = [webrl.Row([], 0, [], n, w, a, logps.tolist())
+    batch = [webrl.Row(Trunk([]), 0, [], n, w, a, logps.tolist())
              for n, w, a, logps in zip(sizes, weight, A, old.split(sizes))]
     nested = lambda flat: [part.unbind() for part in flat.split(sizes)]
-    loss, metrics = webrl.loss_of(batch, new, None, webrl.Config(beta=beta))
+    loss, metrics = webrl.squared_loss(batch, new, beta)
     expected = square(nested(new), nested(old), A, weight, beta)
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
     gradient, expected_gradient = (torch.autograd.grad(value, new)[0] for value in (loss, expected))
@@ -70,22 +72,22 @@ def test_an_update_has_the_gradient_of_the_square(chat):
     """Packed, under any micro-batch budget, against one response at a time: float32, 1e-5."""
     episodes = [tau for group in ragged_groups(chat) for tau in group]
     samples = shared.samples(chat, episodes)
+    rows = [one.row for one in samples]
     g = torch.Generator().manual_seed(1)
-    for _, _, row in samples:
-        row.advantage, row.weight = torch.rand(1, generator=g).item() * 2 - 1, 1 / len(samples)
+    for row in rows:
+        row.advantage, row.weight = torch.rand(1, generator=g).item() * 2 - 1, 1 / len(rows)
     make = lambda: tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     model, cfg = make(), webrl.Config(beta=0.3, clip=1e9, temperature=1.0)
-    logp = [token_logprobs(model, *pad([row]))[0] for *_, row in samples]
-    expected = square(logp, [torch.tensor(turn.logps) for _, turn, _ in samples],
-                      [row.advantage for *_, row in samples], [row.weight for *_, row in samples], 0.3)
+    logp = [logprobs(model, row) for row in rows]
+    expected = square(logp, [torch.tensor(one.turn.logps) for one in samples],
+                      [row.advantage for row in rows], [row.weight for row in rows], 0.3)
     expected.backward()
     for budget in (1, 700, 10**6):
         other, grads = make(), {}
         optimizer = torch.optim.SGD(other.parameters(), lr=0.0)
         optimizer.step = lambda: grads.update({k: p.grad.clone() for k, p in other.named_parameters()})
         cfg.max_tokens = budget
-        metrics = mgrpo.update(other, None, optimizer, [row for *_, row in samples], cfg, "cpu",
-                               webrl.loss_of)
+        metrics = mgrpo.update(webrl_of(chat, other, cfg, optimizer), rows)
         assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(grads[name], parameter.grad, atol=1e-4, rtol=1e-4)
@@ -118,9 +120,9 @@ def test_the_outcome_model_minimizes_the_cross_entropy_of_the_judges_rewards(cha
     """Its loss against a loop, and its step against finite differences, both in float64."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    shared.add_heads(model, optimizer, "outcome", lr=0.1)
+    method = webrl_of(chat, model, webrl.Config(head_lr=0.1), optimizer)
     episodes = [tau for group in ragged_groups(chat) for tau in group]
-    x = webrl.last_states(model, episodes, chat, webrl.Config(), "cpu")
+    x = method.last_states(episodes)
     r = torch.tensor([tau.reward for tau in episodes])
     shared.fit(model, optimizer, "outcome", x, r, 3)  # away from a chance of 0.5
     head = model.heads["outcome"]
@@ -143,27 +145,28 @@ def test_the_outcome_model_minimizes_the_cross_entropy_of_the_judges_rewards(cha
 
 def test_the_outcome_model_reads_the_end_of_an_episode_and_the_metrics_keep_the_judge(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    shared.add_heads(model, torch.optim.SGD(model.parameters()), "outcome")
+    method = webrl_of(chat, model, webrl.Config())
     torch.nn.init.constant_(model.heads["outcome"][2].bias, 3.0)  # says yes to everything
     tau = trajectory(chat, 0.0, [3, 5])
-    last = rows(chat, tau)[-1]
+    last = trajectory_rows(chat, tau)[-1]
     hidden = model(torch.tensor([last.ids]), head=lambda x_BTD: x_BTD)[0, -1]
-    found = webrl.last_states(model, [tau], chat, webrl.Config(), "cpu")
+    found = method.last_states([tau])
     torch.testing.assert_close(found[0], hidden, atol=1e-5, rtol=1e-5)
-    copy, = webrl.rewarded(model, model, [tau], chat, webrl.Config(), "cpu")
-    assert (copy.reward, tau.reward) == (1.0, 0.0) and copy.turns is tau.turns
-    assert webrl.verdict(tau.to_json(chat)) == 1.0 and tau.to_json(chat)["reward"] == 0.0
+    copy, = method.rewarded([tau])
+    assert (copy.reward, tau.reward, tau.success) == (1.0, 0.0, 0.0) and copy.turns is tau.turns
+    assert webrl.verdict(tau.to_json(chat)) == 1.0
+    assert tau.to_json(chat)["reward"] == tau.to_json(chat)["success"] == 0.0
     assert webrl.verdict(trajectory(chat, 1.0, [3]).to_json(chat)) == 1.0  # only judged
 
 
-def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat):
+def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat, tmp_path):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    shared.add_heads(model, optimizer, "value", "outcome")
+    method = webrl_of(chat, model, webrl.Config(out=str(tmp_path)), torch.optim.SGD(model.parameters(), lr=0.1))
+    broken = [trajectory(chat, 0.0, lengths, status="env_error") for lengths in ([3, 2], [])]
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    for step in (0, 5):  # with the judge, and with the outcome model in its place
-        metrics = webrl.train(model, model, optimizer, webrl.Batch(step, [], [], []), chat, webrl.Config(), "cpu")
-        assert metrics["tokens_trained"] == metrics["replayed"] == 0
+    for step in (0, 3, 5):  # with the judge, when the outcome model takes its place, and after that
+        rows, metrics = method.learn_from(broken, step)
+        assert rows == [] and metrics["replayed"] == metrics["groups_kept"] == 0
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
@@ -172,18 +175,18 @@ def test_old_responses_train_if_they_are_neither_sure_nor_foreign(chat):
     model, cfg = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), webrl.Config(max_tokens=700)
     with torch.no_grad():
         model.model.norm.weight.mul_(5)
-    old = [row for group in ragged_groups(chat) for tau in group for row in rows(chat, tau)]
+    old = [row for group in ragged_groups(chat) for tau in group for row in trajectory_rows(chat, tau)]
     expected = []
     for row in old:
         context, n = row.ids[:-row.n_action], row.n_action
         row.leaf = row.leaf[:-n] + generate(model, context, n)[0]
-        logp = token_logprobs(model, *pad([row]), temperature=0.7)[0].tolist()
+        logp = logprobs(model, row, temperature=0.7).tolist()
         row.logps, likely = [], 1.0
         for one in logp:
             likely *= math.exp(one)
         if 1 / 0.99 < (1 / likely) ** (1 / n) < 2:
             expected.append((id(row), logp))
-    kept = webrl.familiar(model, old, cfg, "cpu")
+    kept = webrl_of(chat, model, cfg).familiar(old)
     assert [id(row) for row in kept] == [key for key, _ in expected]
     assert 5 < len(kept) < len(old) - 5 and cfg.sure == 0.99
     for row, (_, logp) in zip(kept, expected):
@@ -195,11 +198,14 @@ def test_the_curriculum_draws_templates_that_fail_but_not_those_that_always_do(t
     tasks = [{"task_id": i, "intent_template_id": i % 4} for i in range(400)]
     cfg = webrl.Config(out=str(tmp_path), batch=40)
     passes = [lambda i: False, lambda i: i % 4 == 0, lambda i: i % 10 > 0, lambda i: i % 4 == 0]
-    records = [{"status": "ok", "template": t, "reward": float(passes[t](i)), "checks": [["x", True, ""]]}
-               for t in range(4) for i in range(40)]
+    records = [{"split": "train", "status": "ok", "template": t, "success": float(passes[t](i)),
+                "reward": float(passes[t](i)), "checks": [["x", True, ""]]} for t in range(4) for i in range(40)]
     for record in records[120:]:  # of template 3 the outcome model says that it always succeeds
         record["checks"].append([webrl.VERDICT, True, ""])
-    records += [{"status": "env_error", "template": 0, "reward": 0.0, "checks": []}]
+    records += [{"split": "train", "status": "env_error", "template": 0, "success": 0.0, "reward": 0.0, "checks": []}]
+    # An evaluation into the same directory says the opposite of every template; it must not steer training.
+    records += [{"split": "sandbox:test", "status": "ok", "template": t, "success": float(t == 0), "reward": float(t == 0),
+                 "checks": []} for t in range(4) for _ in range(40)]
     (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     drawn = Counter()
     for step in range(20):
@@ -214,9 +220,7 @@ def test_the_curriculum_draws_templates_that_fail_but_not_those_that_always_do(t
 
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, checkpoint, tmp_path, monkeypatch):
     """Bit for bit: the heads, what is replayed, and the curriculum, which the records decide."""
-    monkeypatch.setattr(mgrpo, "open_sites", lambda spec: contextlib.nullcontext({}))
-    monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites, **more: TASKS)
-    monkeypatch.setattr(mgrpo, "report", lambda out: None)
+    without_browser(monkeypatch)
     monkeypatch.setattr(webrl, "FOREIGN", 0.0)  # to a random model everything is foreign
 
     def run(out, stop=None):
@@ -228,17 +232,30 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, checkpoin
         cfg = webrl.Config(model=str(checkpoint), out=str(tmp_path / out), steps=5, batch=6, G=2, lr=1e-2,
                            judged=2, past=8, save_every=2, sure=9.0)
         with contextlib.suppress(KeyboardInterrupt):
-            mgrpo.main(cfg, webrl.open_training, webrl.curriculum, webrl.collect, webrl.train)
+            mgrpo.main(cfg, webrl.WebRL)
         lines = read(tmp_path / out / "metrics.jsonl")
         return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
 
     whole = run("whole")
     assert len(run("parts", "0/3")) == 3
+    with open(tmp_path / "parts/trajectories.jsonl", "a") as file:  # an evaluation into the same directory
+        for i in range(20):
+            tested = trajectory(chat, 1.0, [4, 2], seed=99 + i, member=i)
+            file.write(json.dumps(tested.to_json(chat, step=None, split="sandbox:test")) + "\n")
     assert run("parts") == whole and len(whole) == 5
     assert [("outcome_accuracy" in line, line["replayed"] > 0) for line in whole] == [
         (False, False), (False, True), *[(True, True)] * 3]
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_one_episode_a_task_is_enough(chat, checkpoint, tmp_path, monkeypatch):
+    """mgrpo.py refuses --G 1, because there an episode is compared with its group."""
+    without_browser(monkeypatch)
+    monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
+    mgrpo.main(webrl.Config(model=str(checkpoint), out=str(tmp_path / "x"), steps=1, batch=6, lr=1e-2), webrl.WebRL)
+    line, = read(tmp_path / "x/metrics.jsonl")
+    assert webrl.Config.G == 1 and line["groups_kept"] == 6 and line["tokens_trained"] > 0 and line["grad_norm"] > 0
 
 
 # -------------------------------------------------------------------------------------------- TSR
@@ -328,16 +345,17 @@ def test_what_trains_is_what_was_chosen_with_the_policys_log_probs(checkpoint, s
     sites = {"sandbox": sandbox_sites}
     tasks, model = load_tasks("sandbox:train:2", sites), load(checkpoint)
     policy = mgrpo.open_chat(mgrpo.load_tokenizer(checkpoint), checkpoint, mgrpo.actions_help())
-    played, _ = tsr.collect(model, policy, tasks, cfg, Environment(cfg, sites, tmp_path), "0/0")
+    method = method_of(policy, model, cfg, Method=tsr.TSR)
+    played = method.collect(tasks, Environment(sites, tmp_path, cfg), 0)
     later = 0
     for tau in played:
-        for t, (turn, row) in enumerate(zip(tau.turns, rows(policy, tau)), 1):
+        for t, (turn, row) in enumerate(zip(tau.turns, trajectory_rows(policy, tau)), 1):
             of_turn = [entry for entry in rated if entry[:2] == (id(tau), t)]
             best = max(score for *_, score in of_turn)
             first = next(response for *_, response, score in of_turn if score == best)
             assert len(of_turn) == 3 and turn.response == first
             later += turn.response != of_turn[0][2]
-            logp = token_logprobs(model, *pad([row]), temperature=cfg.temperature)[0]
+            logp = logprobs(model, row, cfg.temperature)
             torch.testing.assert_close(logp, torch.tensor(turn.logps), atol=1e-4, rtol=0)
     assert len(played) == 4 and later >= 2
 
@@ -367,9 +385,9 @@ def test_a_fork_runs_logs_saves_and_resumes(checkpoint, tmp_path, fork, more, ra
 
 
 @pytest.mark.slow
-def test_a_search_continues_bit_for_bit_in_lock_step(lock_step, sandbox_sites, tmp_path):  # noqa: F811
-    """More draws of one episode leave the others' random numbers, and all decoded batches, as they were."""
-    run = lambda out, steps: script("forks/tsr.py", *lock_step, "--out", tmp_path / out, "--steps", steps,
+def test_a_search_continues_bit_for_bit(one_by_one, sandbox_sites, tmp_path):  # noqa: F811
+    """More draws of one episode leave the others' random numbers as they were."""
+    run = lambda out, steps: script("forks/tsr.py", *one_by_one, "--out", tmp_path / out, "--steps", steps,
                                     "--no-decay", "--warmup", 0, env=ENV | sandbox_sites)
     done = [run("whole", 4), run("parts", 1), run("parts", 4)]
     assert all(one.returncode == 0 for one in done), done[0].stderr
@@ -382,9 +400,9 @@ def test_a_search_continues_bit_for_bit_in_lock_step(lock_step, sandbox_sites, t
 
 
 @pytest.mark.parametrize("refused, culprit", [
-    (lambda: tsr.collect(None, None, [], tsr.Config(candidates=0), None, "0/0"), "--candidates 0"),
-    (lambda: digirl.open_training(digirl.Config(offline=4, steps=3), "cpu"), "--offline 4"),
-    (lambda: webrl.open_training(webrl.Config(beta=-1.0), "cpu"), "--beta")])
+    (lambda: method_of(None, None, tsr.Config(candidates=0), Method=tsr.TSR), "--candidates 0"),
+    (lambda: method_of(None, None, digirl.Config(offline=4, steps=3), Method=digirl.DigiRL), "--offline 4"),
+    (lambda: method_of(None, None, webrl.Config(beta=-1.0), Method=webrl.WebRL), "--beta")])
 def test_settings_that_teach_nothing_are_refused(refused, culprit):
     with pytest.raises(ValueError, match=culprit):
         refused()

@@ -12,11 +12,11 @@ from test_bc import RECORD
 import evaluate
 import mgrpo
 from bc import read_demonstrations
-from compress import open_chat, rows
-from evaluate import report, start_run
-from model import load, load_tokenizer, load_training, save, save_training
-from rollout import sites_of
+from compress import open_chat, trajectory_rows
+from model import load, load_tokenizer, save
+from run import load_training, report, save_training, start_run
 from worlds import load_tasks, webarena
+from worlds.browser import sites_of
 
 FOREIGN = [None, True, False, 0, -1, 3, 0.5, "", "a", "../../etc/passwd", "é\u202e", "x" * 100,
            [], {}, [None], [[]], {"": {}}, [1] * 1000, {"a": {"b": [None, "c"]}}]
@@ -94,7 +94,7 @@ def resume(directory):
 def clone(directory):
     chat = open_chat(load_tokenizer(directory), directory, "")
     for trajectory in read_demonstrations(str(directory / "demos.jsonl"), chat):
-        rows(chat, trajectory)
+        trajectory_rows(chat, trajectory)
 
 
 def play(directory):

@@ -1,11 +1,12 @@
-"""Pages as the agent reads them (assets/page.js): small pages in a real Chromium, and their observations."""
+"""Pages as the agent reads them (worlds/page.js): small pages in a real Chromium, and their observations."""
 import time
 from urllib.parse import quote
 
 import pytest
-from conftest import act
+from conftest import act, execute
 
-from rollout import ActionError, Call, Settings, parse
+from rollout import Call
+from worlds.browser import ActionError, BrowserSettings, Session
 
 BOXES = """<title>t</title>
 <style>body * { position: absolute; margin: 0; border: 0; padding: 0; width: 100px; height: 20px }</style>
@@ -41,8 +42,8 @@ def test_viewport_only_hides_only_what_is_outside_the_window(site, browse, viewp
         far = "\n<a>far 6</a>"
         assert (await session.observe())[1] == (BOXES_TEXT.replace(far, "") if viewport_only else BOXES_TEXT)
         with pytest.raises(ActionError, match="no element 7"):  # which the page claims to have
-            await session.execute(parse('do(action="Click", element="7")'))
-    browse(test, site({"/": BOXES}), Settings(viewport_only=viewport_only))
+            await execute(session, 'do(action="Click", element="7")')
+    browse(test, site({"/": BOXES}), BrowserSettings(viewport_only=viewport_only))
 
 
 CARD = "<a href=/x><div><h3>Lamp</h3>$ 9</div></a>"
@@ -204,7 +205,7 @@ def test_fifty_thousand_elements_are_read_within_the_cap(site, browse):
         assert text.startswith("<a>link 0 of many 0</a>\n<a>link 1")
         assert 200_000 < len(text) < 200_100 and text.endswith("[the page goes on]")
     many = "".join(f"<p><a href=/{'x' * 50}{i}>link {i} of many</a>" for i in range(50_000))
-    browse(test, site({"/": many}), Settings())
+    browse(test, site({"/": many}), BrowserSettings())
 
 
 def test_covered_elements_are_out_and_a_page_is_capped(site, browse):
@@ -214,7 +215,7 @@ def test_covered_elements_are_out_and_a_page_is_capped(site, browse):
         assert len(text) < 700 and text.endswith("[the page goes on]")
     stack = ('<div style="position:relative"><a href=x>below</a>'
              '<div style="position:absolute;inset:0;background:red"><a href=y>above</a></div></div>')
-    browse(test, site({"/": stack + "<p>word</p>" * 5000}), Settings(max_page_chars=500))
+    browse(test, site({"/": stack + "<p>word</p>" * 5000}), BrowserSettings(max_page_chars=500))
 
 
 def test_cards_and_rows_that_hold_controls_are_clicked_beside_them(site, browse):
@@ -276,7 +277,7 @@ def test_a_click_on_what_something_has_moved_over_is_an_error(site, browse):
     async def test(session):
         assert (await session.observe())[1] == "<a>go 0</a>\npop-up"
         with pytest.raises(ActionError, match="something else lies on top of element 0"):
-            await session.execute(parse('do(action="Click", element="0")'))
+            await execute(session, 'do(action="Click", element="0")')
     link = "<a href=/x style='position:absolute;top:2000px'>go</a>"
     over = "<p style='position:absolute;top:1980px;width:99px;height:99px;margin:0'>pop-up</p>"
     browse(test, site({"/": f"{link}{over}<p style='height:4000px'>"}))
@@ -306,7 +307,7 @@ def test_a_frame_is_read_and_used_like_the_page_around_it(site, browse):
         assert 'note: the browser refuses "city"' in await click(3)
         await session.page.evaluate("cover.hidden = false")
         with pytest.raises(ActionError, match="something else lies on top of element 1"):
-            await session.execute(parse('do(action="Click", element="1")'))
+            await execute(session, 'do(action="Click", element="1")')
         await session.page.evaluate("cover.hidden = true; frames[0].ask.showModal()")
         assert (await session.observe())[1].startswith(
             "<a>out 0</a>\nsaved: late\ncity (disabled) Send (disabled)\nsure? <button>yes 1</button>")
@@ -358,7 +359,7 @@ def test_an_option_that_no_person_can_choose_is_refused(site, browse):
     async def test(session):
         await session.observe()
         with pytest.raises(ActionError, match="its options are: on"):
-            await session.execute(Call("Select Dropdown Option", "off", "0"))
+            await session.execute("Select Dropdown Option", Session.select_option, 0, "off")
     browse(test, site({"/": "<select><option>on<optgroup disabled><option>off</optgroup></select>"}))
 
 

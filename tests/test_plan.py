@@ -1,4 +1,4 @@
-"""tests/plan.py: a step on fake tensors takes the memory that it takes on real ones."""
+"""tests/tools/plan.py: a step on fake tensors takes the memory that it takes on real ones."""
 import argparse
 import gc
 import json
@@ -43,7 +43,7 @@ def measured_on_real_tensors(config, gpus, recompute, lora):
     models = []
 
     def create():
-        models.extend(shard_as_on_gpus(config, 1, lora).to_empty(device="cpu")
+        models.extend(shard_as_on_gpus(config, lora).to_empty(device="cpu")
                       for _ in range(1 if lora else 2))
         for weight in (weight.data for model in models for weight in model.parameters()):
             (weight.to_local() if hasattr(weight, "to_local") else weight).normal_(std=0.02)
@@ -55,9 +55,9 @@ def measured_on_real_tensors(config, gpus, recompute, lora):
         segments = [(start, stop, 0, i * turn) for i, (start, stop) in enumerate(zip(starts, stops))]
         tokens = torch.zeros(1, CONTEXT, dtype=torch.long)
         action = torch.arange(CONTEXT)[None] % 2 == 1  # half of the positions; all starts are even
-        logp, _ = token_logprobs(policy, tokens, action, segments=segments)
+        logp = token_logprobs(policy, tokens, action, segments=segments)[0]
         with torch.no_grad(), without_adapters(policy):
-            logp_ref, _ = token_logprobs(reference, tokens, action, segments=segments)
+            logp_ref = token_logprobs(reference, tokens, action, segments=segments)[0]
         (logp - logp_ref).exp().sum().backward()
 
     def update():
@@ -109,9 +109,8 @@ def test_the_plan_equals_what_real_tensors_take(config, gpus, recompute, lora, m
 
 def test_kinds_are_counted_to_the_byte_and_more_gpus_split_float32(config):
     weights = 4 * sum(p.numel() for p in Transformer(config).parameters())
-    one, eight, two_groups = (plan(config, gpus, 256, EPISODES, replicas=replicas)
-                              for gpus, replicas in ((1, 1), (8, 1), (8, 2)))
-    for phases, parts in ((one, 1), (eight, 8), (two_groups, 4)):
+    one, four, eight = (plan(config, gpus, 256, EPISODES) for gpus in (1, 4, 8))
+    for phases, parts in ((one, 1), (four, 4), (eight, 8)):
         for kinds in phases.values():
             assert kinds["policy, float32"] == kinds["reference, float32"] == weights / parts
             assert kinds["Adam's moments, float32"] == 2 * weights / parts
@@ -145,7 +144,7 @@ def test_lora_freezes_a_bfloat16_policy_and_needs_no_second_one(config):
 def test_the_command_line_needs_neither_weights_nor_gpu(config, name, policy, tmp_path):
     larger = config.raw | {"vocab_size": 600_000, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(larger))
-    command = [sys.executable, ROOT / "tests/plan.py", tmp_path if name == "DIR" else name,
+    command = [sys.executable, ROOT / "tests/tools/plan.py", tmp_path if name == "DIR" else name,
                "--gpus", "8", "--context", "1024", "--episodes", "2"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = {line[:34].strip(): line[34:].split() for line in out.splitlines()}
@@ -161,11 +160,11 @@ def test_lora_trains_on_one_card(name, card):
     assert peak(plan(shape_config(name), 1, 16384, 8, lora=16)) < CARDS[card]
 
 
-def test_unknown_models_and_impossible_groups_are_refused():
+def test_unknown_models_and_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="Llama-9: .*Qwen3-8B"):
         shape_config("Llama-9")
-    args = argparse.Namespace(model="Qwen2.5-0.5B", gpus=8, replicas=3, context=1024, episodes=2)
-    with pytest.raises(ValueError, match="multiple of --replicas 3"):
+    args = argparse.Namespace(model="Qwen2.5-0.5B", gpus=0, context=1024, episodes=2)
+    with pytest.raises(ValueError, match="--gpus and --episodes at least 1"):
         print_plan(args)
 
 
@@ -194,7 +193,7 @@ def test_later_steps_need_no_more_memory_than_the_second(config, lora):
     def step():
         tokens = torch.randint(0, 4096, (1, 128))
         with torch.no_grad(), without_adapters(policy):
-            logp_ref, _ = token_logprobs(policy, tokens, action)
+            logp_ref = token_logprobs(policy, tokens, action)[0]
         (token_logprobs(policy, tokens, action)[0] - logp_ref).exp().sum().backward()
         clip_gradients(policy, 1.0)
         optimizer.step()

@@ -1,21 +1,20 @@
-"""People look on: the report as a player, pictures with a frame around the element, a window, progress."""
+"""People look on: the report as a player, pictures with a frame around the element, a window."""
 import base64
 import json
 import os
-import sys
 import time
-from types import SimpleNamespace
 
 import pictures
 import pytest
-from conftest import ROOT, make_task
+from conftest import ROOT, Env, execute, make_task, scripted, task_at
 
 import evaluate
-import rollout
-from compress import Chat, Trajectory, Turn
-from evaluate import Benchmark, Config, Environment, report, start_run
-from rollout import Browser, Settings, find_chromium, parse, play
-from worlds.onlooker import Onlooker, embed, ticker
+from compress import Trajectory, Turn
+from evaluate import Benchmark, Config, Environment
+from rollout import Settings, play
+from run import embed, report, start_run
+from worlds import onlooker
+from worlds.browser import Browser, Session, find_chromium
 
 # --------------------------------------------------------------------------------------------- the report
 
@@ -25,16 +24,17 @@ HOSTILE = ("</script><script>document.title = 'owned'</script><img src=x onerror
 
 def write_run(path, n=5):
     """A finished run's files, with text in every place that tries to break out."""
-    run = start_run(Config(out=str(path)), "cpu")
+    run = start_run(Config(out=str(path)), "cpu", {}, first=0)
     for step in range(30):
-        run.write({"step": step, "reward": step / 30, "trajectory_tokens": 900 + step, "turns": 5 - step / 30, "kl": 1e-3,
+        run.write({"step": step, "success_rate": step / 30, "trajectory_tokens": 900 + step, "turns": 5 - step / 30, "kl": 1e-3,
                    "entropy": .5, "logp_gap": 1e-6, "env_errors": 0, "seconds_rollout": 3.0, "seconds_train": 2.0})
     turn = {"url": "http://h/" + HOSTILE, "observation": HOSTILE, "response": "ab" + HOSTILE, "action": HOSTILE,
             "error": HOSTILE, "tokens": ["a", "b" + HOSTILE], "logps": [-.1, -2.], "context_tokens": 9,
             "truncated": False}
     run.append("trajectories.jsonl", [{
         "step": i, "split": "test" if i % 2 else "train", "task_id": i, "sites": ["reddit" if i % 2 else "shopping"],
-        "template": 1, "intent": f"task number {i} {HOSTILE}", "member": 0, "reward": float(i % 2), "advantage": .5,
+        "template": 1, "intent": f"task number {i} {HOSTILE}", "member": 0, "success": float(i % 2), "reward": -float(i % 2),
+        "advantage": .5,
         "status": "env_error" if i == 0 else "ok", "answer": HOSTILE,
         "checks": [["exact_match " + HOSTILE, bool(i % 2), HOSTILE]], "turns": [turn]} for i in range(n)])
     summary = {"success_rate": .5, "ci95": [.2, .8], "n": 4, "turns": 2.0, "env_errors": 1,
@@ -84,16 +84,41 @@ def test_the_report_opens_without_a_network_and_hostile_text_in_it_is_inert(look
 
 def test_held_out_success_stands_beside_that_of_the_sampled_episodes(look_at, tmp_path):
     write_run(tmp_path)
-    lines = [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5, "held_out_success": 0.75}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    seen, complaints, _ = look_at(report(tmp_path), "() => textOf('.chart')")
-    assert complaints == [] and seen.startswith("Successsampled 50% · held out 75% at 1")
+    for success in ("success_rate", "reward"):  # runs of older versions have both, the oldest only the second
+        lines = [{"step": 0, success: 0.25}, {"step": 1, success: 0.5, "held_out_success": 0.75}]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        seen, complaints, _ = look_at(report(tmp_path), "() => textOf('.chart')")
+        assert complaints == [] and seen.startswith("Successsampled 50% · held out 75% at 1")
+
+
+def test_an_episodes_outcome_is_its_success_whatever_its_reward_is(look_at, tmp_path):
+    """Records of older versions have only a reward, which was the success."""
+    write_run(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "trajectories.jsonl").read_text().splitlines()][1:]
+    rows[0] |= {"success": 1.0, "reward": -0.5}
+    rows[1] |= {"success": 0.0, "reward": 0.4}
+    for row, reward in zip(rows[2:], (1.0, 0.0)):
+        del row["success"]
+        row["reward"] = reward
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seen, complaints, _ = look_at(report(tmp_path), "() => nodes('#list .dot').map(dot => dot.title)")
+    assert seen == ["success", "failure", "success", "failure"][::-1] and complaints == []
+
+
+def test_without_a_valid_episode_the_report_shows_no_rate(look_at, tmp_path):
+    write_run(tmp_path)
+    none = {"success_rate": None, "ci95": [0.0, 1.0], "n": 0, "turns": None, "env_errors": 4}
+    split = none | {"per_site": {"reddit": none}, "per_template": {"1": none | {"template": "open it"}}}
+    (tmp_path / "summary.json").write_text(json.dumps({"splits": {"test": split}}))
+    seen, complaints, _ = look_at(report(tmp_path), """() => [texts('#tables tbody tr'), nodes('.track b').length,
+                                                             texts('.bars > div')]""")
+    assert seen[0][0].endswith("–0.0–100.0%04") and seen[1:] == [0, ["open it"]] and complaints == []
 
 
 def test_odd_values_leave_the_report_readable(look_at, tmp_path):
     """A template without a name, a summary without an interval, two values that differ by rounding alone."""
     write_run(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "reward": value, "turns": None}) + "\n"
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "success_rate": value, "turns": None}) + "\n"
                                                     for i, value in enumerate([.3, .3 + 5e-17, .3])))
     plain = {"success_rate": .5, "n": 4}
     templates = {"per_template": {"1": plain | {"template": None}}}
@@ -141,8 +166,6 @@ def test_the_report_takes_the_newest_episodes_and_says_what_it_leaves_out(look_a
         report(tmp_path),
         "() => [textOf('#count'), textOf('.intent')]")
     assert "1999 episodes" in count and "102 older ones" in count and first.startswith("task number 2099")
-    rows, left_out = evaluate.newest(tmp_path / "trajectories.jsonl", size=10_000)  # it begins within a line
-    assert rows and rows[-1]["task_id"] == 2099 and len(rows) + left_out == 2101 and len(json.dumps(rows)) < 10_000
 
 
 def test_a_number_that_json_does_not_know_leaves_the_report_readable(look_at, tmp_path):
@@ -156,8 +179,6 @@ def test_a_number_that_json_does_not_know_leaves_the_report_readable(look_at, tm
 def test_a_report_needs_nothing_but_a_directory(look_at, tmp_path):
     _, complaints, _ = look_at(report(tmp_path), "() => 0")
     assert complaints == []
-    with pytest.raises(ValueError, match="no run at"):
-        report(tmp_path / "nowhere")
 
 
 # --------------------------------------------------------------------------------------------- the player
@@ -185,9 +206,9 @@ def write_group(path, steps=(3,), hostile=""):
         shared = {"step": step, "split": "train", "task_id": 17, "sites": ["shop"], "intent": "find it",
                   "status": "ok"}
         rows += [
-            shared | {"member": 0, "reward": 1.0, "advantage": .7, "answer": "$3",
+            shared | {"member": 0, "success": 1.0, "reward": 1.0, "advantage": .7, "answer": "$3",
                       "checks": [["exact_match “$3”", True, ""]], "turns": [turn(0, SEARCH), turn(1, EXIT)]},
-            shared | {"member": 1, "reward": 0.0, "advantage": -.7, "answer": None,
+            shared | {"member": 1, "success": 0.0, "reward": 0.25, "advantage": -.7, "answer": None,
                       "checks": [["exact_match “$3”", False, "no"]],
                       "turns": [turn(0, SEARCH), turn(2, CLICK, shot={"file": "screenshots/2.jpg", "frame": None}),
                                 turn(3, "", error="no action found" + hostile, shot={"file": "gone", "frame": None})]}]
@@ -281,7 +302,7 @@ def test_a_group_stands_side_by_side_with_rewards_and_where_its_members_part(loo
         return [...out, textOf('#turn'), textOf('.intent'), !node('.side')];
     }""", keys=["g"])
     heads, rows, pictures, turn, _, closed = seen
-    assert heads == ["", "member 0 reward 1+0.70", "member 1 ◂reward 0−0.70"]
+    assert heads == ["", "member 0 reward 1+0.70", "member 1 ◂reward 0.25−0.70"]
     assert rows == ["1" + SEARCHED * 2, "from here on they differ", "2exit “$3”Click “red <lamp>”",
                     "3no action could be readno action found", "answer “$3”never exited✗ exact_match “$3”"]
     assert (pictures, turn, closed, complaints) == (4, "Turn 2 of 3", True, [])
@@ -339,13 +360,6 @@ def test_nothing_is_wider_than_the_window(width, run, tmp_path):
             await page.keyboard.press("g")
             return wide + [await page.evaluate("document.documentElement.scrollWidth")]
     assert max(run(look())) <= width
-
-
-def test_old_pictures_are_left_out_when_there_are_too_many(tmp_path):
-    write_group(tmp_path / "run", steps=(3, 4))
-    records = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
-    embed(records, tmp_path / "run", room=3 * len(JPEG) + 1)
-    assert [sum("jpeg" in turn["shot"] for turn in record["turns"]) for record in records] == [0, 0, 1, 2]
 
 
 def test_a_report_with_2000_episodes_and_200_pictures_opens_within_two_seconds(run, tmp_path):
@@ -423,8 +437,10 @@ def test_the_frame_lies_on_the_element_that_is_acted_upon(path, action, site, br
 
     async def look(session):
         await session.observe()
-        await Onlooker(evaluate.aim, tmp_path, "here", {(7, 0)})(session, trajectory)
-        await session.execute(parse(turn.response))
+        env = Environment({}, tmp_path, Benchmark(screenshots=1))
+        env.reset([trajectory.task], name="here")
+        await env.watch(session, trajectory)
+        await execute(session, turn.response)
         clicked = await session.page.evaluate("window.at")
         jpeg = base64.b64encode((tmp_path / turn.shot["file"]).read_bytes()).decode()
         blank = await session.browser_context.new_page()
@@ -438,33 +454,21 @@ def test_the_frame_lies_on_the_element_that_is_acted_upon(path, action, site, br
     browse(look, site(PAGES) + path)
 
 
-def task_at(url, **more):
-    return {"task_id": 0, "intent": "press go", "sites": ["x"], "start_url": url, **more}
-
-
-def scripted(chat, texts):
-    async def act(trajectory, slot):
-        return [*chat.encode(texts[len(trajectory.turns) - 1]), chat.end_id], [], True
-    return act
-
-
-@pytest.fixture
-def chat(tokenizer):
-    return Chat(tokenizer, "You browse the web.")
-
-
-def played(run, chat, tasks, settings, texts, group=1):
-    async def score(task, answer, page, why):
-        return 1.0
-    return run(play(tasks, scripted(chat, texts), chat, score, settings, group))
+def played(run, chat, tasks, settings, texts, group=1, env=None):
+    """Their episodes, played by a script. env: what watches; a success is certain."""
+    side = Env()
+    if env is not None:
+        side.watch = env.watch
+        side.visible = env.visible
+    return run(play(scripted(chat, texts), chat, tasks, side, settings, group=group))
 
 
 def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run, chat, site, tmp_path):
     tasks = [task_at(site(PAGES) + "/far", task_id=f"a/{i}") for i in range(2)]
-    settings = Settings(max_context=600, max_new_tokens=60)
-    settings.onlooker = Environment(Benchmark(screenshots=3), {}, tmp_path).onlooker(tasks, 2, "x" * 300 + "sandbox:test")
+    env = Environment({}, tmp_path, Benchmark(screenshots=3))
+    env.reset(tasks, group=2, name="x" * 300 + "sandbox:test")
     texts = [CLICK_GO, "nothing that can be read", 'exit(message="x")']
-    episodes = played(run, chat, tasks, settings, texts, group=2)
+    episodes = played(run, chat, tasks, Settings(max_context=600, max_new_tokens=60), texts, group=2, env=env)
     records = [tau.to_json(chat) for tau in episodes]
     assert [[("shot" in turn) for turn in record["turns"]] for record in records] == [[True] * 3] * 3 + [[False] * 3]
     files = sorted(file.name for file in (tmp_path / "screenshots").iterdir())
@@ -475,12 +479,25 @@ def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run
     assert base64.b64decode(shots[0]["jpeg"])[:3] == b"\xff\xd8\xff"
 
 
+def test_pictures_of_two_sources_with_equal_ids_are_two_files(run, chat, site, tmp_path):
+    tasks = [task_at(site(PAGES) + "/plain"), task_at(site(PAGES) + "/far", source=1)]
+    env = Environment({}, tmp_path, Benchmark(screenshots=2))
+    env.reset(tasks, name="0/4")
+    episodes = played(run, chat, tasks, Settings(max_context=600, max_new_tokens=60), ['exit(message="x")'], env=env)
+    files = [tau.turns[0].shot["file"] for tau in episodes]
+    assert files == ["screenshots/0-4-0-0-1.jpg", "screenshots/0-4-1-0-0-1.jpg"]
+    plain, far = ((tmp_path / file).read_bytes() for file in files)
+    assert plain != far
+
+
 def test_nobody_looks_on_when_it_is_off(run, chat, site, tmp_path, monkeypatch):
-    """What training pays then: one comparison a turn. No file, no message to the page."""
-    assert Environment(Benchmark(), {}, tmp_path).onlooker([make_task()], 8, "train") is None
+    """What training pays then: one look-up a turn. No file, no message to the page."""
+    tasks = [task_at(site(PAGES) + "/far")]
+    env = Environment({}, tmp_path, Benchmark())
+    env.reset(tasks, group=8, name="train")
     monkeypatch.setattr(evaluate, "aim", None)
     settings = Settings(max_context=600, max_new_tokens=60)
-    tau, = played(run, chat, [task_at(site(PAGES) + "/far")], settings, [CLICK_GO, 'exit(message="x")'])
+    tau, = played(run, chat, tasks, settings, [CLICK_GO, 'exit(message="x")'], env=env)
     assert tau.status == "ok" and "shot" not in tau.to_json(chat)["turns"][0] and not list(tmp_path.iterdir())
 
 
@@ -489,29 +506,28 @@ BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
 
 @pytest.mark.parametrize("spot", ["no object", None, {"x": 1, "y": 2}, BOX | {"y": "2"}, BOX | {"x": float("nan")},
                                   BOX | {"x": 1e99}])
-def test_whatever_a_page_says_about_itself_a_picture_has_a_frame_or_none(spot, run, tmp_path):
-    async def aim(session, turn):
-        return spot
-    assert run(Onlooker(aim, tmp_path, "x", set()).frame(None, None)) is None
+def test_whatever_a_page_says_about_itself_a_picture_has_a_frame_or_none(spot):
+    assert onlooker.frame_of(spot) is None and onlooker.frame_of(BOX) == [-0.5, 0, 3, 4]
 
 
 def test_a_page_in_an_endless_loop_gets_no_picture_and_its_episode_goes_on(run, chat, site, tmp_path):
     hang = "<body><button onclick='setTimeout(() => { for (;;); }, 0)'>go</button>"
     tasks = [task_at(site({"/": hang}) + "/")]
     settings = Settings(max_context=600, max_new_tokens=60, timeout=1)
-    settings.onlooker = Environment(Benchmark(screenshots=1), {}, tmp_path).onlooker(tasks, 1, "t")
-    tau, = played(run, chat, tasks, settings, [CLICK_GO, 'exit(message="x")'])
+    env = Environment({}, tmp_path, Benchmark(screenshots=1))
+    env.reset(tasks, name="t")
+    tau, = played(run, chat, tasks, settings, [CLICK_GO, 'exit(message="x")'], env=env)
     assert tau.turns[0].shot and tau.status == "env_error"  # as without pictures: the page cannot be read any more
 
 
-# ------------------------------------------------------------------------------------- a window, and progress
+# --------------------------------------------------------------------------------------------- a window
 
 
 def test_a_machine_without_a_display_is_told_so_in_one_sentence(monkeypatch, tmp_path):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(ValueError, match="--watch opens a window, but this machine has no display .*--screenshots 8"):
-        Environment(Benchmark(), {}, tmp_path).onlooker([], 1, "test", visible=True)
+        Environment({}, tmp_path, Benchmark(), visible=True)
 
 
 def test_a_window_needs_a_chromium_that_has_windows(tmp_path, monkeypatch):
@@ -532,20 +548,19 @@ def test_a_window_needs_a_chromium_that_has_windows(tmp_path, monkeypatch):
 def test_whoever_watches_reads_thought_and_action_and_sees_the_element(run, chat, site, monkeypatch, capsys):
     """Without a window: what is printed, and the frame that Chromium is asked to draw above the page."""
     monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr("worlds.onlooker.PACE", 0.01)
-    sent, real = [], rollout.Session._adopt
+    monkeypatch.setattr(onlooker, "PACE", 0.01)
+    sent, real = [], Session._adopt
 
     async def adopt(session, page):
         await real(session, page)
         send = session.devtools[page].send
         session.devtools[page].send = lambda name, given=None: (sent.append((name, given)), send(name, given))[1]
 
-    monkeypatch.setattr(rollout.Session, "_adopt", adopt)
-    tasks = [task_at(site(PAGES) + "/plain")]
-    settings = Settings(max_context=600, max_new_tokens=60)
-    settings.onlooker = Environment(Benchmark(), {}, "").onlooker(tasks, 1, "test", visible=True)
+    monkeypatch.setattr(Session, "_adopt", adopt)
+    tasks = [task_at(site(PAGES) + "/plain", intent="press go")]
+    env = Environment({}, "", Benchmark(), visible=True)
     texts = [CLICK_GO, '<think>\x1b[2Jdone</think><answer>exit(message="x")</answer>']
-    tau, = played(run, chat, tasks, settings, texts)
+    tau, = played(run, chat, tasks, Settings(max_context=600, max_new_tokens=60), texts, env=env)
     assert tau.status == "ok"
     said = capsys.readouterr().out
     places = [said.index(part) for part in ("== press go", "-- turn 1: http", "hm\n   do(action", "-- turn 2")]
@@ -554,27 +569,7 @@ def test_whoever_watches_reads_thought_and_action_and_sees_the_element(run, chat
     assert len(drawn) == 1 and (drawn[0]["width"], drawn[0]["height"]) == (140, 50)
 
 
-def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(monkeypatch, capsys):
-    lines = ["1/3 episodes (33%), success 0%", "2/3 episodes (66%), success 50%", "3/3 episodes (100%), success 33%"]
-    log = ticker("test: ")
-    [log(line) for line in lines]
-    assert capsys.readouterr().out == f"test: {lines[0]}\ntest: {lines[2]}\n"  # the second came too soon
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "24")
-    clock = iter((0.0, 0.3, 0.4))
-    monkeypatch.setattr("worlds.onlooker.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    log = ticker("test: ")
-    log(lines[0])
-    [log(line) for line in lines[1:]]
-    first, second = (f"\r\033[Ktest: {line}"[:4 + 23] for line in lines[:2])  # as wide as the terminal
-    assert capsys.readouterr().out == f"{first}{second}\r\033[Ktest: {lines[2]}\n"
-
-
 # ----------------------------------------------------------------------------------- the pictures of the README
-
-
-def test_the_packing_is_drawn_from_the_experts_episode():
-    assert pictures.packing() == (ROOT / "assets/packing.svg").read_text()
 
 
 def test_the_picture_of_an_episode_shows_what_was_read_thought_and_done(tmp_path):

@@ -20,7 +20,7 @@ import pytest
 
 from compress import Chat, format_response
 from conftest import ROOT
-from evaluate import score
+from evaluate import Benchmark, Environment
 from rollout import Settings, play
 from worlds import sandbox
 from worlds.sandbox import server as web
@@ -475,7 +475,7 @@ def test_names_are_unique_in_their_world():
 
 # ---- tasks in a real browser
 @pytest.fixture
-def solve(tokenizer, run, sandbox_sites):
+def solve(tokenizer, run, sandbox_sites, tmp_path):
     """solve(tasks, policy(task) -> (observation -> thought, action)): trajectories, judged as in training."""
     def solve(tasks, policy):
         chat, policies = Chat(tokenizer, "You browse the web."), {}
@@ -487,13 +487,14 @@ def solve(tokenizer, run, sandbox_sites):
             return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
 
         settings = Settings(max_turns=12, max_context=100_000, concurrency=8)
-        return run(play(site_urls(tasks, sandbox_sites), act, chat, score, settings))
+        environment = Environment(sandbox_sites, tmp_path, Benchmark())
+        return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
     return solve
 
 
 def rewards(played):
     assert [t.checks for t in played if t.status != "ok"] == []
-    return {(t.task["intent_template_id"], t.task["task_id"]): t.reward for t in played}
+    return {(t.task["intent_template_id"], t.task["task_id"]): t.success for t in played}
 
 
 def say(message):
@@ -568,7 +569,7 @@ def test_renaming_an_old_issue_does_not_pass_for_creating_one(solve):
 def test_long_thoughts_lead_to_the_same_actions(solve):
     task = [next(t for t in sandbox.tasks("full-train", 100) if t["intent_template_id"] == 31)]
     (short,), (long,) = (solve(task, lambda task: sandbox.expert(task, cot)) for cot in (False, True))
-    assert long.reward == 1 and [turn.action for turn in long.turns] == [turn.action for turn in short.turns]
+    assert long.success == 1 and [turn.action for turn in long.turns] == [turn.action for turn in short.turns]
     assert all(len(a.response) > len(b.response) + 100 for a, b in zip(long.turns, short.turns))
     assert task[0]["intent"] in long.turns[-1].response and "show report" in long.turns[-1].response
 
@@ -583,7 +584,7 @@ def test_two_browsers_on_one_task_write_at_once_and_do_not_see_each_other(solve)
         return task | {"instantiation_dict": {"bio": bio}, "eval": task["eval"] | {"program_html": [target]}}
     siblings = [wanting(f"{adjective} river") for adjective in words.ADJECTIVES[:4]]
     assert len({t["world"] for t in siblings}) == 1
-    assert [t.reward for t in solve(siblings, sandbox.expert)] == [1.0] * 4
+    assert [t.success for t in solve(siblings, sandbox.expert)] == [1.0] * 4
 
 
 def random_policy(seed):

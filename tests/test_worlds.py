@@ -3,20 +3,23 @@ import asyncio
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from types import SimpleNamespace
 
 import pytest
-from conftest import GOOD, chat_server, fuzzy, make_task, target
+from conftest import GOOD, ROOT, chat_server, fuzzy, make_task, target
 
 from compress import Chat
 from evaluate import Benchmark, Environment, score
-from rollout import Browser, Settings, play, sites_of
+from rollout import Settings, play
 from worlds import load_tasks, miniwob, open_sites, sources, webarena
+from worlds.browser import Browser, BrowserSettings, sites_of
 from worlds.endpoint import Endpoint, Judge
 from worlds.sandbox.server import Server
-from worlds.webarena import check_row, needs_judge, read_tasks, site_urls
+from worlds.webarena import check_row, needs_judge, read_tasks, site_urls, webrl_demonstrations
 
 PAGE = "<title>cart</title><h1 id=t>Red Lamp</h1>"
 TEXT = "document.querySelector('#t').innerText"
@@ -30,10 +33,12 @@ def nowhere():
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def answer_with(status, text=""):
+def answer_with(status, text="", **headers):
     """A page for `site` that answers with this status."""
     def handler(request):
         request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
         request.send_header("Content-Length", str(len(text)))
         request.end_headers()
         request.wfile.write(text.encode())
@@ -76,6 +81,14 @@ def test_a_model_that_sets_its_own_temperature_is_asked_again_without(site):
         reply = {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]}
         return answer_with(200, json.dumps(reply))(handler)
     assert chat_with(f"{site({'/v1/chat/completions': complete})}/v1", temperature=0) == ("fine", True)
+
+
+@pytest.mark.parametrize("said", ["0", "0.5", "-1", "Fri, 31 Dec 1999 23:59:59 GMT", "\xb2"])
+def test_a_server_may_say_anything_about_when_to_come_back(site, said):
+    """A superscript two is a digit to str.isdigit, but float("²") raises: the error ended the run."""
+    url = site({"/v1/chat/completions": answer_with(429, "slow down", Retry_After=said)}) + "/v1"
+    with pytest.raises(ConnectionError, match="429 slow down"):
+        chat_with(url)
 
 
 def test_an_address_without_a_scheme_is_refused_at_once():
@@ -255,11 +268,41 @@ def test_only_the_parts_that_count_decide_whether_a_task_needs_a_judge():
                                      program_html=[page]))
 
 
-def test_tasks_that_we_cannot_judge_are_left_out_and_counted(tmp_path):
-    path, said = write(tmp_path / "tasks.json", [GOOD, fuzzy(["x"]), fuzzy(["x"])]), []
-    assert load_tasks(path, {}, reach=False, log=said.append) == [GOOD]
-    assert "left out 2 tasks that need a language model as judge (--judge-url); 1 of 3" in said[0]
+def test_tasks_that_we_cannot_judge_are_left_out_and_counted(tmp_path, capsys):
+    path = write(tmp_path / "tasks.json", [GOOD, fuzzy(["x"]), fuzzy(["x"])])
+    assert load_tasks(path, {}, reach=False) == [GOOD]
+    said = capsys.readouterr().out
+    assert "left out 2 tasks that need a language model as judge (--judge-url); 1 of 3" in said
     assert load_tasks(path, {}, reach=False, judge=True) == [GOOD, fuzzy(["x"]), fuzzy(["x"])]
+    assert not capsys.readouterr().out
+
+
+def test_what_reading_changed_is_printed_with_file_and_row(tmp_path, capsys):
+    bare = make_task(eval_types=["string_match"], reference_answers={"must_include": "abishek"})
+    path = write(tmp_path / "tasks.json", [GOOD, bare])
+    load_tasks(path, {}, reach=False)
+    line, = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{path}, row 1 (task_id 7): ") and "wrapped in a list" in line
+
+
+def test_the_sources_of_one_spec_are_numbered_apart(tmp_path):
+    """Equal ids of two sources shared a random stream, and with one text played the same episode."""
+    path = write(tmp_path / "tasks.json", [GOOD, GOOD | {"task_id": 8}])
+    other = write(tmp_path / "other.json", [GOOD | {"source": "a column of somebody's"}])
+    sites = {"sandbox": {name: f"http://127.0.0.1:1/{name}" for name in webarena.HOSTS}}
+    assert load_tasks(path, {}, reach=False) == [GOOD, GOOD | {"task_id": 8}]  # one source: as it was
+
+    tasks = load_tasks(f"{path},sandbox:test:2,{other}", sites, reach=False)
+    assert [task.get("source") for task in tasks] == [None, None, 1, 1, 2]
+    assert tasks[0] == GOOD and tasks[4] == GOOD | {"source": 2}
+    assert load_tasks(other, {}, reach=False) == [GOOD]
+    assert not any(check_row(task)[2] for task in tasks)
+
+
+def test_the_sandboxs_process_starts_without_torch():
+    """It imports this package. Torch would take a second and 200 MB, in it and in every `python -m worlds....`."""
+    says = "import sys, worlds; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", says], cwd=ROOT).returncode == 0
 
 
 def test_placeholders_become_addresses_everywhere_but_in_the_intent():
@@ -375,7 +418,7 @@ def play_through(run, tokenizer):
         return [*chat.encode(text), chat.end_id], [], True
 
     settings = Settings(max_turns=3, max_new_tokens=64, max_context=4000, concurrency=2)
-    return lambda environment, tasks: run(play(tasks, act, chat, environment.score, settings, enter=environment.enter))
+    return lambda environment, tasks: run(play(act, chat, tasks, environment, settings))
 
 
 def test_variables_login_expiry_and_reset(containers, benchmark_file, play_through, tmp_path, site):
@@ -391,12 +434,13 @@ def test_variables_login_expiry_and_reset(containers, benchmark_file, play_throu
     before = len(containers.cart())
     with open_sites(benchmark_file) as sites:
         tasks = load_tasks(benchmark_file, sites)
-        environment = Environment(Benchmark(reset_url=site({"/reset": reset, "/status": reset})), sites, tmp_path)
-        rewards = lambda: [t.reward for t in play_through(environment, tasks)]
+        settings = Benchmark(reset_url=site({"/reset": reset, "/status": reset}))
+        environment = Environment(sites, tmp_path, settings)
+        rewards = lambda: [t.success for t in play_through(environment, tasks)]
         assert rewards() == [1, 1] and sorted(containers.logins) == ["reddit", "shopping", "shopping"]
         assert len(containers.cart()) == before + 1
         assert rewards() == [1, 1] and len(containers.logins) == 3  # the sessions were still good
-        environment.reset()
+        environment.reset(tasks)
         assert asked == ["/reset", "/status", "/status", "/status"] and len(containers.cart()) == before
         assert rewards() == [1, 1] and len(containers.cart()) == before + 1
         assert len(containers.logins) == 6  # the sessions ended with the old containers
@@ -407,7 +451,7 @@ def test_a_login_that_fails_is_an_environment_error_that_says_so(containers, ben
     account = webarena.ACCOUNTS["shopping"]._replace(password="wrong")
     monkeypatch.setitem(webarena.ACCOUNTS, "shopping", account)
     with open_sites(benchmark_file) as sites:
-        environment = Environment(Benchmark(), sites, tmp_path)
+        environment = Environment(sites, tmp_path, Benchmark())
         played, = play_through(environment, load_tasks(benchmark_file, sites)[:1])
     assert played.status == "env_error"
     assert f"shopping at {sites['SHOPPING']} as {account.user}" in played.checks[0][2]
@@ -418,7 +462,7 @@ def test_an_episode_that_logs_out_logs_out_no_other(containers, benchmark_file, 
     async def two():
         with open_sites(benchmark_file) as sites:
             logins, state = webarena.Logins(sites), load_tasks(benchmark_file, sites)[0]["storage_state"]
-            async with Browser(Settings(timeout=10)) as browser:
+            async with Browser(BrowserSettings(timeout=10)) as browser:
                 async with logins.hold(browser, state, 50) as one, logins.hold(browser, state, 50) as other:
                     held = [{c["value"] for c in state["cookies"]} for state in (one, other)]
                 async with logins.hold(browser, state, 50) as later:
@@ -457,7 +501,7 @@ def test_waiting_for_another_login_does_not_count_as_a_slow_one(monkeypatch):
 
 def test_an_episode_with_a_login_begins_while_others_wait_for_theirs(run, site):
     async def begin():
-        async with Browser(Settings(timeout=10)) as browser, browser.launching:
+        async with Browser(BrowserSettings(timeout=10)) as browser, browser.launching:
             session = await asyncio.wait_for(browser.open({"start_url": start}), 10)
             await session.close()
 
@@ -487,9 +531,11 @@ def test_the_policy_reads_and_writes_the_hosts_that_it_knows(run, site, tokenize
         address = re.search(r"clone (\S+)", trajectory.turns[-1].observation)[1]
         return [*chat.encode(f"exit(message={address!r})"), chat.end_id], [], True
 
-    played, = run(play([task], act, chat, score, Settings(max_new_tokens=64, max_context=4000)))
+    environment = Environment({"GITLAB": base}, tmp_path, Benchmark())
+    settings = Settings(max_new_tokens=64, max_context=4000)
+    played, = run(play(act, chat, [task], environment, settings))
     assert "clone http://gitlab.com/repo" in played.turns[0].observation and "gitlab.com" in played.turns[0].response
-    assert played.reward == 1 and played.answer == f"{base}/repo"
+    assert played.success == 1 and played.answer == f"{base}/repo"
 
 
 # ---------------------------------------------------------------------------------------------- MiniWoB++
@@ -523,7 +569,7 @@ def miniwob_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "site")
 
 
-def test_miniwob_tasks_are_seeded_state_their_task_and_judge_themselves(miniwob_package, run, tokenizer):
+def test_miniwob_tasks_are_seeded_state_their_task_and_judge_themselves(miniwob_package, run, tokenizer, tmp_path):
     chat = Chat(tokenizer, "You browse the web.", think=False)
 
     async def act(trajectory, slot):
@@ -537,10 +583,11 @@ def test_miniwob_tasks_are_seeded_state_their_task_and_judge_themselves(miniwob_
     with open_sites("miniwob:click-it:3-5") as sites:
         tasks = load_tasks("miniwob:click-it,press-it:3-5", sites)
         settings = Settings(max_turns=4, max_new_tokens=64, max_context=4000)
-        played = run(play(tasks[:3], act, chat, score, settings))
+        environment = Environment(sites, tmp_path, Benchmark())
+        played = run(play(act, chat, tasks[:3], environment, settings))
     assert len(tasks) == 6 and not any(check_row(task)[2] for task in tasks)
     assert [t.task["intent"] for t in played] == [f"Click button {seed % 3}." for seed in (3, 4, 5)]
-    assert [t.reward for t in played] == [1, 0, 1] and [len(t.turns) for t in played] == [2, 2, 2]
+    assert [t.success for t in played] == [1, 0, 1] and [len(t.turns) for t in played] == [2, 2, 2]
 
 
 def test_a_spec_of_miniwob_names_what_it_lacks(miniwob_package, monkeypatch):
@@ -554,3 +601,59 @@ def test_a_spec_of_miniwob_names_what_it_lacks(miniwob_package, monkeypatch):
     monkeypatch.setattr(miniwob.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps miniwob"):
         load_tasks("miniwob", {})
+
+
+# ------------------------------------------------------------------------------------ WebRL's demonstrations
+
+ASK = ("Round {}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{}\n\n"
+       "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n")
+
+
+def webrl(intent, *said, page='<span id="1">Sales</span>'):
+    """WebRL's row of the last of these responses."""
+    asked = f"Task Instruction: {intent}\n\n"
+    for i, response in enumerate(said[:-1]):
+        asked += ASK.format(i, "** Simplified html **") + response + "\n\n"
+    asked += ASK.format(len(said) - 1, page)
+    return {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said[-1]}]}
+
+
+def numbered(*rows):
+    return [(f"sft.json, row {i}", row) for i, row in enumerate(rows)]
+
+
+def element_in(response):
+    """Stands in for the parser of a rollout."""
+    if "do(" not in response and "exit(" not in response:
+        raise ValueError("no action")
+    found = re.search(r"\d+", response)
+    return found and found[0]
+
+
+def test_webrls_rows_become_trajectories_and_the_rest_is_counted():
+    rows = numbered(webrl("a", "do(1)", "exit()"), webrl("a", "I think so"), webrl("a", "do(1)"),
+                    webrl("a", "do(9)"), webrl("b", "do(1)", "exit()", page="Totals"))
+    records, dropped = webrl_demonstrations(rows, element_in)
+    seen = [[(turn["observation"], turn["response"]) for turn in record["turns"]] for record in records]
+    assert seen == [[("<span>Sales 1</span>", "do(1)"), ("<span>Sales 1</span>", "exit()")],
+                    [(None, "do(1)"), ("Totals", "exit()")]]  # b's first row is missing, and so is its page
+    assert [(record["task_id"], record["intent"]) for record in records] == [(0, "a"), (1, "b")]
+    assert dropped == {"no action can be read from the response": 1,
+                       "acts on an element that is not on its page": 1}
+
+
+def test_one_step_told_twice_with_other_pages_belongs_to_two_trajectories():
+    rows = numbered(webrl("a", "do(1)", "exit()"), webrl("a", "do(1)"),
+                    webrl("a", "do(1)", page='<b id="1">Other</b>'))
+    records, _ = webrl_demonstrations(rows, element_in)
+    assert [[turn["observation"] for turn in record["turns"]] for record in records] == [
+        ["<span>Sales 1</span>", "<span>Sales 1</span>"], ["<b>Other 1</b>"]]
+
+
+@pytest.mark.parametrize("row", [{}, 3, {"conversations": 3}, {"conversations": [{"value": "a"}]},
+                                 {"conversations": [{"value": "hi"}, {"value": "ho"}]},
+                                 webrl("a", "exit()", page="<![x[")])
+def test_a_row_that_is_no_step_of_webrls_is_named(row):
+    """The page that the HTML parser refuses was named by its file alone."""
+    with pytest.raises(ValueError, match="cannot use sft.json, row 1: "):
+        webrl_demonstrations(numbered(webrl("a", "exit()"), row), element_in)

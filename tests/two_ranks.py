@@ -6,6 +6,7 @@
     two_ranks.py bfloat16 CHECKPOINT OUT   a GPU's precision on CPUs: log-probs of rollout and training
 """
 import asyncio
+import os
 import random
 import sys
 from pathlib import Path
@@ -16,9 +17,9 @@ import torch.distributed as dist
 from conftest import tiny_model
 from torch.distributed import fsdp
 
-from evaluate import leave
-from model import (all_sum, full_state, init_dist, load, load_tokenizer, load_training, rank, save, save_training, shard,
-                   token_logprobs, unsharded, without_adapters, world_size)
+from model import (config_json, full_state, load, load_tokenizer, save, shard, token_logprobs, unsharded,
+                   without_adapters)
+from run import all_sum, init_dist, load_training, rank, save_training, world_size
 
 
 def groups(chat, step):
@@ -37,7 +38,7 @@ def run_forwards(model):
 
 def train_policy(checkpoint, out):
     from compress import Chat
-    from mgrpo import Config, group_advantages, train
+    from mgrpo import MGRPO, Config, update
     device = init_dist()
     chat = Chat(load_tokenizer(checkpoint), "You browse the web.")
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
@@ -46,16 +47,17 @@ def train_policy(checkpoint, out):
     lines = []
     for step in range(3):
         run_forwards(model)
-        kept = [g for g in map(group_advantages, groups(chat, step)[rank()::world_size()]) if g]
-        cfg = Config(beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step],
-                     updates_per_batch=1, max_change=1.0)
-        lines.append(train(model, reference, optimizer, kept, chat, cfg, device))
+        episodes = [tau for group in groups(chat, step)[rank()::world_size()] for tau in group]
+        cfg = Config(G=3, beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step])
+        method = MGRPO(cfg, chat, model, reference, optimizer, device)
+        rows, _ = method.learn_from(episodes, step)
+        lines.append(update(method, rows))
     state = full_state(model)
     if rank() == 0:
         torch.save({"state": state, "metrics": lines}, out)
 
 
-VARIANTS = ((1, 0), (2, 0), (1, 4))  # replicas, the rank of LoRA
+VARIANTS = (0, 4)  # the rank of LoRA
 
 
 def optimizer_of(model):
@@ -69,11 +71,11 @@ def train_step(model, optimizer, step, world=1, member=0):
     """
     rows = torch.randint(0, 400, (8, 24), generator=torch.Generator().manual_seed(step))[member::world]
     row = rows, torch.arange(24).expand_as(rows) >= 15
-    logp_N, _ = token_logprobs(model, *row)
+    logp_N, _, _ = token_logprobs(model, *row)
     loss = -logp_N.sum() / 72
     if model.lora:
         with torch.no_grad(), without_adapters(model):
-            logp_ref_N, _ = token_logprobs(model, *row)
+            logp_ref_N, _, _ = token_logprobs(model, *row)
         loss = loss + ((logp_ref_N - logp_N) ** 2).sum() / 72
     (loss * world).backward()  # FSDP averages over ranks
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -83,16 +85,16 @@ def train_step(model, optimizer, step, world=1, member=0):
 
 
 def train_model(checkpoint, out):
-    """Fully sharded, in groups of ranks that each hold the whole model (HSDP), and with LoRA."""
+    """All weights, and with LoRA."""
     device, groups = init_dist(), dist.distributed_c10d._world.pg_map
-    for replicas, lora in VARIANTS:
+    for lora in VARIANTS:
         torch.manual_seed(0)
-        path = Path(out) / f"replicas-{replicas}-lora-{lora}"
-        model = load(checkpoint, sharded=True, replicas=replicas, lora=lora)
+        path = Path(out) / f"lora-{lora}"
+        model = load(checkpoint, sharded=True, lora=lora)
         model.recompute = True
         total = sum(p.numel() for p in model.parameters())
         held = sum(p.to_local().numel() for p in model.parameters())
-        share = total * replicas / world_size()
+        share = total / world_size()
         assert held <= share * 1.05, f"this rank holds {held} of {total} numbers"
         optimizer, losses, gradients = optimizer_of(model), [], []
         for step in range(3):
@@ -104,7 +106,7 @@ def train_model(checkpoint, out):
                 save_training(path / "training", model, optimizer, {"step": 2})
         save(model, path / "saved")
         before = len(groups)
-        load(checkpoint, sharded=True, replicas=replicas, lora=lora)  # as the reference policy is
+        load(checkpoint, sharded=True, lora=lora)  # as the reference policy is
         timeouts = [group._get_backend(device).options._timeout.total_seconds() for group in groups]
         if rank() == 0:
             torch.save({"losses": losses, "gradients": gradients, "timeouts": timeouts,
@@ -114,8 +116,8 @@ def train_model(checkpoint, out):
 def resume_model(checkpoint, out):
     """The third step of all that `train_model` has saved."""
     init_dist()
-    for replicas, lora in VARIANTS:
-        path = Path(out) / f"replicas-{replicas}-lora-{lora}"
+    for lora in VARIANTS:
+        path = Path(out) / f"lora-{lora}"
         model = load(checkpoint, sharded=True, lora=lora)
         assert load_training(path / "training", model, optimizer := optimizer_of(model)) == {"step": 2}
         loss, gradient = train_step(model, optimizer, 2, world_size(), rank())
@@ -127,17 +129,17 @@ def resume_model(checkpoint, out):
 def sample_in_bfloat16(checkpoint, out):
     """The engine's responses, scored as in training and as evaluate.py opens a checkpoint on a GPU."""
     from compress import Chat
-    from rollout import Engine, Settings
+    from rollout import Engine
     init_dist()
     policy = fsdp.MixedPrecisionPolicy
     fsdp.MixedPrecisionPolicy = lambda *_: policy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
     model = load(checkpoint, sharded=True)
-    chat, settings = Chat(load_tokenizer(checkpoint), "You browse the web."), Settings(max_new_tokens=12, concurrency=3)
+    end_id = Chat(load_tokenizer(checkpoint), "You browse the web.").end_id
     contexts = [[3 + slot + 4 * rank()] * (20 + slot) for slot in range(3)]
 
     async def respond(whole):
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in whole.modules())
-        engine = Engine(whole, chat, settings)
+        engine = Engine(whole, end_id, slots=3, length=64, max_new_tokens=12)
         server = asyncio.ensure_future(engine.serve())
         answers = await asyncio.gather(*(engine.respond(ids, slot, random.Random(slot)) for slot, ids in enumerate(contexts)))
         server.cancel()
@@ -154,11 +156,12 @@ def sample_in_bfloat16(checkpoint, out):
         gaps["evaluation"].append((trained - opened).abs().max().item())
     state = full_state(model)
     if rank() == 0:
-        torch.save({"cache": dtype, "master": state["model.norm.weight"].dtype} | gaps, out)
+        torch.save({"cache": dtype, "master": state["model.norm.weight"].dtype, "config": config_json(model)} | gaps, out)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     task = {"model": train_model, "resume": resume_model, "bfloat16": sample_in_bfloat16}.get(sys.argv[1])
     task(*sys.argv[2:]) if task else train_policy(*sys.argv[1:])
-    leave()
+    sys.stdout.flush()
+    os._exit(0)  # as run.command_line does: tearing down the group now and then aborts a rank whose work is done

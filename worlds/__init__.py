@@ -1,8 +1,12 @@
 """The worlds that agents act in, and where tasks come from.
 
-sandbox/: the embedded sites; base/: the small model; webarena.py, miniwob.py: the benchmarks' tasks;
-words.py: how the benchmark cuts text into words; endpoint.py: models behind a URL; onlooker.py:
-screenshots, --watch, progress. A leaf: nothing here imports the six files.
+    browser.py    Chromium: what the agent sees and does; onlooker.py: for people who watch
+    sandbox/      the embedded sites; base/: the small model
+    webarena.py   WebArena's task files, sites and logins; miniwob.py: MiniWoB++
+    words.py      how the benchmark cuts text into words
+    endpoint.py   models behind a URL: a policy to evaluate, or the judge
+
+A leaf: nothing here imports the six files.
 """
 import contextlib
 import os
@@ -17,14 +21,16 @@ def sources(spec: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_sites(spec: str):
-    """Yields {SITE: address} and serves what the spec asks for until the block ends.
+def open_sites(*specs: str | None):
+    """Yields {SITE: address} and serves what the specs ask for until the block ends.
 
     WebArena's sites come from the environment's variables. The sandbox's own {SITE: address} stands
     under "sandbox", so that a task file next to it in the spec keeps its sites.
     """
     sites = {name: os.environ[name] for name in webarena.HOSTS if os.environ.get(name)}
-    kinds = {part.partition(":")[0] for part in sources(spec)}
+    kinds = set()
+    for spec in filter(None, specs):
+        kinds.update(source.partition(":")[0] for source in sources(spec))
     with contextlib.ExitStack() as stack:
         if "sandbox" in kinds:
             sites["sandbox"] = stack.enter_context(sandbox.start())
@@ -33,31 +39,44 @@ def open_sites(spec: str):
         yield sites
 
 
-def load_tasks(spec: str, sites: dict, reach=True, judge=False, log=print) -> list[dict]:
+def sandbox_tasks(source: str) -> list[dict]:
+    """The tasks of sandbox:SPLIT[/TEMPLATE][:N]."""
+    found = re.fullmatch(r"sandbox:([a-z-]+)(?:/(\d+))?(?::(\d+))?", source)
+    if not found:
+        raise ValueError(f"--tasks {source}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
+                         "sandbox:test:50 or sandbox:test/28.")
+    split, template, n = found.groups()
+    return sandbox.tasks(split, n=n and int(n), template=template and int(template))
+
+
+def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
     """Tasks ready to play, as dicts in WebArena's schema.
 
     spec: sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:FIRST-LAST], task files, with commas.
     reach: check that their sites answer. judge: keep the tasks that need a language model as judge.
+
+    Tasks of the second and later sources of a spec have their source's number under "source": their
+    ids may occur in another source, and an episode's random numbers come from its task's id.
     """
     tasks = []
-    for part in sources(spec):
-        kind, _, rest = part.partition(":")
-        known = sites.get("sandbox", {}) if kind == "sandbox" else sites
+    for number, source in enumerate(sources(spec)):
+        kind, _, rest = source.partition(":")
+        known = sites
         if kind == "sandbox":
-            found = re.fullmatch(r"([a-z-]+)(?:/(\d+))?(?::(\d+))?", rest)
-            if not found:
-                raise ValueError(f"--tasks {part}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
-                                 "sandbox:test:50 or sandbox:test/28.")
-            template, n = (number and int(number) for number in found.group(2, 3))
-            some = sandbox.tasks(found[1], n, template)
+            known = sites.get("sandbox", {})
+            found = sandbox_tasks(source)
         elif kind == "miniwob":
-            some = miniwob.tasks(rest)
+            found = miniwob.tasks(rest)
         else:
-            some = webarena.playable(part, sites, judge, log)
-        some = webarena.site_urls(some, known)
+            found = webarena.playable(source, sites, judge)
+        found = webarena.site_urls(found, known)
         if reach:
-            webarena.check_reach(some, known)
-        tasks += some
+            webarena.check_reach(found, known)
+        for task in found:
+            task.pop("source", None)  # a file's own would mean something else
+            if number > 0:
+                task["source"] = number
+        tasks += found
     if not tasks:
         raise ValueError(f"--tasks {spec} leaves no task to play; choose another split or file.")
     return tasks

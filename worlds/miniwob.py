@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SEEDS = "0-9"
+RANGE = re.compile(r"(\d+)-(\d+)")
 UTTERANCE = "(u => u.utterance || u)(core.getUtterance())"  # some tasks add fields to it
 START = """\
 <style>#query, #reward-display, #sync-task-cover, #click-canvas {display: none !important}</style>\
@@ -39,9 +40,13 @@ def folder() -> Path:
     return Path(spec.origin).parent / "html"
 
 
+# ------------------------------------------------------------------------------------- the pages --
+
+
 class Handler(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm, wbufsize = True, -1  # see server.py
+    disable_nagle_algorithm = True  # these two as in sandbox/server.py
+    wbufsize = -1
 
     def do_GET(self):
         page = Path(self.translate_path(self.path))
@@ -77,21 +82,47 @@ def serve():
         server.server_close()
 
 
+# ------------------------------------------------------------------------------------- the tasks --
+
+
+def episode(name: str, seed: int) -> dict:
+    """One task with one seed, in WebArena's schema. The page holds its own verdict."""
+    verdict = {
+        "url": "last",
+        "locator": "document.defaultView.WOB_RAW_REWARD_GLOBAL",
+        "required_contents": {"exact_match": "1"},
+    }
+    return {
+        "task_id": f"{name}-{seed}",
+        "sites": ["miniwob"],
+        "intent": "what the page asks for",
+        "intent_from": UTTERANCE,
+        "intent_template_id": name,
+        "intent_template": name,
+        "storage_state": None,
+        "start_url": f"__MINIWOB__/miniwob/{name}.html?seed={seed}",
+        "eval": {"eval_types": ["program_html"], "program_html": [verdict]},
+    }
+
+
 def tasks(spec: str) -> list[dict]:
     """"[NAME,...][:FIRST-LAST]": the tasks of those names (all without any), once for each seed."""
-    names, _, seeds = spec.partition(":") if not re.fullmatch(r"\d+-\d+", spec) else ("", "", spec)
+    names, _, seeds = spec.partition(":")
+    if RANGE.fullmatch(spec):
+        names = ""
+        seeds = spec
+
     known = sorted(page.stem for page in (folder() / "miniwob").glob("*.html"))
     chosen = names.split(",") if names else known
-    if unknown := [name for name in chosen if name not in known]:
-        raise ValueError(f"MiniWoB++ has no task {unknown[0]!r}; see {folder() / 'miniwob'}.")
-    found = re.fullmatch(r"(\d+)-(\d+)", seeds or SEEDS)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"MiniWoB++ has no task {name!r}; see {folder() / 'miniwob'}.")
+
+    found = RANGE.fullmatch(seeds or SEEDS)
     if not found or int(found[1]) > int(found[2]):
         raise ValueError(f"miniwob:{spec}: the seeds are a range such as {SEEDS}.")
-    return [{"task_id": f"{name}-{seed}", "sites": ["miniwob"],
-             "intent": "what the page asks for", "intent_from": UTTERANCE,
-             "intent_template_id": name, "intent_template": name, "storage_state": None,
-             "start_url": f"__MINIWOB__/miniwob/{name}.html?seed={seed}",
-             "eval": {"eval_types": ["program_html"], "program_html": [
-                 {"url": "last", "locator": "document.defaultView.WOB_RAW_REWARD_GLOBAL",
-                  "required_contents": {"exact_match": "1"}}]}}
-            for name in chosen for seed in range(int(found[1]), int(found[2]) + 1)]
+    episodes = []
+    for name in chosen:
+        for seed in range(int(found[1]), int(found[2]) + 1):
+            episodes.append(episode(name, seed))
+    return episodes

@@ -1,7 +1,8 @@
 """Prints what `make table SEED=N` and `make experiments SEED=N` have measured, as Markdown.
 
-    python tests/table.py                       # every seed under assets/results/experiments
-    python tests/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
+    python tests/tools/table.py                       # every seed under assets/results/experiments
+    python tests/tools/table.py --templates           # gains over cloning, with templates as clusters
+    python tests/tools/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
 
 Success in percent, greedy, mean over the seeds: 95% interval by Student's t, of one seed Wilson's.
 Minutes are a method's own, after the clone: rollouts and updates; for cloning, whole commands.
@@ -13,7 +14,7 @@ import math
 import statistics
 from pathlib import Path
 
-RESULTS = Path(__file__).parent.parent / "assets/results/experiments"
+RESULTS = Path(__file__).parents[2] / "assets/results/experiments"
 # {last column: {file: (name, success on WebArena-Lite in arXiv 2505.16421, in percent)}}
 METHODS = {
     "the paper, Llama-3.1-8B": {
@@ -28,7 +29,9 @@ METHODS = {
         "whole-bc": ("no compression, cloning", ""), "whole": ("no compression, M-GRPO", "")}}
 SPLITS = {"sandbox:test": "unseen instances", "sandbox:test-unseen": "unseen templates",
           "sandbox:test/28:100": "log-out trap"}
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t: 2 to 10 seeds
+# Student's t: 2 to 19 seeds or templates
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+       2.110, 2.101)
 
 
 def cost(run: Path) -> dict:
@@ -41,14 +44,20 @@ def cost(run: Path) -> dict:
     return {"episodes": len(lines("trajectories.jsonl")), "minutes": minutes}
 
 
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Mean of two or more values and the ends of its 95% interval by Student's t."""
+    mean = statistics.mean(values)
+    half = T95[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
 def cell(figures: list[dict]) -> str:
     """Mean success over seeds with its interval; one seed keeps its own."""
     rates = [figure["success_rate"] for figure in figures]
-    mean, (low, high) = statistics.mean(rates), figures[0]["ci95"]
+    mean, (low, high) = rates[0], figures[0]["ci95"]
     if len(rates) > 1:
-        half = T95[len(rates) - 2] * statistics.stdev(rates) / math.sqrt(len(rates))
-        low, high = max(0, mean - half), min(1, mean + half)
-    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        mean, low, high = interval(rates)
+    return f"{100 * mean:.1f} [{100 * max(0, low):.1f}, {100 * min(1, high):.1f}]"
 
 
 def read(results: Path) -> dict:
@@ -77,15 +86,48 @@ def table(runs: dict, last: str) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def by_template(done: list[dict], split: str) -> dict[str, float]:
+    """{template: success on the split, mean over the seeds}"""
+    rates = {}
+    for run in done:
+        for figures in run["splits"][split]["per_template"].values():
+            rates.setdefault(figures["template"], []).append(figures["success_rate"])
+    return {template: statistics.mean(values) for template, values in rates.items()}
+
+
+def templates(runs: dict, last: str = "the paper, Llama-3.1-8B") -> str:
+    """Each method's gain over the clone: points, mean over templates with its interval; then the unseen templates.
+
+    Tasks of one template succeed and fail together, so the interval takes templates as clusters.
+    """
+    splits = [split for split in SPLITS if "/" not in split]
+    names = list(by_template(runs["bc"], "sandbox:test-unseen"))
+    rows = [["method", *(f"gain, {SPLITS[split]}" for split in splits), *names]]
+    rows.append(["---"] * len(rows[0]))
+    for method, (title, _) in METHODS[last].items():
+        row = [title]
+        for split in splits:
+            clone = by_template(runs["bc"], split)
+            rates = by_template(runs[method], split)
+            gains = [100 * (rates[template] - clone[template]) for template in clone]
+            row.append("{:.1f} [{:.1f}, {:.1f}]".format(*interval(gains)))
+        unseen = by_template(runs[method], "sandbox:test-unseen")
+        rows.append(row + [f"{100 * unseen[name]:.0f}" for name in names])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="with seedN folders")
+    parser.add_argument("--templates", action="store_true", help="gains over cloning instead, by template")
     parser.add_argument("--cost", type=Path, metavar="RUN", help="print what this run took instead")
     args = parser.parse_args()
     if args.cost:
         return print(json.dumps(cost(args.cost)))
     runs = read(args.results)
+    if args.templates:
+        return print(templates(runs))
     print("\n\n".join(table(runs, last) for last in METHODS))
 
 

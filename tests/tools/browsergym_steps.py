@@ -1,6 +1,6 @@
 """browsergym-core's environment steps a second. bench.py runs this in an environment that has the package:
 
-    python tests/browsergym_steps.py CHROMIUM URL STEPS DELAY
+    python tests/tools/browsergym_steps.py CHROMIUM URL STEPS DELAY
 
 A step clicks a random link by its id, sleeps DELAY seconds (its default is 0.5), waits until the DOM has
 loaded and extracts the whole observation: it marks every element, takes a DOM snapshot, the accessibility

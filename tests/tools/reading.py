@@ -1,6 +1,6 @@
 """How well the small base reads: exercises that it was not trained on, by kind.
 
-    python tests/reading.py worlds/base --n 100
+    python tests/tools/reading.py worlds/base --n 100
 
 A response counts if every token is the likeliest one after those before it, which is what greedy decoding would write.
 `whole` judges thought and action; `action` judges the action behind the right thought, since a visit can be thought
@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import run  # noqa: F401  first: it sets up OpenMP before torch loads
+
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from compress import PLACEHOLDER, micro_batches, open_chat, pack, replay, rows
+from compress import PLACEHOLDER, micro_batches, open_chat, pack, replay, trajectory_rows
 from model import load, load_tokenizer
 from rollout import actions_help
 from worlds.sandbox import exercises, websites
@@ -25,7 +26,7 @@ from worlds.sandbox import exercises, websites
 def judge(model, chat, record: dict) -> list[tuple[bool, bool]]:
     """(whole response right, action right) for every response of an exercise that is learned."""
     tau = replay(chat, record)
-    learned = [row for row, turn in zip(rows(chat, tau), tau.turns) if turn.observation != PLACEHOLDER]
+    learned = [row for row, turn in zip(trajectory_rows(chat, tau), tau.turns) if turn.observation != PLACEHOLDER]
     answer, out = chat.tokenizer.token_to_id("<answer>"), []
     for batch in micro_batches(learned, 10**9):
         inputs = pack(batch, "cpu")

@@ -1,10 +1,10 @@
-"""Measures, each section by its name; beside transformers where it is installed (it is no dependency).
+"""Measures speed and memory, section by section; compares with transformers if it is installed (it is no dependency).
 
-    python tests/bench.py model --checkpoint runs/smollm2 --threads 2
-    python tests/bench.py model --shape Llama-3.1-8B --device cuda --tokens 8192      # bfloat16, random weights
-    python tests/bench.py packing --threads 2
-    python tests/bench.py rollout          # browsers: beside bare Playwright, and without waiting for each other
-    python tests/bench.py leaks --episodes 2000
+    python tests/tools/bench.py model --checkpoint runs/smollm2 --threads 2
+    python tests/tools/bench.py model --shape Llama-3.1-8B --device cuda --tokens 8192      # bfloat16, random weights
+    python tests/tools/bench.py packing --threads 2
+    python tests/tools/bench.py rollout          # browsers, compared with bare Playwright; kept keys and values
+    python tests/tools/bench.py leaks --episodes 2000
 
 Ours and theirs take turns within one process, so that whatever else the machine does slows both; figures are medians.
 Memory is the peak of a process of its own that does one training step and nothing else, with an allocator that returns
@@ -12,6 +12,7 @@ what is freed at once: the peak is that of the tensors.
 """
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -19,28 +20,30 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+import run as run_py  # noqa: F401  first: it sets up OpenMP before torch loads
+
 import torch
 from playwright.async_api import async_playwright
 
-from compress import Row, micro_batches, open_chat, pack
-from conftest import descendants, pad
-from worlds import load_tasks, open_sites
 import model as model_py
+from compress import Row, Trunk, micro_batches, open_chat, pack
+from conftest import descendants, pad
 from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, computing_dtype, load, load_tokenizer, sample,
                    token_logprobs)
 from plan import shape_config
-from rollout import Browser, Call, Engine, Settings, actions_help, find_chromium, origin, play
+from rollout import Engine, Settings, actions_help, play
 from rollout import rollout as play_with_model
+from worlds import load_tasks, open_sites
+from worlds.browser import Browser, BrowserSettings, Session, find_chromium, origin
 
 transformers = find_spec("transformers")  # imported where it is used: what measures our memory does without
 
@@ -291,7 +294,7 @@ def packing(args):
     ids = lambda n: torch.randint(0, 1000, (n,)).tolist()
     print(f"{'(row per turn, packed)':28} {'tokens':>16} {'ratio':>6} {'CPU seconds':>16} {'ratio':>6}")
     for page, turns in ((1500, 15), (6000, 8)):
-        trunk = ids(600 + 180 * turns)  # instructions; then of each turn a placeholder of 30 tokens, a response of 150
+        trunk = Trunk(ids(600 + 180 * turns))  # instructions; then of each turn a placeholder of 30 tokens, a response of 150
         samples = [Row(trunk, 600 + 180 * t, ids(30 + page + 150), 150) for t in range(turns)]
         layouts = [[dict(zip(("tokens_BT", "action_BT"), pad([row]))) for row in samples],
                    [pack(batch) for batch in micro_batches(samples, args.max_tokens)]]
@@ -305,8 +308,19 @@ def packing(args):
 # --------------------------------------------------------------------------------------------------------- rollout.py --
 
 
-async def always_one(task, answer, page, why):
-    return 1.0
+class Benign:
+    """The task's side of an episode, as evaluate.Environment is: no login, no pictures, every task succeeds."""
+    visible = False
+
+    @contextlib.asynccontextmanager
+    async def enter(self, browser, task):
+        yield None
+
+    async def watch(self, session, trajectory):
+        pass
+
+    async def score(self, task, answer, page, checks):
+        return 1.0
 
 
 async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
@@ -316,9 +330,10 @@ async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
         for _ in range(steps):
             url, page = await session.observe()
             addresses.append(url)
-            await session.execute(Call("Click", None, rng.choice(re.findall(r"<a>.*? (\d+)</a>", page))))
+            link = rng.choice(re.findall(r"<a>.*? (\d+)</a>", page))
+            await session.execute("Click", Session.click, int(link))
 
-    async with Browser(Settings()) as browser:
+    async with Browser(BrowserSettings()) as browser:
         sessions = [await browser.open(task) for task in tasks]
         visited[:] = [[] for _ in tasks]
         began = time.perf_counter()
@@ -343,7 +358,7 @@ async def bare_steps(tasks: list[dict], visited: list, click: bool) -> float:
                 await page.goto(url)
             _, there = await page.evaluate("s => [document.body.innerText, !!document.querySelector(s)]", links(after))
 
-    async with Browser(Settings()) as browser:
+    async with Browser(BrowserSettings()) as browser:
         headers = [{"X-World": f"{task['world']}-bare{i}"} for i, task in enumerate(tasks)]
         pages = [await (await browser.chromium.new_context(extra_http_headers=h)).new_page() for h in headers]
         began = time.perf_counter()
@@ -356,27 +371,6 @@ async def chromium_path() -> str:
         return find_chromium(playwright)
 
 
-def slow_site() -> str:
-    """The address of a page that takes 0 to 500 ms."""
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # one connection a browser, as real sites have it
-
-        def do_GET(self):
-            time.sleep(random.random() / 2)
-            self.send_response(200)
-            self.send_header("Content-Length", "28")
-            self.end_headers()
-            self.wfile.write(b"<!doctype html><a href=/>on ")
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}/"
-
-
 def clicks(chat, turns: int):
     """A policy that clicks the first element until its last turn."""
     async def act(trajectory, slot):
@@ -386,7 +380,7 @@ def clicks(chat, turns: int):
 
 
 def rollout(args):
-    """Environment steps beside bare Playwright; kept keys and values; episodes that wait for each other or do not."""
+    """Environment steps compared with bare Playwright; what keeping keys and values saves."""
     base = "worlds/base"
     chat = open_chat(load_tokenizer(base), base, actions_help())
     with open_sites("sandbox") as urls:
@@ -419,22 +413,10 @@ def rollout(args):
 
         Engine.prefill = counting
         settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
-        asyncio.run(play_with_model(load(base), chat, tasks, always_one, settings))
+        asyncio.run(play_with_model(load(base), chat, tasks, Benign(), settings))
         whole, new = (counts[key] / counts["turns"] for key in ("whole", "new"))
         print(f"prefilled tokens a turn, {counts['turns']} turns on the sandbox: {new:.0f}; without the kept trunk "
               f"{whole:.0f}, {whole / new:.2f}x", flush=True)
-
-    site = slow_site()
-    for episodes in (4, 16):
-        tasks = [{"task_id": i, "intent": "", "sites": [], "start_url": site} for i in range(episodes)]
-
-        def seconds_of(deterministic: bool) -> float:
-            settings = Settings(max_turns=21, concurrency=episodes, deterministic=deterministic)
-            return seconds(lambda: asyncio.run(play(tasks, clicks(chat, 21), chat, always_one, settings)))
-
-        times = take_turns({"free": lambda: seconds_of(False), "lock-step": lambda: seconds_of(True)}, args.repeats)
-        print(f"{episodes:2} episodes of 20 clicks on a site that takes 0 to 500 ms: {times['free']:.1f} s; in lock-step "
-              f"{times['lock-step']:.1f} s, {times['lock-step'] / times['free']:.2f}x", flush=True)
 
 
 def leaks(args):
@@ -443,22 +425,24 @@ def leaks(args):
     chat, ended = open_chat(load_tokenizer(base), base, actions_help()), 0
     resident = lambda process: memory("VmRSS", process) / 2 ** 20
 
-    async def score(task, answer, page, why):
-        nonlocal ended
-        ended += 1
-        if ended % 200 == 0:
-            called = lambda name: [i for i, command in descendants().items() if name in command.split(" ")[0]]
-            chrome, node = called("chrom"), called("node")
-            print(f"{ended:8} {resident('self'):8.0f} {sum(map(resident, node)):8.0f} {len(chrome):10} "
-                  f"{sum(map(resident, chrome)):12.0f} {len(page.context.browser.contexts):9} "
-                  f"{ended / (time.monotonic() - began):10.2f}", flush=True)
-        return 1.0
+    class Counting(Benign):
+        async def score(self, task, answer, page, checks):
+            nonlocal ended
+            ended += 1
+            if ended % 200 == 0:
+                called = lambda name: [i for i, command in descendants().items() if name in command.split(" ")[0]]
+                chrome, node = called("chrom"), called("node")
+                print(f"{ended:8} {resident('self'):8.0f} {sum(map(resident, node)):8.0f} {len(chrome):10} "
+                      f"{sum(map(resident, chrome)):12.0f} {len(page.context.browser.contexts):9} "
+                      f"{ended / (time.monotonic() - began):10.2f}", flush=True)
+            return 1.0
 
     print("episodes   our MB  node MB  processes  Chromium MB  contexts  per second")
     with open_sites("sandbox") as urls:
         tasks = load_tasks("sandbox:train", urls)
         tasks = [tasks[i % len(tasks)] for i in range(args.episodes)]
-        asyncio.run(play(tasks, clicks(chat, 3), chat, score, Settings(max_turns=3, max_context=4096, concurrency=8)))
+        settings = Settings(max_turns=3, max_context=4096, concurrency=8)
+        asyncio.run(play(clicks(chat, 3), chat, tasks, Counting(), settings))
 
 
 SECTIONS = {section.__name__: section for section in (model, train_step, packing, rollout, leaks)}
@@ -467,7 +451,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--checkpoint", default="runs/smollm2")
-    parser.add_argument("--shape", default="", help="random weights of this shape (see tests/plan.py), not a checkpoint")
+    parser.add_argument("--shape", default="", help="random weights of this shape (see tests/tools/plan.py), not a checkpoint")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of model; on cuda in bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds; with --threads 1 on a busy machine")

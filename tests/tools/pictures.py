@@ -1,6 +1,6 @@
-"""Draws the README's pictures: how training packs an episode, and, from a run, an episode and the report.
+"""Draws two of the README's pictures from a run: an episode, turn by turn, and the report.
 
-    python tests/pictures.py runs/demo-0/r1
+    python tests/tools/pictures.py runs/demo-0/r1
 
 The run is one that `make demo` leaves. For another checkpoint, play with pictures first:
 
@@ -18,12 +18,10 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from compress import Chat, micro_batches, open_chat, pack, past, replay, rows  # noqa: E402
-from model import load_tokenizer  # noqa: E402
-from rollout import find_chromium  # noqa: E402
+from worlds.browser import find_chromium  # noqa: E402
 
 # ------------------------------------------------------------------------------ an episode, turn by turn
 
@@ -61,7 +59,7 @@ def choose(records: list[dict]) -> dict:
     def fits(record):
         turns = record["turns"]
         different = {(turn["url"], turn["action"]) for turn in turns}
-        return (record["reward"] == 1 and 3 <= len(turns) <= 4 and len(different) == len(turns)
+        return (record["success"] == 1 and 3 <= len(turns) <= 4 and len(different) == len(turns)
                 and all("shot" in turn and not turn["error"] for turn in turns))
 
     def variety(record):
@@ -109,63 +107,6 @@ def agent_html(record: dict, run: Path) -> str:
     return "".join(html)
 
 
-# ------------------------------------------------------------------------------------------- the packing
-
-STYLE = """<style>
-text { font: 13px system-ui, sans-serif; fill: #24211d; } .soft { fill: #6d675f; }
-.head { fill: #b9b1a3; } .page { fill: #d9d3c7; } .said { fill: #2b6a8f; } .old { fill: #9cc0d4; }
-.ghost { fill: none; stroke: #cfc8bb; stroke-dasharray: 3 3; } .line { stroke: #9a948a; fill: none; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e8e4dd; } .soft { fill: #a19a8f; }
-  .head { fill: #5e5850; } .page { fill: #4a453f; } .said { fill: #7fb8d8; } .old { fill: #365a6d; }
-  .ghost { stroke: #45403b; } .line { stroke: #8a847a; }
-}
-</style>"""
-LEGEND = ((70, "head", "system prompt"), (195, "page", "page, or its placeholder"),
-          (382, "said", "response, trained"), (528, "old", "response, as context"),
-          (697, "ghost", "not repeated"))
-
-
-def packing_svg(chat: Chat, record: dict) -> str:
-    """To scale: the trunk once, and every turn's leaf behind the part of the trunk that it sees."""
-    episode = replay(chat, record)
-    samples = rows(chat, episode)
-    alone = sum(len(row.ids) for row in samples)
-    packed = pack(micro_batches(samples, 10**9)[0])["tokens_BT"].numel()
-    scale, leaf = 690 / max(len(row.ids) for row in samples), lambda t: 86 + 27 * t
-
-    def box(start: int, y: int, tokens: int, kind: str) -> str:
-        return (f'<rect x="{70 + start * scale:.1f}" y="{y}" width="{max(tokens * scale - 1, 0.5):.1f}" '
-                f'height="15" rx="2" class="{kind}"/>')
-
-    svg = [f'<rect x="{x}" y="12" width="13" height="13" rx="2" class="{kind}"/>'
-           f'<text x="{x + 20}" y="23" class="soft">{name}</text>' for x, kind, name in LEGEND]
-    svg += ['<text x="0" y="56">trunk</text>', box(0, 44, samples[0].prefix, "head")]
-    svg += [f'<path class="line" d="M{70 + row.prefix * scale:.1f} 61V{leaf(t)}"/>'
-            for t, row in enumerate(samples)]
-    for t, row in enumerate(samples):
-        page = len(row.leaf) - row.n_action
-        if t < len(samples) - 1:  # no later turn sees the last response
-            seen = len(past(chat, episode, t))
-            svg += [box(row.prefix, 44, seen - row.n_action, "page"),
-                    box(row.prefix + seen - row.n_action, 44, row.n_action, "old")]
-        svg += [f'<text x="0" y="{leaf(t) + 12}">turn {t + 1}</text>', box(0, leaf(t), row.prefix, "ghost"),
-                box(row.prefix, leaf(t), page, "page"), box(row.prefix + page, leaf(t), row.n_action, "said")]
-    end = leaf(len(samples)) + 26
-    svg += [f'<text x="70" y="{end}">{alone} tokens with one row per turn, {packed} packed: '
-            f'{alone / packed:.1f} times fewer, and every response keeps its context</text>', "</svg>\n"]
-    size = f'viewBox="0 0 830 {end + 8}" width="830" height="{end + 8}"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', STYLE, *svg])
-
-
-def packing() -> str:
-    """Of the expert's episode that compress.py measures by default."""
-    base, file = ROOT / "worlds/base", ROOT / "assets/episode.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines()
-    record = max(map(json.loads, lines), key=lambda record: len(record["turns"]))
-    return packing_svg(open_chat(load_tokenizer(base), base, actions_help=""), record)
-
-
 # ------------------------------------------------------------------------------------------------ drawing
 
 
@@ -208,12 +149,10 @@ def draw_run(run: Path, out: Path):
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("run", nargs="?", type=Path, help="a run with pictures; else only the packing")
+    parser.add_argument("run", type=Path, help="a run with screenshots")
     parser.add_argument("--out", type=Path, default=ROOT / "assets")
     args = parser.parse_args()
-    (args.out / "packing.svg").write_text(packing(), encoding="utf-8")
-    if args.run:
-        draw_run(args.run, args.out)
+    draw_run(args.run, args.out)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,8 @@ Plays episodes, scores their responses in three ways, and compares with the log-
              visible (and the token that opens a response, which is kinder than hiding that as well)
     ours     each response in the context it was sampled from, packed
 
-    python tests/flat_sequence.py --model runs/bc --episodes 64 --out assets/flat_sequence
+    python tests/tools/flat_sequence.py --model runs/bc --episodes 64 --out assets/flat_sequence
 """
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see model.py; must come before torch is imported
-
 import argparse
 import asyncio
 import json
@@ -20,13 +16,15 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import run  # noqa: F401  first: it sets up OpenMP before torch loads
+
 import torch
 
-from compress import Chat, Trajectory, micro_batches, open_chat, pack, rows, trunk
-from evaluate import score
+from compress import Chat, Trajectory, micro_batches, open_chat, pack, trajectory_rows, trunk
+from evaluate import Benchmark, Environment
 from model import Transformer, load, load_tokenizer, token_logprobs
-from rollout import Settings, actions_help, rollout
+from rollout import actions_help, rollout
 from worlds import load_tasks, open_sites
 
 
@@ -42,7 +40,7 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
         kept = context + response  # leaving the others out, at unchanged positions, masks them
         tokens_BT, positions_BT = torch.tensor([[ids[i] for i in kept]]), torch.tensor([kept])
         action_BT = torch.tensor([[False] * len(context) + [True] * len(response)])
-        logp_N, _ = token_logprobs(model, tokens_BT, action_BT, positions_BT=positions_BT)
+        logp_N, _, _ = token_logprobs(model, tokens_BT, action_BT, positions_BT=positions_BT)
         out.append(logp_N.tolist())
         seen = seen + response
     return out
@@ -50,8 +48,8 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
 
 @torch.no_grad()
 def ours(model: Transformer, chat: Chat, tau: Trajectory) -> list[list[float]]:
-    batch = micro_batches(rows(chat, tau), 10**9)[0]
-    logp_N, _ = token_logprobs(model, **pack(batch))
+    batch = micro_batches(trajectory_rows(chat, tau), 10**9)[0]
+    logp_N, _, _ = token_logprobs(model, **pack(batch))
     parts = logp_N.split([row.n_action for row in batch])
     return [part.tolist() for part in parts][::-1]  # the last turn is packed first
 
@@ -100,10 +98,13 @@ def main():
     parser.add_argument("--out", help="write OUT.json and OUT.svg")
     args = parser.parse_args()
     chat, model = open_chat(load_tokenizer(args.model), args.model, actions_help()), load(args.model)
-    settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
+    settings = Benchmark(max_turns=10, max_new_tokens=64, max_context=1536)
     with open_sites("sandbox:test") as sites:
         tasks = load_tasks(f"sandbox:test:{args.episodes}", sites)
-        episodes = [tau for tau in asyncio.run(rollout(model, chat, tasks, score, settings)) if tau.turns]
+        env = Environment(sites, "runs/flat_sequence", settings)
+        env.reset(tasks)
+        played = asyncio.run(rollout(model, chat, tasks, env, settings))
+    episodes = [tau for tau in played if tau.turns]
     result = compare(model, chat, episodes)
     said = f"{len(episodes)} episodes of {args.model}, {result['ours']['tokens']} action tokens, float32"
     print(f"{said}\n\n{'':8}  mean |Δ|   max |Δ|  ratio outside 1 ± 0.2")

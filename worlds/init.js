@@ -6,8 +6,8 @@
 //   'work'            waits for what the page's scripts have begun and what may change the page: requests,
 //                     scripts and styles, workers and sockets, short timers, animation frames, transitions
 //
-// Work begins other work, and an animation or a poll goes on without end. So every chain of work has a
-// budget: a timer costs its delay, the rest little. What a chain begins after that is not waited for.
+// Callbacks schedule callbacks, and an animation or a poll does so without end. We follow such a chain
+// until its delays sum to one second (a request or a frame counts as a short delay), and wait no longer.
 (() => {
   const later = window.setTimeout.bind(window), now = performance.now.bind(performance);
   const BUDGET = 1000;    // of a chain, in ms; events, scripts and timers of more than 500 ms begin a new one
@@ -122,7 +122,7 @@
   answering(WebSocket, 'send');
   answering(MessagePort, 'postMessage', port => ports.has(port));
 
-  // ---- scripts, modules, style sheets: those without a type are on their way. rollout.py asks Chromium
+  // ---- scripts, modules, style sheets: those without a type are on their way. browser.py asks Chromium
 
   const files = new Set();  // addresses of those that have come or are waited for
   new PerformanceObserver(list => {

@@ -1,7 +1,7 @@
 """How many GPUs do I need? Runs one M-GRPO step of the project's own code on fake tensors.
 
-    python tests/plan.py Qwen2.5-3B --gpus 8 --context 16384
-    python tests/plan.py Llama-3.1-8B --gpus 1 --lora 16
+    python tests/tools/plan.py Qwen2.5-3B --gpus 8 --context 16384
+    python tests/tools/plan.py Llama-3.1-8B --gpus 1 --lora 16
 
 A fake tensor has a shape and no data, so an 8B model takes seconds and no memory. The figures agree
 with torch's own tracker (FSDPMemTracker) within 1% a line; no GPU has confirmed them yet.
@@ -13,7 +13,9 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import run  # first: it sets up OpenMP before torch loads
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -23,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import model as code
-from model import (KVCache, ModelConfig, Transformer, adapt, clip_gradients, read_json, sample,
-                   shard, token_logprobs, unsharded, without_adapters)
+from model import (KVCache, ModelConfig, Transformer, adapt, clip_gradients, sample, shard, token_logprobs,
+                   unsharded, without_adapters)
 
 SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value heads, head size, tied
     "Llama-3.1-8B": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
@@ -50,7 +52,7 @@ def shape_config(name: str) -> ModelConfig:
         path = Path(name) / "config.json"
         if not path.exists():
             raise ValueError(f"{name}: no checkpoint directory, none of {', '.join(SHAPES)}")
-        return ModelConfig.from_dict(read_json(path), path)
+        return ModelConfig.from_dict(run.read_json(path), path)
     keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
             "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")
     return ModelConfig.from_dict(dict(zip(keys, SHAPES[name])))
@@ -106,17 +108,16 @@ class Memory(TorchDispatchMode):
         return peaks
 
 
-def shard_as_on_gpus(config: ModelConfig, replicas: int = 1, lora: int = 0) -> Transformer:
+def shard_as_on_gpus(config: ModelConfig, lora: int = 0) -> Transformer:
     """A model without weights, cut by `shard`, with the precision that it chooses on GPUs."""
     dtype = torch.bfloat16 if lora else torch.float32
     policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     with (patch.object(fsdp, "MixedPrecisionPolicy", lambda *_: policy),
           patch.object(torch.cuda, "is_available", lambda: False), torch.device("meta")):
-        return shard(adapt(Transformer(config).to(dtype), lora), replicas)
+        return shard(adapt(Transformer(config).to(dtype), lora))
 
 
-def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=True, replicas=1,
-         lora=0):
+def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=True, lora=0):
     """Peak bytes per GPU in each phase of an M-GRPO step: {phase: {kind: bytes}}.
 
     Runs model.py with a fake process group: nothing is computed or sent. The tensors are on
@@ -126,7 +127,7 @@ def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the process group
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
-    models = [shard_as_on_gpus(config, replicas, lora) for _ in range(1 if lora else 2)]
+    models = [shard_as_on_gpus(config, lora) for _ in range(1 if lora else 2)]
     memory, resize = Memory(marked=context // 2), torch.UntypedStorage.resize_
 
     def resized(storage, size):  # FSDP2 allocates and frees gathered weights by resizing
@@ -191,9 +192,9 @@ def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, 
     segments = [(0, whole, 0, 0)]
     segments += [(whole + i * turn, whole + (i + 1) * turn, 0, (i + 1) * turn) for i in range(7)]
     row = torch.zeros(1, context, dtype=torch.long), torch.zeros(1, context, dtype=torch.bool)
-    logp_N, _ = token_logprobs(policy, *row, segments=segments)
+    logp_N = token_logprobs(policy, *row, segments=segments)[0]
     with torch.no_grad(), without_adapters(policy):
-        logp_ref_N, _ = token_logprobs(reference or policy, *row, segments=segments)
+        logp_ref_N = token_logprobs(reference or policy, *row, segments=segments)[0]
     (logp_N - logp_ref_N).exp().sum().backward()
     memory.name("gradients, float32", (w.grad for w in policy.parameters() if w.requires_grad))
     if reference:  # FSDP2 leaves the outermost module gathered if no backward pass follows
@@ -208,12 +209,10 @@ def peak(phases: dict, more: float = 1.0) -> float:
 
 
 def print_plan(args):
-    smallest = min(args.context // 16, args.episodes, args.replicas, args.gpus)
-    if smallest < 1 or args.gpus % args.replicas:
-        raise ValueError(f"--gpus {args.gpus} must be a multiple of --replicas {args.replicas}, "
-                         "--context at least 16, --episodes at least 1")
+    if min(args.context // 16, args.episodes, args.gpus) < 1:
+        raise ValueError("give --gpus and --episodes at least 1, --context at least 16")
     phases = plan(shape_config(args.model), args.gpus, args.context, args.episodes,
-                  not args.no_recompute, args.replicas, args.lora)
+                  recompute=not args.no_recompute, lora=args.lora)
     print(f"{args.model}, GPUs: {args.gpus}, tokens of context: {args.context:,}, "
           f"episodes at once per GPU: {args.episodes}"
           + (f", LoRA of rank {args.lora}" if args.lora else "") + "\n")
@@ -224,7 +223,7 @@ def print_plan(args):
     print(f"{'total':34}", *(f"{sum(held.values()) / 2 ** 30:9.1f}" for held in phases.values()))
     print(f"\nneeded: {peak(phases):.1f} GiB, the largest total and {RESERVE - 1:.0%} reserve")
     for card, size in CARDS.items():
-        counts, spare = (args.replicas * 2 ** i for i in range(11)), size - peak(phases)
+        counts, spare = (2 ** i for i in range(11)), size - peak(phases)
         enough = next((n for n in counts if peak(phases, n / args.gpus) <= size), None)
         verdict = f"fits, {spare:.0f} GiB to spare" if spare >= 0 else f"lacks {-spare:.0f} GiB"
         remedy = f"GPUs that would do: {enough}" if enough else "reduce episodes or context"
@@ -239,8 +238,6 @@ def main():
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--context", type=int, default=16384, help="tokens of the longest episode")
     parser.add_argument("--episodes", type=int, default=8, help="decoded at once on each GPU")
-    parser.add_argument("--replicas", type=int, default=1,
-                        help="groups of GPUs that each hold the whole model (HSDP)")
     parser.add_argument("--lora", type=int, default=0, help="the rank of LoRA's adapters; 0: none")
     parser.add_argument("--no-recompute", action="store_true",
                         help="keep all activations instead of recomputing them")

@@ -1,0 +1,584 @@
+"""What a script needs besides learning: ranks, files, a run's directory, resuming, the report, the command line.
+
+Nothing here knows what a policy, a page or a reward is. Two rules hold throughout:
+
+    - Nothing earned is lost. Files are written under another name and renamed when they are complete,
+      so a reader finds the old file or the new one, never half of one, whenever the process dies.
+    - What a user can fix is one sentence (ValueError) that names the file or the flag, not a traceback.
+
+A run's directory, runs/NAME/:
+
+    config.json          the model's configuration; under "run", every knob, commit, torch, device
+    metrics.jsonl        one object a step
+    trajectories.jsonl   one episode a line
+    state/00012/         the training state, in one part per rank; `resume` continues from it
+    report.html          all of it to look at, in one file without a network
+    model.safetensors    the weights: the directory is also a checkpoint
+"""
+import os
+
+# Waiting OpenMP threads spin, and starve the browser on their cores. Must be set before torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import argparse
+import base64
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from dataclasses import asdict, fields
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+ROOT = Path(__file__).parent
+
+# ------------------------------------------------------------------------------------------ ranks --
+
+TIMEOUT = timedelta(hours=2)  # for the longest episodes; torchrun notices a dead rank long before
+
+
+def init_dist() -> torch.device:
+    """Joins the other ranks if torchrun started us; returns this rank's device."""
+    cuda = torch.cuda.is_available()
+    alone = "RANK" not in os.environ
+    if not cuda:
+        if not alone and not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+        return torch.device("cpu")
+
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
+    torch.cuda.set_device(device)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
+    if not dist.is_initialized():
+        # One GPU becomes a group of one, so that `model.shard` sets its precision as well.
+        group = {}
+        if alone:
+            group = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group("nccl", timeout=TIMEOUT, **group)
+    return device
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def gather(items: list) -> list:
+    """The ranks' lists one after the other, on every rank."""
+    if not dist.is_initialized():
+        return list(items)
+    parts = [None] * world_size()
+    dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
+
+
+def all_sum(values: list) -> torch.Tensor:
+    """Element-wise sum of a list of numbers over all ranks, float64."""
+    return torch.tensor(gather([values]), dtype=torch.float64).sum(0)
+
+
+def all_max(value):
+    """The largest of the ranks' values. All ranks wait here for each other."""
+    return max(gather([value]))
+
+
+# ----------------------------------------------------------------------------- what people see live
+
+
+def print0(*values):
+    """print, once and not once a rank."""
+    if rank() == 0:
+        print(*values, flush=True)
+
+
+def ignore(*_):
+    """Does nothing: what functions that report progress call by default."""
+
+
+def ticker(begin: str = "", pause: float = 10.0):
+    """Returns tick(line), which shows progress: one line, rewritten on a terminal, else now and then.
+
+    A line with "(100%)" is the last: it is always shown and stays. Other ranks than 0 are silent.
+    pause: seconds between plain lines.
+    """
+    if rank() != 0:
+        return ignore
+    live = sys.stdout.isatty()
+    shown = -pause
+
+    def tick(line: str):
+        nonlocal shown
+        last = "(100%)" in line
+        now = time.monotonic()
+        if not last and now - shown < (0.2 if live else pause):
+            return
+        shown = now
+        line = begin + line
+        if not live:
+            print(line, flush=True)
+            return
+        width = None if last else shutil.get_terminal_size().columns - 1
+        print(f"\r\033[K{line[:width]}", end="\n" if last else "", flush=True)
+
+    return tick
+
+
+# ------------------------------------------------------------------------------------------- files --
+
+
+@contextlib.contextmanager
+def reading(path: str | Path):
+    """Turns whatever a missing, damaged or unsupported file raises into a ValueError naming it."""
+    try:
+        yield
+    except Exception as error:  # every library has its own kinds; the user needs the file's name
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        said = " ".join(str(error).split())
+        raise ValueError(f"cannot use {path}: {kind}{said:.300}") from error
+
+
+@contextlib.contextmanager
+def writing(path: str | Path):
+    """Turns a full disk or a missing permission into a ValueError naming the path."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write {path}: {error}; what was there is unharmed") from error
+
+
+def read_json(path: Path) -> dict:
+    with reading(path):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds {value!r:.60}, not an object")
+        return value
+
+
+def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[dict], int]:
+    """The rows in the last `size` bytes of a .jsonl file, at most `count`; how many it left out."""
+    if not path.exists():
+        return [], 0
+    with open(path, "rb") as file:
+        total = sum(1 for _ in file)
+        file.seek(max(0, file.tell() - size))
+        lines = file.read().splitlines()[-count:]
+    rows = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):  # the first or last may be cut off
+            rows.append(json.loads(line, parse_constant=lambda _: None))  # JSON knows no NaN
+    return rows, total - len(rows)
+
+
+def keep_rows(path: Path, keep):
+    """Rewrites a .jsonl file without the rows that `keep` refuses and without a cut-off last line."""
+    if not path.exists():
+        return
+    shorter = path.with_suffix(".tmp")
+    with reading(path), open(path, "rb") as old, open(shorter, "wb") as new:
+        for line in old:
+            if line.endswith(b"\n") and keep(json.loads(line)):
+                new.write(line)
+    shorter.replace(path)
+
+
+# --------------------------------------------------------------------------------- training state --
+
+
+@torch.no_grad()
+def fill(parameter, tensor):
+    """Copies a whole tensor into a parameter; of a sharded one, this rank's part."""
+    if tensor.shape != parameter.shape:
+        raise ValueError(f"a tensor has shape {[*tensor.shape]}, the model {[*parameter.shape]}")
+    if hasattr(parameter, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+        # src_data_rank None: no communication, since every rank has read the tensor.
+        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(tensor)
+
+
+def training_tensors(model, optimizer) -> dict:
+    """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained.update(nn.ModuleDict(model.heads).named_parameters())
+    tensors = dict(trained)
+    for name, parameter in trained.items():
+        state = optimizer.state[parameter]
+        if not state:  # before its first step
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        for key, tensor in state.items():
+            tensors[f"{name}/{key}"] = tensor
+    return tensors
+
+
+def save_training(path: str | Path, model, optimizer, extra: dict):
+    """Writes what a resumed run needs to PATH/00001, 00002, ...: `training_tensors` and `extra`.
+
+    All ranks call it, each writes its part, and `load_training` reads them on any number of ranks.
+    A directory gets its number when it is complete; only then is the one before it removed.
+    """
+    path = Path(path)
+    fresh = path / "tmp"
+    sharded = hasattr(next(model.parameters()), "device_mesh")
+    parts = world_size() if sharded else 1
+    with writing(path):
+        if rank() == 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        all_max(0)
+        if rank() < parts:
+            local = {}
+            for name, tensor in training_tensors(model, optimizer).items():
+                if hasattr(tensor, "to_local"):
+                    tensor = tensor.to_local()
+                local[name] = tensor.detach().cpu().contiguous()
+            save_file(local, fresh / f"part-{rank()}.safetensors")
+        all_max(0)
+        if rank() == 0:
+            (fresh / "state.json").write_text(json.dumps({"parts": parts, "extra": extra}))
+            older = sorted(path.glob("[0-9]*"))
+            number = int(older[-1].name) + 1 if older else 1
+            fresh.rename(path / f"{number:05}")
+            for directory in older:
+                shutil.rmtree(directory)
+    all_max(0)
+
+
+def load_training(path: str | Path, model, optimizer) -> dict | None:
+    """Brings model and optimizer to where `save_training` left them; returns `extra`, or None."""
+    saved = sorted(Path(path).glob("[0-9]*"))
+    if not saved:
+        return None
+    newest_state = saved[-1]
+    with reading(newest_state), contextlib.ExitStack() as stack:
+        state = json.loads((newest_state / "state.json").read_text())
+        parts = []
+        for i in range(state["parts"]):
+            file = safe_open(newest_state / f"part-{i}.safetensors", framework="pt")
+            parts.append(stack.enter_context(file))
+        tensors = training_tensors(model, optimizer)
+        if set(parts[0].keys()) != set(tensors):
+            raise ValueError("it belongs to another model; give its --model, --lora, or another --out")
+        for name, tensor in tensors.items():
+            pieces = [part.get_tensor(name) for part in parts]
+            # FSDP2 cuts the first dimension. Heads and step counts are whole in every part.
+            whole = pieces[0] if pieces[0].shape == tensor.shape else torch.cat(pieces)
+            fill(tensor, whole)
+        return state["extra"]
+
+
+def fingerprint(checkpoint: str) -> dict:
+    """{file: hash of its size, beginning and end} of a checkpoint directory's weights; {} of a hub id."""
+    marks = {}
+    for file in sorted(Path(checkpoint).glob("*.safetensors")):
+        size = file.stat().st_size
+        with open(file, "rb") as weights:
+            begin = weights.read(1_000_000)
+            weights.seek(max(0, size - 1_000_000))
+            marks[file.name] = hashlib.sha256(b"%d" % size + begin + weights.read()).hexdigest()
+    return marks
+
+
+def save_state(cfg, model, optimizer, step: int):
+    """Saves the training state: the run continues with `step`."""
+    extra = {"step": step, "config": asdict(cfg), "weights": fingerprint(cfg.model)}
+    save_training(Path(cfg.out) / "state", model, optimizer, extra)
+
+
+def resume(cfg, model, optimizer, free: set[str]) -> int:
+    """Loads the training state in cfg.out, if there is one; returns the step to continue with.
+
+    Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
+    run must have the same values, but for `free` and those that say where and how fast it runs.
+    """
+    state = Path(cfg.out) / "state"
+    extra = None
+    if cfg.resume:
+        extra = load_training(state, model, optimizer)
+    if extra is None:
+        return 0
+
+    free = free | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
+                   "recompute", "screenshots", "cuda_graph"}
+    with reading(state):
+        was = extra["config"]
+        step = int(extra["step"])
+        other = []
+        for key, now in asdict(cfg).items():
+            if key not in free and was.get(key, now) != now:
+                other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
+        if was["model"] == cfg.model and extra["weights"] != fingerprint(cfg.model):
+            other.append(f"other weights in {cfg.model}, which have been rewritten since it began")
+    if other and not cfg.force:
+        raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
+                         "--force to continue anyway, --no-resume to start over, or another --out.")
+    return step
+
+
+def forget(directory: Path):
+    """Deletes a directory at once: a killed process leaves all of it or nothing."""
+    gone = directory.with_name(f"{directory.name}.old")
+    shutil.rmtree(gone, ignore_errors=True)
+    if directory.exists():
+        directory.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+# -------------------------------------------------------------------------------- a run's directory
+
+
+class Run:
+    """A run's directory. Only rank 0 writes."""
+
+    def __init__(self, path: str | Path, config: dict):
+        self.path = Path(path)
+        self.config = config
+
+    def claim(self):
+        """Locks the directory until this process ends: two runs in one would mix their records."""
+        if rank() != 0:
+            return
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = open(self.path / "lock", "a+")
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.lock.seek(0)
+                raise ValueError(f"{self.path} is in use by process {self.lock.read()}; wait for it, "
+                                 "stop it, or give another --out.") from None
+            self.lock.truncate(0)
+            print(os.getpid(), end="", file=self.lock, flush=True)
+
+    def replace(self, name: str, content: str | dict):
+        """Writes a file under another name and renames it: readers never see half of it."""
+        if rank() != 0:
+            return
+        text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+        with writing(self.path / name):
+            temporary = self.path / f"{name}.{os.getpid()}.tmp"  # --report may write next to a run
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.path / name)
+
+    def append(self, name: str, rows: list[dict]):
+        if rank() != 0:
+            return
+        with writing(self.path / name), open(self.path / name, "a", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
+
+    def write(self, metrics: dict):
+        """A row of metrics. JSON has no NaN, so non-finite numbers become null."""
+        finite = json.loads(json.dumps(metrics), parse_constant=lambda _: None)
+        self.append("metrics.jsonl", [finite])
+
+    def clear(self):
+        """Removes what an earlier run left, its evaluations and best checkpoints included."""
+        if rank() != 0:
+            return
+        with writing(self.path):
+            for pattern in ("state", "best", "screenshots", "step-*"):
+                for directory in self.path.glob(pattern):
+                    forget(directory)
+            for pattern in ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html"):
+                for file in self.path.glob(pattern):
+                    file.unlink()
+
+
+def describe_run(cfg, device) -> dict:
+    """The resolved configuration and what else is needed to repeat the run."""
+    hardware = f"cpu, {torch.get_num_threads()} threads"
+    if torch.device(device).type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+    commit = ""
+    with contextlib.suppress(OSError):  # git is not installed
+        describe = "git describe --always --exclude=* --abbrev=12 --dirty=+changes".split()
+        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True)
+        commit = done.stdout.strip()
+    return {"script": Path(sys.argv[0]).name, **asdict(cfg), "commit": commit,
+            "torch": torch.__version__, "device": hardware}
+
+
+def start_run(cfg, device, model_config: dict, first: int) -> Run:
+    """Begins a run in cfg.out, or continues the one there at step `first`."""
+    out = Path(cfg.out).resolve()
+    for name in ("model", "data"):
+        given = Path(getattr(cfg, name, "") or "/").resolve()
+        if first == 0 and given.exists() and out in (given, given.parent):
+            raise ValueError(f"--{name} {given} is in --out, which a new run overwrites; "
+                             "choose another --out.")
+    run = Run(cfg.out, describe_run(cfg, device))
+    run.claim()
+    if first == 0:
+        run.clear()
+    if rank() == 0:
+        for name in ("metrics.jsonl", "trajectories.jsonl"):
+            with writing(run.path / name):  # rows of later steps come again
+                keep_rows(run.path / name, lambda row: (row.get("step") or 0) < first)
+    run.replace("config.json", {**model_config, "run": run.config})
+    print0("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
+    return run
+
+
+# -------------------------------------------------------------------------------------- the report --
+
+
+def embed(records: list[dict], run: Path, room: int = 40_000_000):
+    """Puts the screenshots of a run's records into them, the newest first, `room` bytes at most."""
+    for record in reversed(records):
+        for turn in record["turns"]:
+            if "shot" not in turn:
+                continue
+            file = run / turn["shot"]["file"]
+            if not file.exists():
+                continue
+            room -= file.stat().st_size
+            if room > 0:
+                turn["shot"]["jpeg"] = base64.b64encode(file.read_bytes()).decode()
+
+
+def report(run_dir: str | Path, others=()) -> Path:
+    """Writes run_dir/report.html, one file that needs no network -> its path. others: to compare."""
+    path = Path(run_dir)
+    if not path.is_dir():
+        raise ValueError(f"there is no run at {path}; give --out the directory of a run.")
+    config = {}
+    if (path / "config.json").exists():
+        config = read_json(path / "config.json")
+    summaries = []
+    for directory in (*others, path):
+        for file in sorted(Path(directory).glob("summary*.json")):
+            summaries.append({**read_json(file), "name": file.parent.resolve().name})
+    trajectories, left_out = newest(path / "trajectories.jsonl")
+    with reading(path / "trajectories.jsonl"):
+        embed(trajectories, path)
+    metrics, _ = newest(path / "metrics.jsonl", count=100_000)
+
+    data = {"name": path.name, "config": config.get("run", {}), "metrics": metrics,
+            "trajectories": trajectories, "left_out": left_out, "summaries": summaries}
+    # Page text is hostile: without a "<" it cannot close the script element that holds the data.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    template = (ROOT / "assets" / "report.html").read_text(encoding="utf-8")
+    Run(path, {}).replace("report.html", template.replace("/*DATA*/", text))
+    return path / "report.html"
+
+
+def with_size(report: Path) -> str:
+    return f"report: {report} ({report.stat().st_size / 1e6:.1f} MB)"
+
+
+# --------------------------------------------------------------------------------- the command line
+
+SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
+COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps")
+
+
+def remembered(checkpoint: str | None) -> dict:
+    """The sizes and the kind of pages that a checkpoint of ours was trained with."""
+    path = Path(checkpoint or "") / "config.json"
+    if not checkpoint or not path.exists():
+        return {}
+    run = read_json(path).get("run") or {}
+    return {name: run[name] for name in SIZES if name in run}
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def add_flag(parser: argparse.ArgumentParser, field, comments: dict):
+    """One flag for one field of a Config."""
+    kind = field.type
+    if isinstance(kind, types.UnionType):  # `float | None`: None stands for a value found later
+        kind = kind.__args__[0]
+    if kind is bool:
+        options = {"action": argparse.BooleanOptionalAction}
+    elif kind == list[int]:
+        options = {"type": numbers, "metavar": "N,N,..."}
+    else:
+        options = {"type": kind, "metavar": kind.__name__.upper()}
+    text = comments.get(field.name, "").replace("%", "%%")
+    parser.add_argument("--" + field.name.replace("_", "-"), help=f"{text} (default: %(default)r)", **options)
+
+
+def parse_args(Config, description: str, presets: dict[str, dict], start=None):
+    """A Config from the command line, else presets, else the checkpoint's sizes, else defaults.
+
+    The comment behind each field of Config is the flag's help: it is read from the source. start: the
+    checkpoint that is opened without --model, or a function of the known arguments that returns the
+    checkpoint; None: the script takes no sizes from its checkpoint.
+    """
+    parser = argparse.ArgumentParser(description=description, usage="%(prog)s [--FLAG VALUE ...]",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = "".join(inspect.getsource(kind) for kind in reversed(Config.__mro__[:-1]))
+    comments = dict(re.findall(r"^    (\w+): .*?#\s*(.+)$", source, re.MULTILINE))
+    for field in fields(Config):
+        add_flag(parser, field, comments)
+
+    parser.set_defaults(**vars(Config()))
+    known = parser.parse_known_args()[0]
+    checkpoint = start
+    if callable(start):
+        checkpoint = start(known)
+    elif start is not None:
+        checkpoint = known.model or start
+    for name, value in remembered(checkpoint).items():
+        # argparse parses a default that is text, so 10 becomes [10] where a list is due.
+        parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)})
+    for flag, values in presets.items():
+        if getattr(known, flag):
+            parser.set_defaults(**values)
+
+    given = vars(parser.parse_args())
+    for name in COUNTS:
+        count = given.get(name, 1)
+        if min(count if isinstance(count, list) else [count]) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {count}: give at least 1.")
+    return Config(**given)
+
+
+def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None):
+    """Runs a script's main(Config). The user's errors, signals and lost ranks print one line.
+
+    presets: {flag: the values it stands for}. start: see `parse_args`.
+    """
+    script = Path(sys.argv[0]).name
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stdout.reconfigure(line_buffering=True)  # a signal leaves no time to flush
+    # Ctrl-C ends the process at once. Python's own handler could not run in a rank that waits in C++.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        status = main(parse_args(Config, description, presets, start))
+    except (ValueError, OSError) as error:
+        status = f"{script}: {error}"
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, dist.DistError):
+            raise
+        status = f"{script}: rank {rank()} lost another rank; run the same command again."
+    if not dist.is_initialized():
+        sys.exit(status)
+
+    # One of several ranks. Torch keeps the group's threads until Python is torn down under them, which
+    # now and then aborts a rank whose work is done; destroy_process_group() does not stop them.
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(int(bool(status)))

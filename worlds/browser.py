@@ -1,0 +1,635 @@
+"""Chromium, as an agent sees and uses it: a page becomes text, an element's id becomes a click.
+
+    async with Browser(settings, sites_of(tasks)) as browser:
+        session = await browser.open(task)
+        url, text = await session.observe()
+        await session.execute("Click", Session.click, 12)
+
+    - page.js writes observations. Their ids, and those in actions, are indices into an array of
+      elements that the page holds. An id that a page merely prints means nothing.
+    - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
+      environment fails, the episode is void (`EnvError`), which is not a reward of 0.
+    - No fixed sleeps except in `Session.wait`. `settle` waits for navigations, and up to 3 s for what
+      scripts have begun.
+    - Pages are hostile. Whatever one does, the agent reads a sentence or the episode is void; the
+      run goes on. And nothing reaches a host that is not the task's: see `fence`.
+
+Words: a browser context is a private browser, with cookies and tabs of its own, inside one Chromium
+process. A page is a tab; a frame is a document inside a page. An origin is scheme, host and port. A
+storage state is saved cookies, hence a login. Devtools is Chromium's own protocol, below Playwright's.
+"""
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections import Counter, deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Awaitable
+from urllib.parse import urlsplit
+
+from playwright.async_api import Error as PlaywrightError, async_playwright
+
+
+@dataclass
+class BrowserSettings:
+    """Knobs of the browser; rollout.Settings inherits them."""
+    timeout: float = 30.0          # seconds a page may take to load
+    text_only: bool = False        # load no images and fonts: lighter, but some layouts need them
+    allow: str = ""                # more origins that pages may reach (http://host:port,...), or all
+    viewport_only: bool = False    # show only the 1280 x 720 window instead of the whole page
+    max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
+
+
+# ------------------------------------------------------------------------------- when things fail --
+
+
+def readable(text) -> str:
+    """Text that UTF-8 can hold: a page's script may cut a surrogate pair in half."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
+def first_line(error: Exception) -> str:
+    line = readable(error).strip().split("\n")[0][:200]
+    return "".join(c for c in line if c.isprintable())  # it is printed: no codes for the terminal
+
+
+class ActionError(Exception):
+    """The agent asked for something impossible; it reads this message."""
+
+    def __init__(self, message):
+        super().__init__(readable(message))  # it may quote a page
+
+
+class EnvError(Exception):
+    """The environment failed: site down, page crashed, browser gone. The episode is void."""
+
+
+class TookTooLong(EnvError):
+    """Something did not end in the time that it had."""
+
+
+# What an episode raises when the environment is to blame.
+ENV_FAILED = (EnvError, PlaywrightError, ConnectionError)
+
+
+async def bounded(work: Awaitable, seconds: float, what: str):
+    """Awaits work. Playwright bounds its own waiting, but a page's script may run forever."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:
+        raise TookTooLong(f"{what} took more than {seconds:.0f} s") from None
+
+
+# -------------------------------------------------------------------------------------- Chromium --
+
+
+def find_chromium(playwright, visible=False) -> str:
+    """The path of Playwright's own Chromium if it was downloaded, else of one of the system.
+
+    visible: one that has windows. Otherwise the headless shell goes first: it starts faster.
+    """
+    own = Path(playwright.chromium.executable_path)  # CACHE/chromium-1234/SYSTEM/chrome
+    candidates = [own]
+    names = ["chromium", "chromium-browser", "google-chrome"]
+    if not visible:
+        shells = own.parents[2].glob("chromium_headless_shell-*/*/*headless[-_]shell")
+        candidates = [*shells, own]
+        names.insert(0, "chromium-headless-shell")
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            candidates.append(found)
+
+    for path in candidates:
+        if os.path.exists(path):
+            return str(path)
+    raise ValueError("no Chromium found: run `playwright install chromium`, or install a system one "
+                     "(Debian: apt-get install chromium).")
+
+
+# Chromium honours only the last --disable-features, so we repeat Playwright's list as far as it
+# matters here. The last three replace frame or process at every navigation, for security that a fresh
+# context gives anyway: without them a page costs about 40% less CPU (tests/tools/bench.py).
+DISABLED = ["HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding",
+            "OptimizationHints", "ThirdPartyStoragePartitioning",
+            "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose",
+            "NetworkTimeServiceQuerying",
+            "RenderDocument", "ProactivelySwapBrowsingInstance", "SpareRendererForSitePerProcess"]
+FLAGS = ["--disable-dev-shm-usage", "--disable-gpu", "--num-raster-threads=1",
+         "--disable-features=" + ",".join(DISABLED)]
+
+
+# ------------------------------------------------------------------------------------- the fence --
+
+# An address in a task ends where JSON, a locator or a list (" |AND| ") goes on.
+ADDRESS = re.compile(r"""https?://[^\s"'\\|,)]+""", re.IGNORECASE)
+
+
+def origin(url: str) -> str:
+    """http://host:port of a web address; "" for anything else."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname.encode("idna").decode()  # as Chromium spells it
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError, AttributeError):  # no web address, or "http://host:PORT" in prose
+        return ""
+    # The fence would take a star for a pattern.
+    if "*" in host:
+        return ""
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{parts.scheme}://{host}:{port}"
+
+
+def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
+    """The origins of all addresses in the tasks and in `allow`. None: no fence."""
+    if allow == "all":
+        return None
+    addresses = ADDRESS.findall(json.dumps(tasks, ensure_ascii=False))
+    addresses += allow.split(",")
+    sites = {origin(address) for address in addresses}
+    sites.discard("")
+    return sites
+
+
+def fence(sites: set[str]) -> list[str]:
+    """Flags for a Chromium that reaches these origins only.
+
+    Its resolver knows no other host and port. So the fence holds for redirects, frames, sockets and
+    scripts, and costs nothing.
+    """
+    rules = []
+    for site in sorted(sites):
+        host = urlsplit(site).netloc
+        rules.append(f"MAP {host} {host}")
+    rules.append("MAP * ~NOTFOUND")  # the first rule that matches counts
+    # Calls between browsers (WebRTC) send UDP to bare addresses, without asking the resolver.
+    return ["--host-resolver-rules=" + ", ".join(rules),
+            "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"]
+
+
+# ----------------------------------------------------------------------------------- the browser --
+
+
+def read_script(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+# Chromium runs these in every document. Sending page.js with every call would take 2 ms a turn.
+SCRIPTS = read_script("init.js") + "\n" + read_script("page.js")
+CALL = "call => window['page.js'](call)"  # call: [name of a function in page.js, its arguments ...]
+
+
+class Browser:
+    """One Chromium process. Every episode gets a fresh context (cookies, storage, world) in it.
+
+    sites: the origins that pages can reach (None: all). visible: in a window, for people to watch.
+    """
+
+    def __init__(self, settings: BrowserSettings, sites: set[str] | None = None, visible=False):
+        self.settings = settings
+        self.sites = sites
+        self.visible = visible
+        self.launching = asyncio.Lock()
+
+    async def __aenter__(self):
+        async with contextlib.AsyncExitStack() as stack:  # stops Playwright if there is no Chromium
+            self.playwright = await stack.enter_async_context(async_playwright())
+            self.chromium = await self.launch()
+            self.stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_):
+        with contextlib.suppress(PlaywrightError, EnvError):  # it may have been killed
+            await bounded(self.chromium.close(), self.settings.timeout, "closing Chromium")
+        await self.stack.aclose()
+
+    async def launch(self):
+        flags = list(FLAGS)
+        if os.geteuid() == 0:  # root cannot have a sandbox
+            flags.append("--no-sandbox")
+        if self.settings.text_only:
+            flags += ["--blink-settings=imagesEnabled=false", "--disable-remote-fonts"]
+        if self.sites is not None:
+            flags += fence(self.sites)
+        path = find_chromium(self.playwright, self.visible)
+        return await self.playwright.chromium.launch(executable_path=path, args=flags,
+                                                     headless=not self.visible)
+
+    async def revive(self):
+        """Starts Chromium again after a crash. The episodes that were in it are environment errors."""
+        # Ask without the lock first: logins hold it for long.
+        if self.chromium.is_connected():
+            return
+        async with self.launching:
+            if not self.chromium.is_connected():
+                self.chromium = await self.launch()
+
+    async def open(self, task: dict, storage_state: dict | str | None = None) -> "Session":
+        """Starts an episode in its own context and, if the task names a world, in its own world."""
+        # The world travels in a header, not in a cookie, so that logging out does not change it.
+        headers = {}
+        if "world" in task:
+            headers["X-World"] = f"{task['world']}-{uuid.uuid4().hex}"
+        browser_context = await self.chromium.new_context(
+            viewport={"width": 1280, "height": 720}, extra_http_headers=headers,
+            storage_state=storage_state, accept_downloads=False, service_workers="block")
+        browser_context.set_default_timeout(1000 * self.settings.timeout)
+
+        session = Session(browser_context, self.settings, self.sites)
+        async with contextlib.AsyncExitStack() as stack:  # closes the session if a start page fails
+            stack.push_async_callback(session.close)
+            await browser_context.add_init_script(SCRIPTS)
+            for url in task["start_url"].split(" |AND| "):
+                await session.start(url)
+            if browser_context.pages:
+                session.page = browser_context.pages[0]  # the first start page
+            await session.page.bring_to_front()
+            stack.pop_all()
+        return session
+
+
+# ------------------------------------------------------------------------------------ a session --
+
+
+class Loading:
+    """What a session waits for: frames that are loading, and tabs that are on their way."""
+
+    def __init__(self):
+        self.frames = set()          # and new tabs, until they have a document
+        self.announced = deque()     # addresses of tabs that are not here yet
+        self.quiet = asyncio.Event()  # set while there are none of either
+
+    def _update(self):
+        if self.frames or self.announced:
+            self.quiet.clear()
+        else:
+            self.quiet.set()
+
+    def began(self, frame):
+        self.frames.add(frame)
+        self._update()
+
+    def ended(self, frame):
+        self.frames.discard(frame)
+        self._update()
+
+    def announce(self, url: str):
+        self.announced.append(url)
+        self._update()
+
+    def arrive(self, tab) -> str | None:
+        """A tab is here and loads from now on -> the address it was announced with, if it was."""
+        if not self.announced:
+            return None
+        url = self.announced.popleft()
+        self.began(tab)
+        return url
+
+    def give_up(self):
+        self.frames.clear()
+        self.announced.clear()
+        self._update()
+
+
+class Session:
+    """One episode's view of the web: its tabs, what is loading in them, and what an agent can do."""
+
+    def __init__(self, browser_context, settings: BrowserSettings, sites: set[str] | None):
+        self.browser_context = browser_context
+        self.settings = settings
+        self.sites = sites
+        self.page = None            # the current tab
+        self.devtools = {}          # each tab's connection to Chromium's own protocol
+        self.notes: list[str] = []  # dialogs and the like, for the next observation
+        self.loading = Loading()
+        browser_context.on("page", self._adopt)
+
+    async def start(self, url: str):
+        """Opens a start page in a tab of its own."""
+        self.loading.announce("about:blank")
+        await self.browser_context.new_page()
+        await self.loading.quiet.wait()  # until `_adopt` has it
+        # `goto` could wait for all of the page, but then an image that never comes would end the episode.
+        answer = await self.page.goto(url, wait_until="commit")
+        await self.settle()
+        # Later pages with an error are for the agent to read: it may have caused the error.
+        if answer and answer.status >= 500:
+            raise EnvError(f"the start page answered {answer.status}")
+
+    async def close(self):
+        with contextlib.suppress(PlaywrightError, EnvError):
+            await bounded(self.browser_context.close(), self.settings.timeout, "closing")
+
+    # ---- tabs: they open, load, and close
+
+    async def _adopt(self, page):
+        """Makes a new tab the current one and listens to it."""
+        self.page = page
+        page.on("dialog", self._answer)
+        page.on("download", self._decline)
+        page.on("crash", self.loading.give_up)
+        page.on("close", self._closed)
+        # The tab may close at any time.
+        with contextlib.suppress(PlaywrightError):
+            devtools = await self.browser_context.new_cdp_session(page)
+            self.devtools[page] = devtools
+            self._listen(devtools)
+            await devtools.send("Page.enable")
+            await self._first_document(page)
+        self.loading.ended(page)
+        # If it closed before we listened, nobody has told us.
+        if page.is_closed():
+            self._closed(page)
+
+    def _listen(self, devtools):
+        """Keeps track of what is loading.
+
+        The page's process announces a navigation before it answers our next message. So once `settle`
+        has an answer, it knows whether an action started a navigation: no polling.
+        """
+        loading = self.loading
+
+        def requested(event):
+            if event["disposition"] == "currentTab":
+                loading.began(event["frameId"])
+
+        def started(event):
+            loading.began(event["frameId"])
+
+        def stopped(event):
+            loading.ended(event["frameId"])
+
+        def window_opens(event):
+            loading.announce(event["url"])
+
+        devtools.on("Page.frameRequestedNavigation", requested)
+        devtools.on("Page.frameStartedLoading", started)
+        devtools.on("Page.frameStoppedLoading", stopped)
+        devtools.on("Page.frameDetached", stopped)
+        devtools.on("Page.windowOpen", window_opens)
+
+    async def _first_document(self, page):
+        """Waits for the document that a tab was opened for."""
+        url = self.loading.arrive(page)
+        if url is None:
+            return
+        # Every tab begins empty, and an empty document counts as loaded.
+        if url not in ("", "about:blank"):
+            await page.wait_for_url(lambda now: now != "about:blank", wait_until="commit")
+        await page.wait_for_load_state("domcontentloaded")
+
+    def _closed(self, page):
+        tabs = self.browser_context.pages
+        if page is self.page and tabs:
+            self.page = tabs[-1]
+        self.loading.give_up()
+
+    async def _close_old_tabs(self):
+        for tab in self.browser_context.pages[1:-7]:
+            self.notes.append("an old tab was closed: there may be eight, the first and the newest")
+            await tab.close()
+
+    async def _answer(self, dialog):
+        """Accepts a dialog, with the answer that the page proposes, and notes its text."""
+        message = " ".join(dialog.message[:200].split())
+        message = message.replace("<", "&lt;").replace(">", "&gt;")
+        self.notes.append(f"the page showed a {dialog.type}: {message}")
+        with contextlib.suppress(PlaywrightError):  # its tab may have closed
+            await dialog.accept(dialog.default_value)
+
+    def _decline(self):
+        self.notes.append("a file was offered for download and not kept")
+
+    async def _send(self, message: str) -> dict:
+        """A message to Chromium about the current tab, by devtools."""
+        if self.page not in self.devtools:
+            raise PlaywrightError("the tab is still opening")
+        return await self.devtools[self.page].send(message)
+
+    # ---- what the agent reads
+
+    async def observe(self) -> tuple[str, str]:
+        """(url, simplified HTML) of the current page. Raises EnvError."""
+        settings = self.settings
+        # A page may navigate by itself between two of our messages. Then look again.
+        for attempt in range(3):
+            await self.settle()
+            if self.page.url.startswith("chrome-error:"):
+                await self._leave_error_page()
+                continue
+            try:
+                await self._close_old_tabs()
+                text = await self.ask("observe", settings.viewport_only, settings.max_page_chars)
+            except PlaywrightError as error:
+                if "ontext was destroyed" in str(error):
+                    continue
+                raise EnvError(first_line(error)) from None
+            return self.page.url, readable(f"{self._take_notes()}{text}")
+        raise EnvError("the page navigates away whenever it is opened")
+
+    async def ask(self, name: str, *given):
+        """Calls a function of page.js, as in ask("scroll", 1)."""
+        return await self.run_script(CALL, [name, *given])
+
+    async def run_script(self, script: str, given=None):
+        """The value of a script in the page. A hostile page can change what it returns."""
+        try:
+            running = self.page.evaluate(script, given)
+            return await bounded(running, self.settings.timeout, "reading the page")
+        except (ValueError, TypeError, KeyError) as error:  # Playwright cannot decode the result
+            raise EnvError(f"the page garbles what is read of it ({first_line(error)})") from None
+
+    async def settle(self):
+        """Waits for scripts and navigations. Stops a page that takes too long, and tells the agent."""
+        timeout = self.settings.timeout
+        try:
+            await self._scripts_end()
+            await bounded(self.loading.quiet.wait(), timeout, "loading")
+        except TookTooLong:
+            await self._stop(f"the page did not finish loading within {timeout:.0f} s and was stopped")
+        except EnvError as error:
+            await self._stop(f"the page was stopped: {error}")
+
+    async def _scripts_end(self):
+        """Waits for what the page's scripts have begun (see init.js), 3 s at most."""
+        left = 3.0
+        end = time.monotonic() + left
+        files = None
+        with contextlib.suppress(PlaywrightError):  # the page may navigate away meanwhile
+            # A page does not see its scripts and styles before they arrive. So Chromium lists its files,
+            # again and again until the page knows all of them.
+            while left > 0 and await self.ask("settled", files, 1000 * left):
+                asking = self._send("Page.getResourceTree")
+                tree = await bounded(asking, self.settings.timeout, "loading")
+                files = tree["frameTree"]["resources"]
+                left = end - time.monotonic()
+
+    async def _stop(self, note: str):
+        """Stops loading the current tab; closes it if nothing has come."""
+        self.notes.append(note)
+        # A page may not react to this either.
+        with contextlib.suppress(PlaywrightError, EnvError):
+            if self.page in self.devtools:
+                await bounded(self._send("Page.stopLoading"), 1, "stopping")
+            empty = self.page.url in ("", "about:blank")
+            if empty and len(self.browser_context.pages) > 1:
+                await bounded(self.page.close(), 1, "closing")
+        self.loading.give_up()
+
+    async def _leave_error_page(self):
+        """Leaves a page that the fence has blocked. Raises EnvError if it was a site that failed."""
+        asking = self._send("Page.getFrameTree")
+        tree = await bounded(asking, self.settings.timeout, "loading")
+        url = tree["frameTree"]["frame"].get("unreachableUrl", "")
+        blocked = self.sites is not None and url and origin(url) not in self.sites
+        if not blocked:
+            raise EnvError("the site did not answer")
+
+        self.notes.append(f"{url[:200]} is not one of the task's sites and was not opened")
+        has_history = await self.run_script("history.length > 1")
+        if not has_history and len(self.browser_context.pages) > 1:
+            await self.page.close()
+        else:
+            await self.page.go_back()
+
+    def _take_notes(self) -> str:
+        """The notes as lines of text; the next observation begins with none."""
+        counted = Counter(self.notes).most_common()
+        self.notes = []
+        lines = []
+        for note, n in counted[:8]:
+            times = f" ({n} times)" if n > 1 else ""
+            lines.append(f"note: {note}{times}\n")
+        if len(counted) > 8:
+            lines.append(f"note: {len(counted) - 8} more notes like these\n")
+        tabs = self.browser_context.pages
+        if len(tabs) > 1 and self.page in tabs:
+            number = tabs.index(self.page)
+            lines.append(f"note: this is tab {number} of {len(tabs)}, counted from 0\n")
+        return "".join(lines)
+
+    # ---- what the agent does
+
+    async def execute(self, name: str, action, *arguments):
+        """Carries out an action, one of the methods below. Raises ActionError with the agent's sentence.
+
+        Here Playwright's errors become the agent's. If a script is in a loop, the action takes too long,
+        and the next observation finds out whether the page still answers.
+        """
+        timeout = self.settings.timeout
+        try:
+            await asyncio.wait_for(action(self, *arguments), timeout)
+        except asyncio.TimeoutError:
+            raise ActionError(f"the page did not react to {name} within {timeout:.0f} s") from None
+        except PlaywrightError as error:
+            reason = first_line(error).split("Error: ", 1)[-1]
+            raise ActionError(f"{name} failed: {reason}") from None
+
+    async def click(self, element: int, button="left"):
+        spot = await self._locate(element)
+        # A press that takes the focus from a field makes scripts check the field. People hold the button
+        # meanwhile, and so do we, for 100 ms.
+        hold = 100 if spot.get("leaves") else 0
+        await self.page.mouse.click(spot["x"], spot["y"], button=button, delay=hold)
+
+    async def right_click(self, element: int):
+        await self.click(element, button="right")
+
+    async def hover(self, element: int):
+        spot = await self._locate(element)
+        await self.page.mouse.move(spot["x"], spot["y"])
+
+    async def _locate(self, element: int) -> dict:
+        """Where to aim the mouse: {"x", "y", "leaves"}."""
+        spot = await self.ask("locate", element)
+        if not isinstance(spot, dict):  # a hostile page may return anything
+            spot = {}
+        for key in "xy":
+            if not isinstance(spot.get(key), (int, float)):
+                raise ActionError(spot.get("error") or f"element {element} cannot be found")
+        return spot
+
+    async def type_text(self, element: int, text: str):
+        handle = await self.page.evaluate_handle(CALL, ["focus", element])
+        field = handle.as_element()
+        if field is None:
+            raise ActionError(str(handle))  # the reason
+        if await field.evaluate("field => field.isContentEditable"):
+            # Rich editors follow the keys. `focus` has selected what they hold.
+            await self.page.keyboard.press("Backspace")
+            await self.page.keyboard.type(text)
+        else:
+            # By force, which means without waiting: `focus` has checked the field.
+            await field.fill(text, force=True)
+            await self.ask("typed", element, text)
+
+    async def search(self, element: int, text: str):
+        await self.type_text(element, text)
+        # Scripts may have to answer what was typed before they expect Enter.
+        await self.settle()
+        await self.press_enter()
+
+    async def press_enter(self):
+        await self.page.keyboard.press("Enter")
+
+    async def select_option(self, element: int, option: str):
+        problem = await self.ask("select", element, option)
+        if problem:
+            raise ActionError(f"cannot select {option!r} in element {element}: {problem}")
+
+    async def scroll_up(self):
+        await self.ask("scroll", -1)
+
+    async def scroll_down(self):
+        await self.ask("scroll", 1)
+
+    async def switch_tab(self, number: str):
+        tabs = self.browser_context.pages
+        is_number = re.fullmatch("[0-9]{1,6}", number.strip())
+        if not is_number or int(number) >= len(tabs):
+            raise ActionError(f"there is no tab {number}; tabs are 0 to {len(tabs) - 1}")
+        self.page = tabs[int(number)]
+        await self.page.bring_to_front()
+
+    async def go_back(self):
+        await self._travel(-1, self.page.go_back, undo=self.page.go_forward)
+
+    async def go_forward(self):
+        await self._travel(1, self.page.go_forward, undo=self.page.go_back)
+
+    async def _travel(self, step: int, go, undo):
+        """One step in the tab's history."""
+        history = await self._send("Page.getNavigationHistory")
+        entries = history["entries"]
+        to = history["currentIndex"] + step
+        # Each tab begins with a blank page.
+        if not 0 <= to < len(entries) or entries[to]["url"] == "about:blank":
+            raise ActionError("there is no further page in the history")
+        try:
+            await go(wait_until="commit", timeout=1000)  # `settle` waits for the rest
+        except PlaywrightError as error:
+            if "ERR_CACHE_MISS" in str(error):
+                await self.settle()
+                await undo()
+                raise ActionError("that page answered a form and cannot be shown again") from None
+
+    async def wait(self):
+        await self.page.wait_for_timeout(1000)
+
+
+# ------------------------------------------------------------------------------------ for judges --
+
+UNCHANGED = read_script("unchanged.js")
+
+
+async def await_unchanged(page):
+    """Waits until a page has not changed for a second, 3 s at most. It may navigate meanwhile."""
+    with contextlib.suppress(PlaywrightError):
+        await page.evaluate(UNCHANGED)
+    await page.wait_for_load_state()
