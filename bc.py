@@ -113,7 +113,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     with sandbox.start() as sites:
         mine = webarena.site_urls(tasks[run.rank()::run.world_size()], sites)
         env = Environment(sites, directory.path, Benchmark())
-        playing = rollout.play(act, chat, mine, env, cfg, tick=run.ticker("demonstrations: "))
+        playing = rollout.play(act, chat, mine, env=env, settings=cfg, tick=run.ticker("demonstrations: "))
         played = run.gather(asyncio.run(playing))
     order = [task["task_id"] for task in tasks]
     played.sort(key=lambda tau: order.index(tau.task["task_id"]))
@@ -296,7 +296,7 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
     return loss, grad_norm, skipped
 
 
-def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, device, directory, first: int = 0):
+def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, directory, first: int = 0):
     """Behavior cloning on `dataset`, from step `first` on; writes each step's metrics to `directory`."""
     responses = sum(len(rows) for rows in dataset)
     steps = max(1, round(cfg.epochs * max(1, responses // cfg.batch)))
@@ -308,7 +308,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, device, direc
             continue
         for group in optimizer.param_groups:
             group["lr"] = warmup_cosine(step, steps, cfg)
-        loss, grad_norm, skipped = clone_batch(model, optimizer, batch, cfg, device)
+        loss, grad_norm, skipped = clone_batch(model, optimizer, batch, cfg, device=device)
 
         seconds = time.monotonic() - start
         tokens += sum(len(row.ids) for row in batch)
@@ -361,7 +361,7 @@ def main(cfg: Config):
            + (f"; step {first + 1} is next" if first else ""))
 
     # 4) Train, and leave a checkpoint.
-    clone(model, optimizer, dataset, cfg, device, directory, first)
+    clone(model, optimizer, dataset, cfg, device=device, directory=directory, first=first)
     save(model, cfg.out, like=cfg.model, run=directory.config)
     if run.rank() == 0:
         run.forget(Path(cfg.out) / "state")

@@ -369,7 +369,7 @@ class Environment:
 
     async def score(self, task: dict, answer: str | None, page, why=None) -> float:
         # The module's function, looked up at each call: a fork may have replaced it.
-        return await score(task, answer, page, why, self.judge)
+        return await score(task, answer, page, why=why, judge=self.judge)
 
 
 async def aim(session, turn) -> dict | None:
@@ -407,9 +407,9 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     mine = [tasks[i] for i in numbers]
     if isinstance(policy, Endpoint):
         act = remote_policy(policy, chat, settings, temperature)
-        playing = play(act, chat, mine, env, settings, group=runs, tick=tick)
+        playing = play(act, chat, mine, env=env, settings=settings, group=runs, tick=tick)
     else:
-        playing = rollout(policy, chat, mine, env, settings, group=runs, seed=seed,
+        playing = rollout(policy, chat, mine, env=env, settings=settings, group=runs, seed=seed,
                           temperature=temperature, tick=tick)
     played = asyncio.run(playing)
 
@@ -688,7 +688,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             if len(cfg.max_turns) > 1:
                 split = f"{source} within {limit} turns"
             env.reset(tasks, group=cfg.runs, name=split)
-            played = evaluate(policy, chat, tasks, env, settings, runs=cfg.runs, seed=cfg.seed,
+            played = evaluate(policy, chat, tasks, env=env, settings=settings, runs=cfg.runs, seed=cfg.seed,
                               temperature=cfg.temperature, tick=run.ticker(f"{split:.48}: "))
             # A benchmark whose sites are down has no result, not even 0%.
             if all(tau.status != "ok" for tau in played):

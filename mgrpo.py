@@ -44,7 +44,7 @@ import torch
 import bc
 import worlds
 from compress import Chat, Row, Trajectory, open_chat, pack, trajectory_rows
-from evaluate import Benchmark, Environment, evaluate, figures
+from evaluate import Benchmark, Environment, evaluate, figures, percent
 from model import (computing_dtype, config_json, load, load_tokenizer, save, token_logprobs,
                    without_adapters)
 from rollout import actions_help, rollout
@@ -230,8 +230,9 @@ class MGRPO:
         seed = f"{cfg.seed}/{step}"
         env.reset(tasks, group=cfg.G, name=seed)
         mine = tasks[run.rank()::run.world_size()]
-        episodes = asyncio.run(rollout(self.model, self.chat, mine, env, cfg, group=cfg.G, seed=seed,
-                                       temperature=cfg.temperature, tick=tick, **search))
+        episodes = asyncio.run(rollout(self.model, self.chat, mine, env=env, settings=cfg,
+                                       group=cfg.G, seed=seed, temperature=cfg.temperature,
+                                       tick=tick, **search))
         for tau in episodes:
             tau.reward = self.reward(tau)
         return episodes
@@ -266,7 +267,7 @@ class MGRPO:
         logp_old_N = sampled_logps(batch, logp_N.device)
         A_N = per_token([row.advantage for row in batch], batch, logp_N.device)
         weight_N = per_token([row.weight for row in batch], batch, logp_N.device)
-        return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N,
+        return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N=A_N, weight_N=weight_N,
                           eps=self.cfg.eps, beta=self.cfg.beta)
 
 
@@ -417,7 +418,7 @@ def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float 
     """Success rate of greedy episodes on tasks, over all ranks."""
     env.reset(tasks)
     tick = run.ticker("  held out: ")
-    played = evaluate(method.model, method.chat, tasks, env, method.cfg, tick=tick)
+    played = evaluate(method.model, method.chat, tasks, env=env, settings=method.cfg, tick=tick)
     return figures(played)["success_rate"]
 
 
@@ -462,13 +463,14 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         run.save_state(cfg, method.model, method.optimizer, step + 1)
 
 
+def mean_reward(episodes: list[Trajectory]) -> float | None:
+    rewards = [tau.reward for tau in episodes if tau.status == "ok"]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
 def show_progress(tick, i: int, n: int, share: float):
     """Of the i-th of n updates, a share is done."""
     tick(f"({100 * (i + share) / n:.0f}%)")
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def print_step(line: dict, cfg: Config, minutes_left: float):
@@ -537,8 +539,9 @@ def main(cfg: Config, Method=MGRPO):
 
             # 4) Log.
             ended = time.monotonic()
-            line = {"step": step}
-            line.update(figures(run.gather(episodes)))
+            everyones = run.gather(episodes)
+            line = {"step": step, "reward": mean_reward(everyones)}
+            line.update(figures(everyones))
             line.update(update_metrics(passes))
             line.update(measured)
             line["seconds_rollout"] = rolled - began

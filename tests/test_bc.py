@@ -11,11 +11,11 @@ from conftest import pad, tiny_model
 
 import bc
 import evaluate
+import rollout
 from bc import (Config, batches, lr_by_size, read_demonstrations, record_demonstrations,
                 warmup_cosine)
 from compress import Chat, replay, trajectory_rows
 from model import load, token_logprobs
-from rollout import play
 from run import Run
 from worlds import sandbox
 from worlds.webarena import WebRLPage
@@ -51,7 +51,7 @@ def test_behavior_cloning_learns_its_demonstrations(chat):
     dataset, lines = [trajectory_rows(chat, replay(chat, RECORD))], []
     cfg = Config(epochs=60, batch=2, lr=1e-2)
     optimizer = torch.optim.AdamW(model.parameters())
-    bc.clone(model, optimizer, dataset, cfg, torch.device("cpu"), SimpleNamespace(write=lines.append))
+    bc.clone(model, optimizer, dataset, cfg, device="cpu", directory=SimpleNamespace(write=lines.append))
     assert lines[0]["loss"] > 3 and lines[-1]["loss"] < 0.1
     logp, _, _ = token_logprobs(model, *pad(dataset[0]))
     assert logp.mean() > -0.1
@@ -82,7 +82,11 @@ def clone(checkpoint, tmp_path, monkeypatch):
 
     def clone(out, clone_batch, **changes):
         made = []
-        monkeypatch.setattr(bc, "clone_batch", lambda *args: made.append(0) or clone_batch(len(made), *args))
+
+        def counted(*args, **more):
+            made.append(0)
+            return clone_batch(len(made), *args, **more)
+        monkeypatch.setattr(bc, "clone_batch", counted)
         cfg = Config(**dict(model=str(checkpoint), data=str(tmp_path / "demos.jsonl"), out=str(tmp_path / out),
                             epochs=6, batch=1, save_every=3) | changes)
         with contextlib.suppress(KeyboardInterrupt):
@@ -98,18 +102,21 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(clone, tmp_path
     """Bit for bit; an interruption costs the steps since the last save."""
     clone_batch = bc.clone_batch
 
-    def interrupted(made, *args):
+    def interrupted(made, *args, **more):
         if made == 6:
             raise KeyboardInterrupt
-        return clone_batch(*args)
+        return clone_batch(*args, **more)
+
+    def as_it_is(made, *args, **more):
+        return clone_batch(*args, **more)
 
     def outcome(out):
         timeless = [{k: v for k, v in line.items() if "second" not in k} for line in clone.lines]
         return timeless, {name: weight.tolist() for name, weight in load(tmp_path / out).state_dict().items()}
-    assert clone("whole", lambda _, *args: clone_batch(*args), lora=lora) == 12
+    assert clone("whole", as_it_is, lora=lora) == 12
     whole = outcome("whole")
     assert clone("parts", interrupted, lora=lora) == 6
-    assert clone("parts", lambda _, *args: clone_batch(*args), lora=lora) == 12 - 3
+    assert clone("parts", as_it_is, lora=lora) == 12 - 3
     assert outcome("parts") == whole and not (tmp_path / "parts/state").exists()
 
 
@@ -130,10 +137,10 @@ def test_a_gradient_that_is_not_finite_makes_no_step(chat):
 def test_skipped_steps_are_said_and_on_record(clone, capsys):
     clone_batch, bad = bc.clone_batch, {2, 4, 5, 7, 8, 9}
 
-    def spoiled(made, model, *args):
+    def spoiled(made, model, *args, **more):
         factor = float("nan") if made in bad else 1.0
         hook = model.model.norm.weight.register_hook(lambda gradient: gradient * factor)
-        loss, norm, skipped = clone_batch(model, *args)
+        loss, norm, skipped = clone_batch(model, *args, **more)
         hook.remove()
         return (float("nan"), norm, skipped) if made == 5 else (loss, norm, skipped)
     assert clone("x", spoiled) == 12
@@ -212,8 +219,12 @@ def test_config_json_names_the_precision_of_the_weights_next_to_it(clone, checkp
     (start / "config.json").write_text(json.dumps(config | dict.fromkeys(names, "bfloat16")))
     precision = lambda: {json.loads((tmp_path / "x/config.json").read_text())[name] for name in names}
     clone_batch = bc.clone_batch
+
+    def look(made, *args, **more):
+        seen.append(precision())
+        return clone_batch(*args, **more)
     for _ in range(2):
-        clone("x", lambda _, *args: seen.append(precision()) or clone_batch(*args), model=str(start))
+        clone("x", look, model=str(start))
         seen.append(precision())
     assert names and seen == [{"float32"}] * 26
 
@@ -232,10 +243,12 @@ def record(tokenizer, tmp_path, monkeypatch, sandbox_sites, run):
     monkeypatch.setattr(sandbox, "start", lambda: contextlib.nullcontext(sandbox_sites))
     monkeypatch.setattr(bc.asyncio, "run", run)
 
+    play = rollout.play
+
     def counted(*args, **more):
         record.plays += 1
         return play(*args, **more)
-    monkeypatch.setattr(bc, "play", counted)
+    monkeypatch.setattr(rollout, "play", counted)
 
     def record(think=True, **changes):
         cfg = replace(Config(out=str(tmp_path), demos=1, max_context=100_000), **changes)

@@ -322,7 +322,7 @@ METHODS = {awr: awr.AWR, digirl: digirl.DigiRL, gigpo: gigpo.GiGPO}
 
 def hard_and_easy(chat):
     """A stand-in for rollout: episodes of one to three turns, of which the first of each task succeeds."""
-    async def rollout(model, chat_, tasks, env, cfg, *, group, seed, temperature, tick=None):
+    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
         lengths = lambda task, i: [2 + i, 4, 3][:1 + (i + task["task_id"]) % 3]
         played = [trajectory(chat, float(i == 0 or task["task_id"] == 3), lengths(task, i), seed=task["task_id"],
                              member=i) for task in tasks for i in range(group)]

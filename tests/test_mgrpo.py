@@ -19,6 +19,7 @@ import bc
 import evaluate
 import mgrpo
 import rollout
+import worlds
 from compress import Trajectory, Turn, context, trajectory_rows
 from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, per_token, task_batch, update,
                    update_metrics, warmup_linear, weigh)
@@ -282,8 +283,8 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
-    async def rollout(model, chat_, tasks, env, cfg, *, group, seed, temperature, tick=None):
-        assert temperature == cfg.temperature  # and there is no top_p in training
+    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
+        assert temperature == settings.temperature  # and there is no top_p in training
         reward = lambda task, i: float(i == 0 or task["task_id"] % 2)
         return [trajectory(chat, reward(task, i), [2 + i], seed=task["task_id"], member=i)
                 for task in tasks for i in range(group)]
@@ -295,8 +296,8 @@ TASKS = [{"task_id": i} for i in range(10)]
 
 def without_browser(monkeypatch):
     """What mgrpo.main opens besides the model, replaced. The report is an empty file."""
-    monkeypatch.setattr(mgrpo, "open_sites", lambda *specs: contextlib.nullcontext({}))
-    monkeypatch.setattr(mgrpo, "load_tasks", lambda spec, sites, **more: TASKS)
+    monkeypatch.setattr(worlds, "open_sites", lambda *specs: contextlib.nullcontext({}))
+    monkeypatch.setattr(worlds, "load_tasks", lambda spec, sites, **more: TASKS)
     monkeypatch.setattr(runs, "report", lambda out: (out / "report.html").touch())
 
 
@@ -422,9 +423,9 @@ def held_out_successes(chat, *successes):
     """A stand-in for rollout: `even_tasks_teach`, and so many of ten held-out tasks in each evaluation."""
     successes = iter(successes)
 
-    async def rollout(model, chat_, tasks, env, cfg, **kwargs):
+    async def rollout(model, chat_, tasks, **kwargs):
         if kwargs["temperature"] > 0:
-            return await even_tasks_teach(chat)(model, chat_, tasks, env, cfg, **kwargs)
+            return await even_tasks_teach(chat)(model, chat_, tasks, **kwargs)
         n = next(successes)
         return [trajectory(chat, float(i < n), [1]) for i in range(len(tasks))]
     return rollout
@@ -473,7 +474,7 @@ def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkey
     assert "saved" in capsys.readouterr().out
     before, describe = files(tmp_path / "x"), runs.describe_run
     monkeypatch.setattr(runs, "describe_run", lambda *given: describe(*given) | {"commit": "newer"})
-    monkeypatch.setattr(mgrpo, "open_sites", None)  # nor does it start the sandbox
+    monkeypatch.setattr(worlds, "open_sites", None)  # nor does it start the sandbox
     play(None, "x", steps=2)
     said = capsys.readouterr().out
     assert "is finished: all 2 steps are done" in said and "saved" not in said and "--no-resume" in said
@@ -562,7 +563,7 @@ class Priced(MGRPO):
 
 def priced(chat):
     """A stand-in for rollout: one to three turns; the first two of a group succeed, of an odd task all."""
-    async def rollout(model, chat_, tasks, env, cfg, *, group, **kwargs):
+    async def rollout(model, chat_, tasks, *, group, **_):
         played = []
         for task in tasks:
             for i in range(group):
@@ -587,6 +588,7 @@ def test_a_reward_that_is_not_the_success_trains_and_statistics_still_count_succ
         odd = group[0]["task_id"] % 2
         assert [record["success"] for record in group] == ([1.0] * 4 if odd else [1.0, 1.0, 0.0, 0.0])
     assert line["groups_kept"] == 10 and line["success_rate"] == pytest.approx(0.75) and line["held_out_success"] == 1
+    assert line["reward"] == pytest.approx(statistics.mean(record["reward"] for record in records))
     kept = bc.read_demonstrations(tmp_path / "x/trajectories.jsonl", chat)
     assert len(kept) == 30 and all(tau.success == 1 for tau in kept)
 
@@ -594,7 +596,7 @@ def test_a_reward_that_is_not_the_success_trains_and_statistics_still_count_succ
 @pytest.mark.parametrize("reward", [lambda tau: tau.success, lambda tau: 0.4 * tau.success, lambda tau: -5.0])
 def test_figures_do_not_depend_on_the_reward(chat, reward):
     """Two runs of each of five tasks: pass@1, pass@2, success and interval."""
-    played = asyncio.run(priced(chat)(None, chat, TASKS[:5], None, None, group=4))
+    played = asyncio.run(priced(chat)(None, chat, TASKS[:5], group=4))
     for tau in played:
         tau.reward = reward(tau)
     found = evaluate.summarize(played)
@@ -705,7 +707,7 @@ def test_responses_without_an_action_and_actions_that_fail_are_counted_apart(cha
 def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, play, checkpoint, tmp_path, monkeypatch,
                                                                         capsys, status, success):
     """Zeros looked like a collapse in the report's curves, a broken environment like a policy that fails."""
-    async def rollout(model, chat_, tasks, *_, group, **__):
+    async def rollout(model, chat_, tasks, *, group, **_):
         played = [trajectory(chat, 1.0, [3], seed=i, member=i) for _ in tasks for i in range(group)]
         for tau in played:
             tau.status = status
@@ -715,7 +717,7 @@ def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, pl
     for line in play(rollout, "x", steps=2):
         assert [line[key] for key in ("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap")] == [None] * 6
         assert (line["success_rate"], line["groups_kept"], line["change"], line["skipped"]) == (success, 0, [], 0)
-        assert line["tokens_trained"] == 0 and line["env_errors"] == (0 if success else 12)
+        assert line["tokens_trained"] == 0 and line["env_errors"] == (0 if success else 12) and line["reward"] == success
         means = [line[key] for key in ("turns", "response_tokens", "trajectory_tokens")]
         assert all(means) if success else means == [None] * 3
     said = capsys.readouterr().out

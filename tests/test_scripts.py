@@ -31,7 +31,7 @@ from worlds.sandbox import tasks
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = ["--max-turns", "2", "--max-new-tokens", "8", "--max-context", "1200", "--concurrency", "4"]
-METRICS = """step success_rate turns response_tokens trajectory_tokens loss kl clip_frac entropy logp_gap
+METRICS = """step reward success_rate turns response_tokens trajectory_tokens loss kl clip_frac entropy logp_gap
 grad_norm groups_kept env_errors env_retries exited truncated invalid_actions failed_actions pages_cut skipped change
 tokens_trained seconds_rollout seconds_train tokens_per_second""".split()
 # What the end of each script gives to command_line.

@@ -200,7 +200,12 @@ class Browser:
     async def __aenter__(self):
         async with contextlib.AsyncExitStack() as stack:  # stops Playwright if there is no Chromium
             self.playwright = await stack.enter_async_context(async_playwright())
-            self.chromium = await self.launch()
+            try:
+                self.chromium = await self.launch()
+            except PlaywrightError as error:  # the user's to mend, so one sentence, and the run ends
+                said = re.search(r"\[err\] (.+)", str(error))  # by Chromium itself
+                reason = first_line(said[1] if said else error)
+                raise ValueError(f"Chromium failed: {reason}") from None
             self.stack = stack.pop_all()
         return self
 
