@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import nn
 
 import rollout
-from compress import (PLACEHOLDER, Chat, Row, Trajectory, Trunk, format_response, micro_batches,
+from compress import (Chat, Row, Trajectory, Trunk, format_response, micro_batches,
                       open_chat, pack, replay, trajectory_rows)
-from evaluate import Benchmark, Environment
-from model import clip_gradients, computing_dtype, config_json, load, load_tokenizer, save, token_logprobs
+from evaluate import Environment
+from model import clip_gradients, config_json, load_for_training, save, token_logprobs
 from worlds import sandbox, webarena
 
 
@@ -47,7 +47,7 @@ class Config(rollout.Settings):
     # Optimization
     epochs: float = 4.0          # passes over the demonstrations
     batch: int = 16              # responses per step, over all ranks
-    lr: float | None = None      # peak of a cosine; None: 5e-4, or 2e-5 above 10 million parameters
+    lr: float | None = None      # peak of a cosine; None: 5e-4, or 2e-5 above 10 million parameters; LoRA: x 10
     warmup: float = 0.05         # share of the steps in which lr rises
     clip: float = 1.0            # largest gradient norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
@@ -112,7 +112,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
 
     with sandbox.start() as sites:
         mine = webarena.site_urls(tasks[run.rank()::run.world_size()], sites)
-        env = Environment(sites, directory.path, Benchmark())
+        env = Environment(sites, directory.path)
         playing = rollout.play(act, chat, mine, env=env, settings=cfg, tick=run.ticker("demonstrations: "))
         played = run.gather(asyncio.run(playing))
     order = [task["task_id"] for task in tasks]
@@ -195,13 +195,6 @@ def read_demonstrations(path: str | Path, chat: Chat, split: str = "train") -> l
     return demonstrations
 
 
-def learnable_rows(chat: Chat, demonstration: Trajectory) -> list[Row]:
-    """Its training rows. A turn whose page is missing stays in the history of later turns only."""
-    responses = [turn for turn in demonstration.turns if turn.action_ids]  # one row for each
-    rows = trajectory_rows(chat, demonstration)
-    return [row for row, turn in zip(rows, responses) if turn.observation != PLACEHOLDER]
-
-
 # --------------------------------------------------------------------------------- the algorithm --
 
 PADDING = Row(Trunk([]), prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
@@ -219,6 +212,8 @@ def balanced_micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
 
 def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, bool]:
     """Clips the gradient and steps; skips the step if loss or gradient is not finite.
+
+    A fork's heads step as well, but are not clipped.
 
     Returns (gradient norm, skipped). Both numbers come from all ranks, so the ranks decide alike.
     """
@@ -238,7 +233,9 @@ def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, b
 
 
 def lr_by_size(model, *, small: float, large: float) -> float:
-    """`small` up to ten million parameters. Above, `large`: more would undo the pretraining.
+    """`small` up to ten million parameters; above that `large`, since more would undo the pretraining.
+
+    Ten times as much with LoRA, whose update starts at zero.
 
     SmolLM2-135M, 60 steps: the loss rises from 1.87 to 3.58 at 1e-3, and falls to 1.18 at 2e-5.
     """
@@ -259,7 +256,7 @@ def warmup_cosine(step: int, steps: int, cfg: Config) -> float:
 def batches(dataset: list[list[Row]], steps: int, cfg: Config):
     """Yields every step's batch of rows; dataset holds one list of rows per trajectory.
 
-    Only the seed shuffles, so all ranks see the same order. The responses of a trajectory stay
+    Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
     neighbors: then packing reads their common history once, which halves the tokens.
     """
     order = []
@@ -319,15 +316,14 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
         directory.write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
                          "tokens_per_second": speed})
         if cfg.save_every and (step + 1) % cfg.save_every == 0:
-            run.save_state(cfg, model, optimizer, step + 1)
+            run.save_state(cfg, model, optimizer, step=step + 1, weights=directory.weights)
 
 
 def main(cfg: Config):
     # 1) The policy, its optimizer, and where an interrupted run stopped.
     device = run.init_dist()
-    chat = open_chat(load_tokenizer(cfg.model), cfg.model, rollout.actions_help())
-    dtype = computing_dtype(device) if cfg.lora else torch.float32
-    model = load(cfg.model, dtype, device, sharded=True, lora=cfg.lora)
+    chat = open_chat(cfg.model, rollout.actions_help())
+    model = load_for_training(cfg.model, device, cfg.lora)
     model.recompute = cfg.recompute
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
@@ -341,7 +337,7 @@ def main(cfg: Config):
     if data == "experts":
         name = "demos-cot.jsonl" if cfg.cot else "demos.jsonl"
         record_demonstrations(chat, cfg, directory, name)
-        run.all_max(0)  # the other ranks wait for the file
+        run.barrier()  # the other ranks wait for the file
         data = directory.path / name
     demonstrations = read_demonstrations(data, chat, cfg.data_split)
 
@@ -349,7 +345,7 @@ def main(cfg: Config):
     dataset = []
     too_long = 0
     for demonstration in demonstrations:
-        rows = learnable_rows(chat, demonstration)
+        rows = trajectory_rows(chat, demonstration)
         fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
         too_long += len(rows) - len(fitting)
         dataset.append(fitting)

@@ -14,7 +14,7 @@ prefix of it. So every action keeps the context that it was sampled from.
 The released code trains one flat sequence per trajectory in which every page is replaced. It scores
 actions in contexts they were not sampled from (tests/tools/flat_sequence.py measures the gap).
 
-    python tests/tools/compression.py [TRAJECTORIES] [--model DIR]   # what it and packing save
+    python tests/tools/savings.py [TRAJECTORIES] [--model DIR]   # what it and packing save
 
 Words: the trunk is the history that an episode's turns share; a leaf is what only one turn adds.
 
@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from model import resolve
+from model import load_tokenizer, resolve
 
 PLACEHOLDER = "** Simplified html **"  # the literal that WebRL's and the paper's data use
 CUT = "\n[the page goes on; it was cut here to fit the context]"
@@ -40,10 +40,13 @@ CUT = "\n[the page goes on; it was cut here to fit the context]"
 
 @dataclass
 class Turn:
-    """One page and one response. Lengths are recorded here, never inferred from pad or end ids."""
+    """One page and one response. The whole response, its thought included, is the action a_t.
+
+    Lengths are recorded here, never inferred from pad or end ids.
+    """
     url: str
     observation: str            # the page as the policy saw it, including a leading error line
-    observation_ids: list[int]  # the user message around it, up to where the response starts
+    observation_ids: list[int]  # the whole user message around it, up to where the response starts
     action_ids: list[int]       # the response's ids as sampled; an end of turn only if sampled
     logps: list[float]          # log-prob of each of them at sampling time
     response: str               # the same as text, for the parser and for people
@@ -140,12 +143,19 @@ def format_response(thought: str, action: str, think: bool) -> str:
 
 
 def answer_of(response: str) -> str | None:
-    """The part of a response that holds the action; None if a tag was opened but not closed."""
-    _, closed, rest = response.rpartition("</think>")  # rest: all of it if there is no such tag
+    """The part of a response that holds the action; None if a tag was opened but not closed.
+
+        <think>thought</think><answer>action</answer>  -> action
+        <think>thought</think>action                   -> action
+        action                                         -> action
+        <think>thought                                 -> None
+    """
+    _, thought_closed, rest = response.rpartition("</think>")  # rest: all of it without such a tag
     if "<answer>" in response:
+        # rest is empty if a response ends with </think>: then its answer is in front of it.
         found = re.search(r"<answer>(.*?)</answer>", rest or response, re.DOTALL)
         return found and found[1]
-    if "<think>" in response and not closed:
+    if "<think>" in response and not thought_closed:
         return None
     return rest
 
@@ -293,7 +303,7 @@ class Chat:
         """The user message of a turn and the opening of the response."""
         return self.message("user", user_text(task, turn, page)) + self.opening("assistant")
 
-    def action(self, action_ids: list[int]) -> list[int]:
+    def past_response(self, action_ids: list[int]) -> list[int]:
         """A past response as context: its ids as sampled, closed if it did not close itself."""
         ids = list(action_ids)
         if ids[-1:] != [self.end_id]:
@@ -301,8 +311,9 @@ class Chat:
         return ids + self.encode(self.format.after)
 
 
-def open_chat(tokenizer: Tokenizer, checkpoint: str | Path, actions_help: str) -> Chat:
+def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
     """A checkpoint's chat. Its agent.json may set system, think and compress."""
+    tokenizer = load_tokenizer(checkpoint)
     path = resolve(checkpoint) / "agent.json"
     settings = {}
     if path.exists():
@@ -327,7 +338,7 @@ def past(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
     page = turn.observation_ids
     if chat.compress:
         page = chat.user_ids(trajectory.task, t, PLACEHOLDER)
-    return page + chat.action(turn.action_ids)
+    return page + chat.past_response(turn.action_ids)
 
 
 def trunk(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
@@ -360,8 +371,8 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
 def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     """The next turn's user message, with the page cut so that trunk and message fit in `budget`.
 
-    Returns (observation_ids, page as shown, whether it was cut). System prompt, task and past
-    responses are never cut; if they alone leave no room, the page shrinks to the marker.
+    Returns (observation_ids, page as shown, whether it was cut), or None: system prompt, task and
+    past responses are never cut, and they alone leave no room.
     """
     t = len(trajectory.turns)
     room = budget - len(trunk(chat, trajectory, t))
@@ -376,8 +387,10 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
         prefix = page_ids[:max(keep, 0)]
         shown = chat.bare_tokenizer.decode(prefix) + CUT
         ids = chat.user_ids(trajectory.task, t, shown)
-        if len(ids) <= room or keep <= 0:
+        if len(ids) <= room:
             return ids, shown, True
+        if keep <= 0:
+            return None
         keep -= len(ids) - room
 
 
@@ -414,7 +427,7 @@ class Trunk:
     ids: list[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One turn: h_t + a_t = trunk.ids[:prefix] + leaf, whose last n_action ids are trained."""
     trunk: Trunk
@@ -424,6 +437,8 @@ class Row:
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
+    tau: Trajectory | None = None  # the episode and the turn that it comes from
+    turn: Turn | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -431,18 +446,22 @@ class Row:
 
 
 def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
-    """A trajectory's turns: every action token under exactly the context it was sampled from."""
+    """A trajectory's turns: every action token under exactly the context it was sampled from.
+
+    A turn whose page is missing (in others' data) stays in the history of later turns only.
+    """
     turns = trajectory.turns
     # The whole history; each row says how much of it came before its turn.
     shared = Trunk(trunk(chat, trajectory, len(turns)))
     prefix = len(chat.system_ids())
     rows = []
     for t, turn in enumerate(turns):
-        if turn.action_ids:  # an episode that the world broke ends without a response
+        # An episode that the environment broke ends without a response.
+        if turn.action_ids and turn.observation != PLACEHOLDER:
             leaf = turn.observation_ids + turn.action_ids
             advantage = trajectory.advantage + turn.advantage
             row = Row(shared, prefix, leaf, n_action=len(turn.action_ids), advantage=advantage,
-                      logps=turn.logps)
+                      logps=turn.logps, tau=trajectory, turn=turn)
             rows.append(row)
         prefix += len(past(chat, trajectory, t))
     return rows
@@ -479,35 +498,40 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def pack(batch: list[Row], device="cpu") -> dict:
-    """A micro-batch as one flat row (B = 1), as the arguments of `token_logprobs`.
+    """A micro-batch, in the order of `micro_batches`, as one flat row (B = 1) for `token_logprobs`.
 
         [ trunk | s_3, a_3 ] [ s_2, a_2 ] [ s_1, a_1 ] [ the next trajectory's trunk | ...
 
     A trajectory's last turn is written whole and so begins with the trunk. Every earlier turn sees
     its own prefix of that trunk and nothing else: a segment is (start, stop, context start, context
-    stop), and positions continue the prefix.
+    stop), and positions continue the prefix. For example, of two turns with prefixes 10 and 4 and
+    leaves of 5 and 6 ids:
+
+        ids        trunk[:10] + leaf (15 ids) | leaf (6 ids)
+        segments   (0, 15, 0, 0)              | (15, 21, 0, 4)
+        positions  0 ... 14                   | 4 ... 9
     """
     ids = []
     action = []  # whether an id is trained
     positions = []
     segments = []
-    shared = None  # the trunk that `ids` holds, from `origin` on
-    origin = 0
+    written_trunk = None  # the one that `ids` holds, from trunk_start on
+    trunk_start = 0
     for row in batch:
         start = len(ids)
-        if row.trunk is shared:
+        if row.trunk is written_trunk:
             written = row.leaf
             seen = row.prefix
         else:
-            shared = row.trunk
-            origin = start
+            written_trunk = row.trunk
+            trunk_start = start
             written = row.ids
             seen = 0
         ids += written
         action += [False] * (len(written) - row.n_action)
         action += [True] * row.n_action
         positions += range(seen, seen + len(written))
-        segments.append((start, len(ids), origin, origin + seen))
+        segments.append((start, len(ids), trunk_start, trunk_start + seen))
 
     return {
         "tokens_BT": torch.tensor([ids], device=device),

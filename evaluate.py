@@ -307,8 +307,8 @@ async def score(task: dict, answer: str | None, page, why=None, judge=None) -> f
 
 
 @dataclass
-class Benchmark(Settings):
-    """Knobs of a run on sites; the Configs of evaluate.py and mgrpo.py inherit them."""
+class SiteSettings(Settings):
+    """Knobs of the sites that a run acts on; the Configs of evaluate.py and mgrpo.py inherit them."""
     judge_url: str | None = None  # OpenAI-compatible URL; None: leave out tasks that need a judge
     judge_model: str = "gpt-4o-mini"  # the judge's name there
     reset_url: str | None = None  # WebArena's reset server, asked for fresh sites before every batch
@@ -318,8 +318,10 @@ class Benchmark(Settings):
 class Environment:
     """The task's side of an episode: resets sites, logs in, lets people watch, judges."""
 
-    def __init__(self, sites: dict, out: str | Path, cfg: Benchmark, visible=False):
+    def __init__(self, sites: dict, out: str | Path, cfg: SiteSettings | None = None,
+                 visible=False):
         """sites: {SITE: address}. out: the run's directory. visible: play in a window."""
+        cfg = cfg or SiteSettings()
         if visible:
             onlooker.require_display()
         self.sites = sites
@@ -347,7 +349,7 @@ class Environment:
             # The ranks share the sites: one asks, the others wait.
             if run.rank() == 0:
                 webarena.reset(self.cfg.reset_url)
-            run.all_max(0)
+            run.barrier()
 
     def enter(self, browser, task: dict):
         """An async context manager that logs in; yields the episode's storage state."""
@@ -614,7 +616,7 @@ def compare(runs: list[str]) -> str:
 
 
 @dataclass
-class Config(Benchmark):
+class Config(SiteSettings):
     """Every knob is a flag; the comment behind it is its --help."""
     # What to do
     model: str | None = None  # checkpoint directory or hub id; None: runs/mgrpo
@@ -646,7 +648,7 @@ def open_policy(cfg: Config, device):
     """(policy, as `evaluate` takes it, and its Chat)."""
     checkpoint = checkpoint_of(cfg)
     if checkpoint is not None:
-        chat = open_chat(model.load_tokenizer(checkpoint), checkpoint, actions_help())
+        chat = open_chat(checkpoint, actions_help())
     else:  # the small base's tokenizer only counts: about twice as many tokens as a real one
         tokenizer = model.load_tokenizer(Path(__file__).parent / "worlds" / "base")
         chat = Chat(tokenizer, system_prompt(actions_help(), think=True))

@@ -3,12 +3,14 @@ multi-turn group relative policy optimization.
 
 For each task the policy plays a group of G episodes in parallel. A finished episode tau_i
 earns r_i = 1 if the task is done, else 0. All its tokens share the advantage
-A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, the policy minimizes
+A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, we minimize
 
     L = - 1/G sum_i 1/|tau_i| sum_j 1/|a_ij| sum_t
             [ min(rho A_i, clip(rho, 1-eps, 1+eps) A_i) - beta KL ]
 
     rho = pi(token | h_j, a_ij,<t) / pi_old(...)      i: episodes, j: turns, t: tokens of a response
+
+This is the loss of one task; a batch takes the mean over its tasks.
 
 In PyTorch terms: the policy pi is the language model, and an episode (trajectory tau) is one
 attempt at a task. The reward comes once, at the end, and no gradient runs through browser or judge.
@@ -44,14 +46,13 @@ import torch
 import bc
 import worlds
 from compress import Chat, Row, Trajectory, open_chat, pack, trajectory_rows
-from evaluate import Benchmark, Environment, evaluate, figures, percent
-from model import (computing_dtype, config_json, load, load_tokenizer, save, token_logprobs,
-                   without_adapters)
+from evaluate import SiteSettings, Environment, evaluate, figures, percent
+from model import config_json, load_for_training, save, token_logprobs, without_adapters
 from rollout import actions_help, rollout
 
 
 @dataclass
-class Config(Benchmark):
+class Config(SiteSettings):
     """Every knob is a flag; the comment behind it is its --help."""
     # Model and data
     model: str | None = None     # warm-started checkpoint; None: runs/bc, made by bc.py if missing
@@ -65,9 +66,9 @@ class Config(Benchmark):
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
-    temperature: float = 0.7     # of sampling and training's log-probs; at 1 a small policy strays
+    temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
-    lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters
+    lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10
     warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
@@ -138,12 +139,18 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     means. Returns (loss, a scalar with the gradient; {"kl", "clip_frac"}, sums over the N tokens).
     """
     rho_N = (logp_N - logp_old_N).exp()
-    surrogate_N = torch.min(rho_N * A_N, rho_N.clamp(1 - eps, 1 + eps) * A_N)
+    unclipped_N = rho_N * A_N
+    clipped_N = rho_N.clamp(1 - eps, 1 + eps) * A_N
+    surrogate_N = torch.min(unclipped_N, clipped_N)
+
+    # k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled: never negative, and 0
+    # where the policies agree.
     delta_N = logp_ref_N - logp_N
-    kl_N = delta_N.exp() - delta_N - 1  # k3: unbiased, never negative, 0 where the policies agree
+    kl_N = delta_N.exp() - delta_N - 1
+
     loss = -(weight_N * (surrogate_N - beta * kl_N)).sum()
-    clipped_N = (rho_N - 1) * A_N.sign() > eps  # the minimum took the clipped, gradient-free branch
-    return loss, {"kl": kl_N.sum().item(), "clip_frac": clipped_N.sum().item()}
+    without_gradient_N = clipped_N < unclipped_N
+    return loss, {"kl": kl_N.sum().item(), "clip_frac": without_gradient_N.sum().item()}
 
 
 def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
@@ -238,7 +245,7 @@ class MGRPO:
         return episodes
 
     def reward(self, tau: Trajectory) -> float:
-        """What training maximizes. Statistics always count tau.success."""
+        """What training maximizes. Statistics count tau.success, whatever this returns."""
         return tau.success
 
     def advantages(self, group: list[Trajectory]) -> list[Trajectory]:
@@ -260,18 +267,17 @@ class MGRPO:
         return self.cfg.updates_per_batch
 
     def loss(self, batch: list[Row], logp_N, logp_ref_N, hidden_ND):
-        """The loss of a micro-batch and its metrics, as sums over its tokens.
+        """(loss of a micro-batch, its metrics as sums over its tokens: kl, clip_frac, and a fork's own).
 
-        hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads.
+        hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads. All
+        ranks call this equally often. A rank that has fewer rows gets PADDING, whose weight is 0. To
+        keep something from a step's first update for the later ones, put it on the row.
         """
         logp_old_N = sampled_logps(batch, logp_N.device)
         A_N = per_token([row.advantage for row in batch], batch, logp_N.device)
         weight_N = per_token([row.weight for row in batch], batch, logp_N.device)
         return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N=A_N, weight_N=weight_N,
                           eps=self.cfg.eps, beta=self.cfg.beta)
-
-
-MEANS = ("kl", "clip_frac", "entropy", "logp_gap")  # metrics that are means over action tokens
 
 
 def reference_logps(method: MGRPO, inputs: dict, logp_N):
@@ -289,7 +295,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     logp_gap is the mean |log pi - log pi_old|. Before the first update it is rounding alone.
     """
     cfg = method.cfg
-    sums = dict.fromkeys((*MEANS, "loss", "actions", "tokens"), 0.0)
+    sums = {}
     batches = bc.balanced_micro_batches(rows, cfg.max_tokens)
     for i, batch in enumerate(batches):
         # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
@@ -298,32 +304,34 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         logp_ref_N = reference_logps(method, inputs, logp_N)
         remember_missing(batch, logp_N)
 
-        # 2) Loss and backward. FSDP averages gradients over ranks, but weights count all ranks.
+        # 2) Loss and backward. The weights divide by the counts of all ranks already, and FSDP divides
+        #    by the number of ranks once more, so multiply by it.
         loss, metrics = method.loss(batch, logp_N, logp_ref_N, hidden_ND)
         (loss * run.world_size()).backward()
 
-        # 3) Measure.
-        if batch[0] is not bc.PADDING:
-            gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
-            metrics["loss"] = loss.item()
-            metrics["entropy"] = entropy_N.sum().item()
-            metrics["logp_gap"] = gap_N.sum().item()
-            metrics["actions"] = len(logp_N)
-            metrics["tokens"] = inputs["tokens_BT"].numel()
-            for key in sums:
-                sums[key] += metrics[key]
+        # 3) Measure. PADDING counts nothing, but its keys are those of all ranks.
+        gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
+        metrics["entropy"] = entropy_N.sum().item()
+        metrics["logp_gap"] = gap_N.sum().item()
+        metrics["loss"] = loss.item()
+        metrics["actions"] = len(logp_N)
+        metrics["tokens"] = inputs["tokens_BT"].numel()
+        for key, value in metrics.items():
+            sums.setdefault(key, 0.0)
+            if batch[0] is not bc.PADDING:
+                sums[key] += value
         tick((i + 1) / len(batches))
 
     # 4) Step.
-    totals = run.all_sum(list(sums.values())).tolist()
-    metrics = dict(zip(sums, totals))
-    loss = metrics["loss"]
-    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, loss, cfg.clip)
-    for key in MEANS:
-        metrics[key] /= metrics["actions"]
-    metrics["grad_norm"] = grad_norm
-    metrics["skipped"] = int(skipped)
-    return metrics
+    totals = dict(zip(sums, run.all_sum(list(sums.values())).tolist()))
+    total_loss = totals["loss"]
+    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss, cfg.clip)
+    for key in totals:
+        if key not in ("loss", "actions", "tokens"):
+            totals[key] /= totals["actions"]
+    totals["grad_norm"] = grad_norm
+    totals["skipped"] = int(skipped)
+    return totals
 
 
 def remember_missing(batch: list[Row], logp_N):
@@ -336,11 +344,12 @@ def remember_missing(batch: list[Row], logp_N):
 
 def update_metrics(passes: list[dict]) -> dict:
     """The metrics of a step's updates. None, not 0, where nothing was trained."""
-    keys = ("loss", "grad_norm", *MEANS)
     if not passes:
-        return {**dict.fromkeys(keys), "skipped": 0, "change": [], "tokens_trained": 0}
+        none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
+        return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
     # The first pass is on-policy: its gap is that between rollout and training.
-    line = {key: passes[0][key] for key in keys}
+    line = dict(passes[0])
+    del line["actions"], line["tokens"]
     line["kl"] = passes[-1]["kl"]
     line["clip_frac"] = passes[-1]["clip_frac"]
     line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho|, by earlier updates
@@ -356,6 +365,8 @@ def check(cfg: Config, Method):
     """Refuses settings that cannot train."""
     if cfg.loss_norm not in ("paper", "token", "constant"):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
+    if cfg.temperature <= 0:
+        raise ValueError("--temperature 0: all episodes of a group would be the same; sample above 0.")
     if not 0 <= cfg.warmup <= 1:
         raise ValueError(f"--warmup {cfg.warmup:g}: it is a share of the steps, from 0 to 1.")
     if cfg.G < Method.smallest_group:
@@ -376,17 +387,13 @@ def warm_start(cfg: Config) -> str:
 
 def open_training(cfg: Config, device):
     """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
-    def opened():
-        dtype = computing_dtype(device) if cfg.lora else torch.float32
-        return load(cfg.model, dtype, device, sharded=True, lora=cfg.lora)
-
-    model = opened()
+    model = load_for_training(cfg.model, device, cfg.lora)
     model.recompute = cfg.recompute
     reference = None
     if cfg.beta and cfg.lora:
         reference = model  # with its adapters off, the same weights are the reference
     elif cfg.beta:
-        reference = opened().requires_grad_(False)
+        reference = load_for_training(cfg.model, device).requires_grad_(False)
     # The learning rate is set at each step. 0.99 averages the second moment over 100 steps, not
     # bc.py's 50: these gradients are noisier.
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
@@ -396,7 +403,7 @@ def open_training(cfg: Config, device):
 def open_method(cfg: Config, Method, device) -> MGRPO:
     """The method with its policy. Its cfg has every value that was None."""
     cfg = replace(cfg, model=warm_start(cfg))
-    chat = open_chat(load_tokenizer(cfg.model), cfg.model, actions_help())
+    chat = open_chat(cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
     if cfg.lr is None:
         lr = bc.lr_by_size(model, small=3e-4, large=1e-6)
@@ -460,7 +467,7 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         if run.rank() == 0:
             run.report(directory.path)
         # The training state comes last: where it is found, all else is in place.
-        run.save_state(cfg, method.model, method.optimizer, step + 1)
+        run.save_state(cfg, method.model, method.optimizer, step=step + 1, weights=directory.weights)
 
 
 def mean_reward(episodes: list[Trajectory]) -> float | None:
@@ -511,7 +518,7 @@ def main(cfg: Config, Method=MGRPO):
         held_out = []
         if cfg.held_out:
             held_out = worlds.load_tasks(cfg.held_out, sites, judge=env.judge is not None)
-        if cfg.batch > len(tasks):  # a task twice in a step would play the same episodes twice
+        if cfg.batch > len(tasks):
             raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks.")
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
@@ -564,8 +571,7 @@ def main(cfg: Config, Method=MGRPO):
 
     if run.rank() == 0:
         print(run.with_size(directory.path / "report.html"))
-    tests = cfg.tasks.replace("train", "test")
-    run.print0(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out} --tasks {tests}")
+    run.print0(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ V vocabulary, L layers, S cache slots, C cached positions, N scored tokens, M of
 """
 from __future__ import annotations
 
-from run import all_max, fill, rank, read_json, reading, world_size, writing  # first, before torch
+# First, before torch. `reading` and `writing` turn errors into sentences that name the file.
+from run import barrier, fill, rank, read_json, reading, world_size, writing
 
 import argparse
 import json
@@ -76,7 +77,8 @@ class ModelConfig:
     def from_dict(cls, raw: dict, source: str | Path = "config.json") -> ModelConfig:
         """Raises ValueError naming `source` if it is damaged or asks for what we do not support."""
         with reading(source):
-            # 1) Two spellings are in use; transformers goes by rope_scaling if a file has both.
+            # 1) Two spellings are in use; transformers goes by rope_scaling if a file has both. The newer
+            #    one also holds rope_theta.
             rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
             rope_type = rope.get("rope_type", rope.get("type", "default"))
             refuse_unsupported(raw, rope_type)
@@ -141,14 +143,15 @@ class Transformer(nn.Module):
     def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None,
                 rows: slice = slice(None), head=None, segments: list[tuple] | None = None,
                 end: int | None = None):
-        """Token ids (B, T) -> logits (B, T, V).
+        """Token ids (B, T) -> logits (B, T, V), or what `head` makes of the last hidden states.
 
         positions_BT: each token's position in its sequence, 0..T-1 by default.
         cache, rows: write keys and values into these slots; attend to all earlier positions there.
         end: how much of the cache to read, if the caller knows that no row is longer.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
         segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). Tokens
-        start..stop see their context, the beginning of an earlier segment, and themselves causally.
+        start..stop see their context, the beginning of an earlier segment, and themselves causally;
+        compress.pack writes such rows and has an example.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -201,7 +204,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         q_width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
-        bias = config.model_type == "qwen2"  # on these three, whatever its flags say
+        bias = config.model_type == "qwen2"  # no flag in its config.json says so
         self.q_proj = nn.Linear(config.hidden_size, q_width, bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias)
@@ -265,7 +268,7 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
     if scaling is None:
         return freq_E
 
-    # Full turns within the pre-training context decide: fast pairs stay (1), slow ones change (0).
+    # keep_E is 1 for pairs that turn often within the pre-training context, 0 for those that hardly turn.
     wavelength_E = 2 * math.pi / freq_E
     turns_E = scaling["original_max_position_embeddings"] / wavelength_E
     low = scaling["low_freq_factor"]
@@ -275,7 +278,7 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def rope(positions_BT, frequencies_E, dtype):
-    """`rotate`'s tables, (B, 1, T, E): cosines, and sines signed as in (a c - b s, b c + a s)."""
+    """`rotate`'s tables, (B, 1, T, E). A pair (a, b) becomes (a cos - b sin, b cos + a sin)."""
     angle_B1TE = positions_BT[:, None, :, None].float() * frequencies_E  # (B, 1, T, E/2)
     cos = angle_B1TE.cos()
     sin = angle_B1TE.sin()
@@ -291,10 +294,14 @@ def rotate(x_BHTE, cos_B1TE, sin_B1TE):
 
 
 def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
-    """Grouped-query attention of T queries to C >= T keys, by default causal up to the last key.
+    """Grouped-query attention of T queries to C >= T keys. The last query sees the last key.
 
-    NOTE SDPA's is_causal aligns its triangle at the top left, which is wrong for C > T. Rows of
-    unequal length are padded on the right, where causality hides the padding.
+        training            T = C    causal
+        prefill             T < C    causal, aligned at the lower right: later chunks see earlier ones
+        decoding, one row   T = 1    everything
+        decoding, several   T = 1    mask_B1TC, since the rows hold different numbers of keys
+
+    NOTE SDPA's is_causal aligns its triangle at the upper left, which is wrong for C > T.
     """
     B, H, T, E = q_BHTE.shape
     _, K, C, _ = k_BKCE.shape
@@ -305,7 +312,7 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
         return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, mask, is_causal=C == T,
                                               enable_gqa=H != K)
 
-    # Queries that share a key head become rows of one head, so no kernel has to repeat the keys.
+    # Decoding. H/K queries share each key head: as rows of one head they need no copies of the keys.
     mask = None
     if mask_B1TC is not None:
         mask = mask_B1TC.repeat(1, 1, H // K, 1)
@@ -346,7 +353,7 @@ class KVCache:
     """Keys and values of S sequences side by side, so that many episodes decode in one batch.
 
     The caller counts each sequence's length. Positions past it are masked, so truncating means
-    lowering it, and idle slots may write garbage there. Memory: 2 · L · S · K · C · E numbers.
+    lowering it, and idle slots may write garbage there. Memory: 2 · L · S · K · length · E numbers.
     """
 
     def __init__(self, config: ModelConfig, slots: int, length: int, dtype=torch.float32,
@@ -368,15 +375,15 @@ class CacheView:
     def __init__(self, cache: KVCache, rows: slice, positions_BT, end: int | None = None):
         self.positions_BT = positions_BT
         self.mask_B1TC = None
-        aligned = False
+        self.aligned = False
         if end is None:
             # Read the positions, for which Python must wait for the GPU.
             low, high = torch.stack(positions_BT.aminmax()).tolist()
             assert high < cache.length, f"position {high} does not fit the cache's {cache.length}"
             end = high + 1
             # If every row holds the same T consecutive positions, causal attention needs no mask.
-            aligned = high - low == positions_BT.shape[1] - 1
-        if not aligned:
+            self.aligned = high - low == positions_BT.shape[1] - 1
+        if not self.aligned:
             cached_C = torch.arange(end, device=positions_BT.device)
             unseen_B1TC = cached_C > positions_BT[:, None, :, None]
             # A float mask, because every layer would have to convert a bool one.
@@ -391,7 +398,7 @@ class CacheView:
         return self.k[layer], self.v[layer]
 
     def _store(self, kept_BKCE, new_BKTE):
-        if self.mask_B1TC is None:
+        if self.aligned:
             kept_BKCE[:, :, -new_BKTE.shape[2]:] = new_BKTE
         else:
             index_BKTE = self.positions_BT[:, None, :, None].expand_as(new_BKTE)
@@ -431,10 +438,11 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
     """Log-prob and entropy of each token marked in the bool mask action_BT, given those before it.
 
     Returns (logp_N, entropy_N, hidden_ND) in row-major order. hidden_ND are the last hidden states,
-    which predict the N tokens; a critic that reads them trains the policy's layers with it.
+    from which the N tokens are predicted: a value head on them trains the policy's layers with it.
     positions_BT and segments as in `forward`. The LM head runs on the N marked positions only,
     `chunk` at a time, and the backward pass recomputes each chunk, so that (N, V) float32 logits
-    never exist as a whole.
+    never exist as a whole. All this happens in `head`, inside the model's forward, because FSDP
+    holds the LM head's weights only there.
     """
     starts = [0]
     if segments:
@@ -462,37 +470,10 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
     return model(tokens_BT, positions_BT, head=head, segments=segments)
 
 
-@torch.no_grad()
-def generate(model, prompt_ids: list[int], max_new_tokens: int, temperature=0.0, stop=(), seed=0):
-    """Completes one prompt; returns (ids, logps). rollout.py's Engine serves many at once."""
-    weight = model.model.embed_tokens.weight
-    device = weight.device
-    length = len(prompt_ids) + max_new_tokens
-    cache = KVCache(model.config, 1, length, dtype=weight.dtype, device=device)
-    rng = random.Random(seed)
-    ids = []
-    logps = []
-    unread = list(prompt_ids)  # what the cache does not hold yet
-    held = 0
-    while len(ids) < max_new_tokens:
-        tokens_1T = torch.tensor([unread], device=device)
-        positions_1T = torch.arange(held, held + len(unread), device=device)[None]
-        logits_1V = model(tokens_1T, positions_1T, cache, head=model.last_logits)
-        uniform_1 = torch.tensor([rng.random()], dtype=torch.float64)
-        id_1, logp_1 = sample(logits_1V, uniform_1, temperature)
-        ids.append(int(id_1))
-        logps.append(float(logp_1))
-        if ids[-1] in stop:
-            break
-        held += len(unread)
-        unread = [ids[-1]]
-    return ids, logps
-
-
 class GraphedStep:
     """Decoding on a GPU: one token for each slot of a cache, launched as one CUDA graph.
 
-    A step of few rows is a thousand kernels, each of which ends before Python launches the next. A
+    A step of few rows is a thousand small kernels, and the GPU waits for Python between them. A
     graph launches them together, but fixes shapes and addresses. So all slots take part (idle ones
     write an unused position), tokens and positions lie in buffers, and the part of the cache that
     is read grows by STRIDE, one graph per size. Valid while the weights stay where they are.
@@ -507,13 +488,14 @@ class GraphedStep:
         self.graphs: dict[int, tuple] = {}  # positions read -> (graph, the logits it writes)
         self.pool = None  # of memory; graphs can share one, since one runs at a time
 
-    def __call__(self, tokens_S1, positions_S1, longest: int):
-        """The next token's logits (S, V), valid until the next call. longest: the last position."""
+    def __call__(self, tokens_S1, positions_S1, last_position: int):
+        """The next token's logits (S, V), valid until the next call. last_position: over all slots."""
         length = self.cache.length
-        assert longest < length, f"position {longest} does not fit the cache's {length}"
+        assert last_position < length, f"position {last_position} does not fit the cache's {length}"
         self.tokens_S1.copy_(tokens_S1)
         self.positions_S1.copy_(positions_S1)
-        end = min((longest // self.STRIDE + 1) * self.STRIDE, length)
+        strides = last_position // self.STRIDE + 1
+        end = min(strides * self.STRIDE, length)
         if end not in self.graphs:
             self.graphs[end] = self.capture(end)
         graph, logits_SV = self.graphs[end]
@@ -598,6 +580,12 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     return model
 
 
+def load_for_training(path: str | Path, device, lora: int = 0) -> Transformer:
+    """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
+    dtype = computing_dtype(device) if lora else torch.float32
+    return load(path, dtype, device, sharded=True, lora=lora)
+
+
 def draw_adapters(missing: dict):
     """Initializes the adapters among the tensors by name, and takes them out."""
     generator = torch.Generator().manual_seed(0)  # all ranks draw the same
@@ -639,7 +627,7 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
     if rank() == 0:
         with writing(path):
             write_checkpoint(path, config, state, like)
-    all_max(0)  # the other ranks wait for the files
+    barrier()  # the other ranks wait for the files
 
 
 def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None):
@@ -689,7 +677,7 @@ def adapt(model: Transformer, r: int) -> Transformer:
     model.lora = r
     for module in list(model.model.layers.modules()):
         if isinstance(module, nn.Linear):
-            module.__class__ = Adapted
+            module.__class__ = Adapted  # in place, so the weights keep their names
             module.scale = ALPHA / r
             module.lora_A = nn.Parameter(torch.empty(r, module.in_features))
             module.lora_B = nn.Parameter(torch.empty(module.out_features, r))
@@ -713,7 +701,7 @@ def without_adapters(model: Transformer):
 
 
 def computing_dtype(device: torch.device) -> torch.dtype:
-    """The precision that `shard` computes in, for models that are not trained."""
+    """The precision to compute in: that of `shard`, for weights that stay as they are (evaluation, LoRA)."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
@@ -742,7 +730,10 @@ def shard(model: Transformer) -> Transformer:
 def unsharded(model: Transformer):
     """Yields the whole model in its compute dtype: plain modules on the gathered weights.
 
-    Inside, a rank may run any number of forward passes; sharded ranks that disagree about it hang.
+    A sharded forward pass is a collective: the ranks must agree on how many they run, or they wait
+    for each other forever. In a rollout they cannot agree. So gather all weights once: until
+    `reshard`, named_parameters() returns them whole, in the dtype that FSDP computes in. `whole` is
+    a second set of modules that point at these tensors. Nothing is copied.
     """
     parts = [module for module in model.modules() if hasattr(module, "unshard")]
     if not parts:
@@ -751,8 +742,7 @@ def unsharded(model: Transformer):
     try:
         for part in parts:
             part.unshard()
-        # A second model on the same weights, without FSDP's hooks.
-        with torch.device("meta"):
+        with torch.device("meta"):  # without memory of its own, and without FSDP's hooks
             whole = adapt(Transformer(model.config), model.lora).requires_grad_(False)
         weights = {name: weight.detach() for name, weight in model.named_parameters()}
         whole.load_state_dict(weights, assign=True)
@@ -793,6 +783,33 @@ def full_state(model: Transformer) -> dict:
 
 
 # ------------------------------------------------------------------------------- the command line
+
+
+@torch.no_grad()
+def generate(model, prompt_ids: list[int], max_new_tokens: int, temperature=0.0, stop=(), seed=0):
+    """Completes one prompt; returns (ids, logps). rollout.py's Engine serves many at once."""
+    weight = model.model.embed_tokens.weight
+    device = weight.device
+    length = len(prompt_ids) + max_new_tokens
+    cache = KVCache(model.config, 1, length, dtype=weight.dtype, device=device)
+    rng = random.Random(seed)
+    ids = []
+    logps = []
+    unread = list(prompt_ids)  # what the cache does not hold yet
+    held = 0
+    while len(ids) < max_new_tokens:
+        tokens_1T = torch.tensor([unread], device=device)
+        positions_1T = torch.arange(held, held + len(unread), device=device)[None]
+        logits_1V = model(tokens_1T, positions_1T, cache, head=model.last_logits)
+        uniform_1 = torch.tensor([rng.random()], dtype=torch.float64)
+        id_1, logp_1 = sample(logits_1V, uniform_1, temperature)
+        ids.append(int(id_1))
+        logps.append(float(logp_1))
+        if ids[-1] in stop:
+            break
+        held += len(unread)
+        unread = [ids[-1]]
+    return ids, logps
 
 
 def end_tokens(model: Transformer, path: Path) -> list:

@@ -1,20 +1,20 @@
 """Episodes: an agent acts in a browser, turn by turn, and one engine decodes for many of them at once.
 
-One turn:   observe -> page as text with element ids -> response -> parse -> execute -> settle
+One turn:   settle -> observe: page as text with element ids -> response -> parse -> execute
 
     - `ACTIONS` is the only list of actions, for the prompt, the parser and the executor.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn prefills only what is new.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
       environment fails, the episode ends as "env_error" (`EnvError`), which is not a reward of 0.
-    - Equal seeds draw equal random numbers: an episode's depend only on (seed, task, member). Log-probs
+    - Equal seeds draw equal random numbers: those of an episode depend only on (seed, task, member). Log-probs
       round with the batch that they are computed in, and who shares a batch depends on how fast the
       sites answer. With --concurrency 1 every batch is one episode's, and runs are equal bit for bit.
 
 This file knows the browser (worlds/browser.py) as something to observe and to act on, and the task's
 side as one object, `env`:
 
-    env.enter(browser, task)      a block with the episode's storage state: it is logged in
+    env.enter(browser, task)      an async context manager: logs in, yields the storage state
     env.watch(session, tau)       called before each action, for pictures
     env.score(task, answer, page, checks) -> 0.0 or 1.0, once, at the end; appends to checks
     env.visible                   whether to play in a window
@@ -40,7 +40,7 @@ from typing import Awaitable, Callable, NamedTuple
 
 import torch
 
-from compress import Chat, Trajectory, Turn, answer_of, context, fit_page, trunk
+from compress import Chat, Trajectory, Turn, answer_of, context, fit_page
 from model import GraphedStep, KVCache, Transformer, sample, unsharded
 from worlds.browser import (ENV_FAILED, ActionError, Browser, BrowserSettings, Session, bounded,
                             first_line, readable, sites_of)
@@ -389,10 +389,10 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             page = f"error: {error}\n{page}"
         for host, address in hosts.items():
             page = page.replace(address, f"http://{host}")
-        ids, shown, cut = fit_page(chat, trajectory, page, budget)
-        history = trunk(chat, trajectory, len(trajectory.turns))
-        if len(history) + len(ids) > budget:
+        fitted = fit_page(chat, trajectory, page, budget)
+        if fitted is None:
             return  # past responses alone fill the context: this is the end, as at the turn limit
+        ids, shown, cut = fitted
         turn = Turn(url, shown, ids, action_ids=[], logps=[], response="", page_cut=cut)
         trajectory.turns.append(turn)
 
@@ -439,7 +439,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
             # 2) Play.
             await take_turns(session, chat, trajectory, env=env, act=act, settings=settings, slot=slot)
 
-            # 3) Judge, after a look that lets the last action end and leaves a blocked page.
+            # 3) Observe once more, since the last action may still be loading or have hit the fence. Judge.
             await session.observe()
             judging = env.score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
             trajectory.success = await bounded(judging, 10 * timeout, "judging the episode")
@@ -530,7 +530,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
                   tick=run.ignore) -> list[Trajectory]:
     """`play` with the model as policy. Random numbers depend only on (seed, task, member).
 
-    choose(trajectory, draw): for a fork that draws several responses and returns one (forks/tsr.py).
+    choose(trajectory, draw): for a fork that awaits several draws, one after the other, and returns
+    one of them (forks/tsr.py).
     """
     with half_the_threads(), unsharded(model) as whole:
         slots = min(settings.concurrency, len(tasks) * group)  # each takes gigabytes of cache

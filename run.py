@@ -95,8 +95,13 @@ def all_sum(values: list) -> torch.Tensor:
 
 
 def all_max(value):
-    """The largest of the ranks' values. All ranks wait here for each other."""
+    """The largest of the ranks' values."""
     return max(gather([value]))
+
+
+def barrier():
+    """All ranks wait here for each other."""
+    all_max(0)
 
 
 # ----------------------------------------------------------------------------- what people see live
@@ -243,7 +248,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
         if rank() == 0:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
-        all_max(0)
+        barrier()
         if rank() < parts:
             local = {}
             for name, tensor in training_tensors(model, optimizer).items():
@@ -251,7 +256,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
                     tensor = tensor.to_local()
                 local[name] = tensor.detach().cpu().contiguous()
             save_file(local, fresh / f"part-{rank()}.safetensors")
-        all_max(0)
+        barrier()
         if rank() == 0:
             (fresh / "state.json").write_text(json.dumps({"parts": parts, "extra": extra}))
             older = sorted(path.glob("[0-9]*"))
@@ -259,7 +264,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
             fresh.rename(path / f"{number:05}")
             for directory in older:
                 shutil.rmtree(directory)
-    all_max(0)
+    barrier()
 
 
 def load_training(path: str | Path, model, optimizer) -> dict | None:
@@ -285,10 +290,10 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
         return state["extra"]
 
 
-def fingerprint(checkpoint: str) -> dict:
+def fingerprint(checkpoint: str | None) -> dict:
     """{file: hash of its size, beginning and end} of a checkpoint directory's weights; {} of a hub id."""
     marks = {}
-    for file in sorted(Path(checkpoint).glob("*.safetensors")):
+    for file in sorted(Path(checkpoint or "/").glob("*.safetensors")):
         size = file.stat().st_size
         with open(file, "rb") as weights:
             begin = weights.read(1_000_000)
@@ -297,9 +302,9 @@ def fingerprint(checkpoint: str) -> dict:
     return marks
 
 
-def save_state(cfg, model, optimizer, step: int):
-    """Saves the training state: the run continues with `step`."""
-    extra = {"step": step, "config": asdict(cfg), "weights": fingerprint(cfg.model)}
+def save_state(cfg, model, optimizer, *, step: int, weights: dict):
+    """Saves the training state: the run continues with `step`. weights: `Run.weights`."""
+    extra = {"step": step, "config": asdict(cfg), "weights": weights}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
 
@@ -351,6 +356,7 @@ class Run:
     def __init__(self, path: str | Path, config: dict):
         self.path = Path(path)
         self.config = config
+        self.weights = {}  # `fingerprint` of the checkpoint that this process has opened
 
     def claim(self):
         """Locks the directory until this process ends: two runs in one would mix their records."""
@@ -403,6 +409,11 @@ class Run:
                     file.unlink()
 
 
+def ask_git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def describe_run(cfg, device) -> dict:
     """The resolved configuration and what else is needed to repeat the run."""
     hardware = f"cpu, {torch.get_num_threads()} threads"
@@ -410,9 +421,9 @@ def describe_run(cfg, device) -> dict:
         hardware = torch.cuda.get_device_name(device)
     commit = ""
     with contextlib.suppress(OSError):  # git is not installed
-        describe = "git describe --always --exclude=* --abbrev=12 --dirty=+changes".split()
-        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True)
-        commit = done.stdout.strip()
+        commit = ask_git("rev-parse", "--short=12", "HEAD")
+        if ask_git("status", "--porcelain", "*.py", "*.js"):  # a new, untracked fork counts as well
+            commit += "+changes"
     return {"script": Path(sys.argv[0]).name, **asdict(cfg), "commit": commit,
             "torch": torch.__version__, "device": hardware}
 
@@ -426,6 +437,7 @@ def start_run(cfg, device, model_config: dict, first: int) -> Run:
             raise ValueError(f"--{name} {given} is in --out, which a new run overwrites; "
                              "choose another --out.")
     run = Run(cfg.out, describe_run(cfg, device))
+    run.weights = fingerprint(cfg.model)
     run.claim()
     if first == 0:
         run.clear()

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import add_heads, fit, likelihood, predict, recall, samples, states, successes
+from forks.shared import add_heads, fit, likelihood, predict, recall, response_rows, states, successes
 
 
 @dataclass
@@ -73,17 +73,17 @@ class AWR(mgrpo.MGRPO):
     def value_advantages(self, episodes) -> float:
         """Fits V, then sets A_j = r - V(h_j); returns V's cross-entropy before that."""
         cfg = self.cfg
-        responses = samples(self.chat, episodes)
-        x_RD = states(self.model, [response.row for response in responses], cfg, self.device)
-        r_R = successes([response.tau for response in responses])
+        rows = response_rows(self.chat, episodes)
+        x_RD = states(self.model, rows, cfg, self.device)
+        r_R = successes([row.tau for row in rows])
         loss = fit(self.model, self.optimizer, "value", x_RD, r_R, cfg.head_updates)
         V_R = predict(self.model, "value", x_RD)
-        for response, V in zip(responses, V_R.tolist()):
-            tau = response.tau
-            if response.turn is tau.turns[0]:
+        for row, V in zip(rows, V_R.tolist()):
+            tau = row.tau
+            if row.turn is tau.turns[0]:
                 tau.advantage = tau.reward - V  # what trajectories.jsonl shows
             # A row's advantage is the sum of the episode's and the turn's.
-            response.turn.advantage = tau.reward - V - tau.advantage
+            row.turn.advantage = tau.reward - V - tau.advantage
         return loss
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, samples, states,
+from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, response_rows, states,
                           successes)
 
 TIE = 1e-4  # A_c this close are equal: rounding depends on threads and micro-batches
@@ -96,9 +96,9 @@ class DigiRL(mgrpo.MGRPO):
         cfg = self.cfg
         # 1) V_s learns from the step's own episodes.
         fresh = [tau for tau in episodes if tau.status == "ok"]
-        responses = samples(self.chat, fresh)
-        x_RD = states(self.model, [response.row for response in responses], cfg, self.device)
-        r_R = successes([response.tau for response in responses])
+        responses = response_rows(self.chat, fresh)
+        x_RD = states(self.model, responses, cfg, self.device)
+        r_R = successes([row.tau for row in responses])
         step_loss = fit(self.model, self.optimizer, "step", x_RD, r_R, cfg.head_updates)
 
         # 2) V_c learns from all, and chooses episodes. 3) V_s chooses turns.
@@ -127,15 +127,15 @@ class DigiRL(mgrpo.MGRPO):
     def good_turns(self, episodes):
         """The second filter: rows of the turns whose A_j exceeds 1 / max_turns."""
         cfg = self.cfg
-        by_episode = [samples(self.chat, [tau]) for tau in episodes]
-        rows = [response.row for responses in by_episode for response in responses]
-        x_RD = states(self.model, rows, cfg, self.device)
+        by_episode = [response_rows(self.chat, [tau]) for tau in episodes]
+        everything = [row for rows in by_episode for row in rows]
+        x_RD = states(self.model, everything, cfg, self.device)
         V_s = iter(predict(self.model, "step", x_RD).tolist())
         good = []
-        for tau, responses in zip(episodes, by_episode):
-            V = [next(V_s) for _ in responses]
+        for tau, rows in zip(episodes, by_episode):
+            V = [next(V_s) for _ in rows]
             A = step_advantages(tau.reward, V, cfg.lam)
-            good += [response.row for response, A_j in zip(responses, A) if A_j > 1 / cfg.max_turns]
+            good += [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]
         tokens = float(run.all_sum([sum(row.n_action for row in good)]))
         for row in good:
             row.weight = 1 / tokens

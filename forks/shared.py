@@ -5,36 +5,40 @@
     fit(model, optimizer, "value", x_RD, y_R, 20)  cross-entropy on success
     p_R = predict(model, "value", x_RD)            chance of success, from 0 to 1
     instruction(chat, task)                        a row that ends with the task, before any page
-    samples(chat, episodes)                        their turns, each with its episode and its row
+    response_rows(chat, episodes)                  the rows of all their responses
     recall(chat, cfg, 192, step)                   past episodes of the run, from its own records
     likelihood(batch, logp_N)                      a loss: weighted log-likelihood
 
-A head is two linear layers on the policy's last hidden state. Its gradient ends there: it does not
-train the policy. States are small, so the ranks share them, and every rank fits the same head.
-(A critic that trains jointly with the policy takes hidden_ND in its own `loss` instead.)
+A head is two linear layers on the policy's last hidden state. There are two ways to train one. `fit`
+reads detached `states`, so it does not train the policy; states are small, so the ranks share them,
+and every rank fits the same head. Or a fork's `loss` applies the head to hidden_ND, and its gradient
+runs on into the policy (forks/critic.py); the ranks' gradients are averaged in bc.optimizer_step.
 The replay buffer is the run's own trajectories.jsonl. A resumed run finds it as it was.
 
 Dimension key: R rows (turns or episodes) of this rank, D width, N action tokens.
 """
 import functools
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compress import Chat, Row, Trajectory, Trunk, Turn, micro_batches, pack, replay, trajectory_rows
+from compress import Chat, Row, Trajectory, Trunk, micro_batches, pack, replay, trajectory_rows
 from mgrpo import per_token
 from model import Transformer, unsharded
-from run import all_max, gather, newest, rank, world_size
+from run import barrier, gather, newest, rank, world_size
 
 # ------------------------------------------------------------------------------------------ heads --
 
 
 def add_heads(model: Transformer, optimizer, *names: str, lr: float = 1e-3):
-    """Gives the policy heads. They start at a chance of 0.5. Only the training state holds them."""
+    """Gives the policy heads. They start at a chance of 0.5.
+
+    Only the training state holds them: they resume with the run, but a checkpoint has none. Their
+    learning rate is constant, and --clip leaves them out.
+    """
     width = model.config.hidden_size
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)  # all ranks draw the same
@@ -114,26 +118,12 @@ def instruction(chat: Chat, task: dict) -> Row:
     return Row(Trunk(ids), prefix=len(ids), leaf=[chat.end_id], n_action=1)
 
 
-@dataclass
-class Sample:
-    """One response: its episode, its turn, its training row."""
-    tau: Trajectory
-    turn: Turn
-    row: Row
-
-    @property
-    def is_last(self) -> bool:
-        return self.turn is self.tau.turns[-1]
-
-
-def samples(chat: Chat, episodes: list[Trajectory]) -> list[Sample]:
-    """All responses of some episodes."""
-    out = []
+def response_rows(chat: Chat, episodes: list[Trajectory]) -> list[Row]:
+    """The rows of all responses of some episodes. A row knows its episode (tau) and its turn."""
+    rows = []
     for tau in episodes:
-        responses = [turn for turn in tau.turns if turn.action_ids]  # there is one row for each
-        for turn, row in zip(responses, trajectory_rows(chat, tau)):
-            out.append(Sample(tau, turn, row))
-    return out
+        rows += trajectory_rows(chat, tau)
+    return rows
 
 
 def likelihood(batch: list[Row], logp_N):
@@ -152,7 +142,7 @@ def recall(chat: Chat, cfg, count: int, step: int, among: int = 2000) -> list[Tr
     sampling time are not given: gap and change in the metrics count from the start of this step. All
     ranks call it.
     """
-    all_max(0)  # until rank 0 has written them
+    barrier()  # until rank 0 has written them
     records, _ = newest(Path(cfg.out) / "trajectories.jsonl", among, 10**9)
     valid = [record for record in records
              if record.get("split") == "train" and record["turns"] and record["status"] == "ok"]

@@ -45,7 +45,7 @@ import torch
 
 import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
-from forks.shared import add_heads, fit, predict, recall, samples, states, successes
+from forks.shared import add_heads, fit, predict, recall, response_rows, states, successes
 from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
 
@@ -83,7 +83,7 @@ def verdict(record: dict) -> float:
 
 def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks, drawn from the pool: the more often a template failed lately, the more."""
-    run.all_max(0)  # until rank 0 has written the last step's episodes
+    run.barrier()  # until rank 0 has written the last step's episodes
     lately = defaultdict(list)
     records, _ = run.newest(Path(cfg.out) / "trajectories.jsonl")
     for record in records:
@@ -153,22 +153,23 @@ class WebRL(mgrpo.MGRPO):
             metrics["outcome_accuracy"] = right / max(played, 1)
 
         # 2) V, from the new turns; then the advantages of new and old ones.
-        new = samples(self.chat, fresh)
-        old = samples(self.chat, [tau for tau in past if tau.reward])
-        turns = new + old
-        x_RD = states(self.model, [turn.row for turn in turns], cfg, self.device)
-        r_R = successes([turn.tau for turn in turns]).to(self.device)
+        new = response_rows(self.chat, fresh)
+        old = response_rows(self.chat, [tau for tau in past if tau.reward])
+        both = new + old
+        x_RD = states(self.model, both, cfg, self.device)
+        r_R = successes([row.tau for row in both]).to(self.device)
         n = len(new)
         metrics["value_loss"] = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n],
                                     cfg.head_updates)
-        last_R = torch.tensor([turn.is_last for turn in turns], dtype=torch.bool, device=self.device)
+        is_last = [row.turn is row.tau.turns[-1] for row in both]
+        last_R = torch.tensor(is_last, dtype=torch.bool, device=self.device)
         A_R = advantages(r_R, predict(self.model, "value", x_RD), last_R, cfg.lam)
-        for turn, A in zip(turns, A_R.tolist()):
-            turn.row.advantage = A
+        for row, A in zip(both, A_R.tolist()):
+            row.advantage = A
 
         # 3) The rows: all new responses, and those old ones that still are the policy's own.
-        replayed = self.familiar([turn.row for turn in old])
-        rows = [turn.row for turn in new] + replayed
+        replayed = self.familiar(old)
+        rows = new + replayed
         responses, metrics["replayed"] = map(int, run.all_sum([len(rows), len(replayed)]))
         for row in rows:
             row.weight = 1 / responses

@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT, SPECIAL, TEXT, pad, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import compression
+import savings
 from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Trunk, Turn, answer_of, context, fit_page,
                       format_response, messages, micro_batches, open_chat, pack, replay, system_prompt,
                       trajectory_rows, trunk)
@@ -389,20 +389,22 @@ def test_a_trajectory_of_any_length_trains_within_the_budget(chat, budget):
 @pytest.mark.parametrize("settings", [{"think": "false"}, {"thinks": False}, {"system": 3}, {"keep_thoughts": True}])
 def test_an_agent_json_that_cannot_be_followed_is_refused(chat, tmp_path, settings):
     (tmp_path / "agent.json").write_text(json.dumps(settings))
+    chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match=f"agent.json: {next(iter(settings))} is .*true or false"):
-        open_chat(chat.tokenizer, tmp_path, "")
+        open_chat(tmp_path, "")
 
 
 def test_agent_json_sets_the_chat(chat, tmp_path):
     settings = {"system": "Do it.", "think": False, "compress": False}
     (tmp_path / "agent.json").write_text(json.dumps(settings))
-    opened = open_chat(chat.tokenizer, tmp_path, "")
+    chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = open_chat(tmp_path, "")
     assert {name: getattr(opened, name) for name in settings} == settings
 
 
 def test_the_demonstration_prints_how_much_compression_and_packing_save(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["compression.py"])
-    compression.main()
+    monkeypatch.setattr("sys.argv", ["savings.py"])
+    savings.main()
     lines = capsys.readouterr().out.splitlines()
     table = [list(map(int, line.split())) for line in lines[3:10]]
     assert [row[0] for row in table] == list(range(7)) and table[0][2] == table[0][3]

@@ -19,7 +19,7 @@ from test_run import start_ranks
 import evaluate
 import run as runs
 from compress import Trajectory, Turn
-from evaluate import (Benchmark, Config, Environment, checks, figures, pass_at, rate, score, string_match, summarize,
+from evaluate import (SiteSettings, Config, Environment, checks, figures, pass_at, rate, score, string_match, summarize,
                       table, url_match, wilson)
 from rollout import Settings
 from worlds import webarena
@@ -626,7 +626,7 @@ def test_a_replaced_score_is_used_wherever_an_environment_judges(monkeypatch, tm
     """bc.py once kept the original of a `score` that a fork had replaced."""
     async def generous(task, answer, page, why=None, judge=None):
         return 1.0
-    env = Environment({}, tmp_path, Benchmark())
+    env = Environment({}, tmp_path, SiteSettings())
     monkeypatch.setattr(evaluate, "score", generous)
     assert asyncio.run(env.score(GOOD, None, None, [])) == 1.0
 
@@ -635,7 +635,7 @@ def test_only_one_rank_asks_the_reset_server_and_the_others_wait(monkeypatch, tm
     done = []
     monkeypatch.setattr(webarena, "reset", lambda url: done.append(url))
     monkeypatch.setattr(runs, "all_max", lambda value: done.append("together"))
-    env = Environment({}, tmp_path, Benchmark(reset_url="http://h:1"))
+    env = Environment({}, tmp_path, SiteSettings(reset_url="http://h:1"))
     env.reset([GOOD])
     monkeypatch.setattr(runs, "rank", lambda: 1)
     env.reset([GOOD])
@@ -643,7 +643,7 @@ def test_only_one_rank_asks_the_reset_server_and_the_others_wait(monkeypatch, tm
 
 
 def test_the_first_episodes_of_a_batch_get_pictures_and_equal_ids_get_different_names(tmp_path):
-    env = Environment({}, tmp_path, Benchmark(screenshots=3))
+    env = Environment({}, tmp_path, SiteSettings(screenshots=3))
     env.reset([GOOD, GOOD | {"source": 1}], group=2, name="0/4")
     assert env.pictured == {("7", 0): "0/4-7-0", ("7", 1): "0/4-7-1", ("1:7", 0): "0/4-1:7-0"}
     env.reset([GOOD], group=2)  # without a name, as for held-out tasks, nobody would see them
@@ -655,12 +655,12 @@ def test_the_sources_of_an_evaluation_are_numbered_apart(site, tmp_path):
         rows = [GOOD | {"task_id": i, "start_url": site({"/": SHELF})} for i in range(n)]
         (tmp_path / f"{name}.json").write_text(json.dumps(rows))
     a, b = (str(tmp_path / f"{name}.json") for name in "ab")
-    splits = evaluate.load_splits(Config(tasks=f"{a},{b}"), Environment({}, tmp_path, Benchmark()))
+    splits = evaluate.load_splits(Config(tasks=f"{a},{b}"), Environment({}, tmp_path, SiteSettings()))
     found = {name: [(task.get("source"), task["task_id"]) for task in tasks] for name, tasks in splits.items()}
     assert found == {a: [(None, 0)], b: [(1, 0), (1, 1)]}
     (tmp_path / "a.json").write_text(json.dumps([fuzzy(["red"]) | {"start_url": site({"/": SHELF})}]))
     with pytest.raises(ValueError, match="--tasks .*a.json leaves no task to play"):
-        evaluate.load_splits(Config(tasks=f"{a},{b}"), Environment({}, tmp_path, Benchmark()))
+        evaluate.load_splits(Config(tasks=f"{a},{b}"), Environment({}, tmp_path, SiteSettings()))
 
 
 # --------------------------------------------------------------------------------------- the command line

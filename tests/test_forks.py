@@ -8,13 +8,13 @@ from functools import partial
 from itertools import permutations
 
 import pytest
-import run as runs
 import torch
 from conftest import ROOT, tiny_model
 from test_mgrpo import method_of, ragged_groups, trajectory, without_browser
 from test_scripts import ENV, METRICS, read, script
 
 import mgrpo
+import run as runs
 from compress import context, trajectory_rows
 from forks import awr, digirl, gigpo, shared
 from model import full_state, load
@@ -43,19 +43,18 @@ def test_states_are_those_of_each_context_alone(chat, model):
     """Packed rows, any micro-batch: the last token of h_t, of h_t + a_t, or of the task."""
     episodes = [tau for group in ragged_groups(chat) for tau in group]
     last = lambda ids: model(torch.tensor([ids]), head=lambda x_BTD: x_BTD[0, -1])
-    turns = shared.samples(chat, episodes)
+    turns = shared.response_rows(chat, episodes)
     assert len(turns) == sum(len(tau.turns) for tau in episodes)
     h = [context(chat, one.tau, one.tau.turns.index(one.turn)) for one in turns]
     before = torch.stack([last(ids) for ids in h])
     after = torch.stack([last(ids + one.turn.action_ids) for ids, one in zip(h, turns)])
-    assert [one.is_last for one in turns] == [one.turn is one.tau.turns[-1] for one in turns]
     tasks = [shared.instruction(chat, {"intent": intent}) for intent in ("find the lamp", "buy it", "buy it")]
     alone = torch.stack([last(row.trunk.ids) for row in tasks])
     for budget in (1, 300, 10**6):
         cfg = mgrpo.Config(max_tokens=budget)
         found = partial(shared.states, model, cfg=cfg, device="cpu")
-        torch.testing.assert_close(found([one.row for one in turns]), before, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found([one.row for one in turns], end=True), after, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found(turns), before, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found(turns, end=True), after, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found(tasks), alone, atol=1e-5, rtol=1e-4)
     assert found([]).shape == (0, 32)
     task = chat.decode(tasks[0].trunk.ids)
@@ -231,8 +230,8 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
     episodes = [tau for group in ragged_groups(chat) for tau in group]
     for i, tau in enumerate(episodes):
         tau.task = tau.task | {"intent": f"do number {i % 3}"}
-    everything = shared.samples(chat, episodes)
-    x_RD = shared.states(model, [one.row for one in everything], cfg, "cpu")
+    everything = shared.response_rows(chat, episodes)
+    x_RD = shared.states(model, everything, cfg, "cpu")
     r_R = torch.tensor([one.tau.reward for one in everything])
     shared.fit(model, method.optimizer, "step", x_RD, r_R, 20)
     chosen, _ = method.best_episodes(episodes)
@@ -405,13 +404,14 @@ def test_forks_without_groups_take_one_episode_a_task(chat, play, fork):
 @pytest.mark.parametrize("fork, changes, says", [
     (digirl, {"share": 0.0}, "--share 0: it is a share of the episodes"), (digirl, {"share": 1.5}, "--share 1.5"),
     (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"), (awr, {"awr_beta": 0.0}, "--awr-beta")])
-def test_settings_that_choose_or_weigh_nothing_are_one_sentence(checkpoint, tmp_path, fork, changes, says):
+def test_settings_that_choose_or_weigh_nothing_are_one_sentence(chat, play, tmp_path, fork, changes, says):
     """They were an IndexError and a "math domain error"."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x/metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(ValueError, match=says) as refused:
-        main(fork, fork.Config(model=str(checkpoint), out=str(tmp_path / "x"), **changes))
-    assert "\n" not in str(refused.value) and (tmp_path / "x/metrics.jsonl").exists()  # nothing was cleared yet
+        play(fork, hard_and_easy(chat), "x", **changes)
+    assert "\n" not in str(refused.value)
+    assert read(tmp_path / "x/metrics.jsonl") == [{"step": 0}]  # nothing was cleared yet
 
 
 @pytest.fixture(scope="module")

@@ -71,15 +71,14 @@ def test_the_loss_is_the_papers_square(beta):
 def test_an_update_has_the_gradient_of_the_square(chat):
     """Packed, under any micro-batch budget, against one response at a time: float32, 1e-5."""
     episodes = [tau for group in ragged_groups(chat) for tau in group]
-    samples = shared.samples(chat, episodes)
-    rows = [one.row for one in samples]
+    rows = shared.response_rows(chat, episodes)
     g = torch.Generator().manual_seed(1)
     for row in rows:
         row.advantage, row.weight = torch.rand(1, generator=g).item() * 2 - 1, 1 / len(rows)
     make = lambda: tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     model, cfg = make(), webrl.Config(beta=0.3, clip=1e9, temperature=1.0)
     logp = [logprobs(model, row) for row in rows]
-    expected = square(logp, [torch.tensor(one.turn.logps) for one in samples],
+    expected = square(logp, [torch.tensor(row.turn.logps) for row in rows],
                       [row.advantage for row in rows], [row.weight for row in rows], 0.3)
     expected.backward()
     for budget in (1, 700, 10**6):
@@ -344,7 +343,7 @@ def test_what_trains_is_what_was_chosen_with_the_policys_log_probs(checkpoint, s
                      concurrency=4, candidates=3, timeout=20)
     sites = {"sandbox": sandbox_sites}
     tasks, model = load_tasks("sandbox:train:2", sites), load(checkpoint)
-    policy = mgrpo.open_chat(mgrpo.load_tokenizer(checkpoint), checkpoint, mgrpo.actions_help())
+    policy = mgrpo.open_chat(checkpoint, mgrpo.actions_help())
     method = method_of(policy, model, cfg, Method=tsr.TSR)
     played = method.collect(tasks, Environment(sites, tmp_path, cfg), 0)
     later = 0

@@ -74,7 +74,7 @@ def broken(data: bytes, rng) -> bytes:
 
 
 def open_checkpoint(directory):
-    open_chat(load_tokenizer(directory), directory, "").message("user", "a red lamp")
+    open_chat(directory, "").message("user", "a red lamp")
     load(directory)
 
 
@@ -92,7 +92,7 @@ def resume(directory):
 
 
 def clone(directory):
-    chat = open_chat(load_tokenizer(directory), directory, "")
+    chat = open_chat(directory, "")
     for trajectory in read_demonstrations(str(directory / "demos.jsonl"), chat):
         trajectory_rows(chat, trajectory)
 

@@ -9,7 +9,6 @@ import statistics
 import threading
 
 import pytest
-import run as runs
 import torch
 from conftest import GOOD, pad, tiny_model
 from flat_sequence import compare
@@ -19,6 +18,7 @@ import bc
 import evaluate
 import mgrpo
 import rollout
+import run as runs
 import worlds
 from compress import Trajectory, Turn, context, trajectory_rows
 from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, per_token, task_batch, update,
@@ -249,7 +249,7 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
 
 
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
-    """tests/flat_sequence.py on a random model: only trunk and leaves reproduce the rollout's log-probs."""
+    """tests/tools/flat_sequence.py on a random model: only trunk and leaves reproduce the rollout's log-probs."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     episodes = [trajectory(chat, 0.0, [4, 6, 5], seed=seed) for seed in range(3)]
     for tau in episodes:
@@ -324,7 +324,8 @@ def play(checkpoint, monkeypatch, tmp_path):
 
 def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch):
     loaded = []
-    monkeypatch.setattr(mgrpo, "load", lambda *a, **k: loaded.append(a) or load(*a, **k))
+    load = mgrpo.load_for_training
+    monkeypatch.setattr(mgrpo, "load_for_training", lambda *a: loaded.append(a) or load(*a))
     for beta, lora, models in ((0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)):  # LoRA's is the policy itself
         loaded.clear()
         first, second = play(even_tasks_teach(chat), f"{beta}-{lora}", steps=2, beta=beta, lora=lora,
@@ -532,6 +533,21 @@ def test_a_checkpoint_that_was_rewritten_since_the_start_is_refused_unless_force
     with pytest.raises(ValueError, match="steps 3, not 4; other weights"):
         again(even_tasks_teach(chat), steps=4)
     assert len(again(even_tasks_teach(chat), steps=4, force=True)) == 4
+
+
+def test_a_checkpoint_that_was_rewritten_while_the_run_went_on_is_refused_as_well(chat, play, checkpoint, tmp_path):
+    """Such a run trained against the old weights until it was interrupted: what counts is what it had opened."""
+    async def rewrites(*args, seed, **kwargs):
+        if seed == "0/1":
+            save(tiny_model(seed=5, vocab_size=chat.tokenizer.get_vocab_size()), start)
+        if seed == "0/2":
+            raise KeyboardInterrupt
+        return await even_tasks_teach(chat)(*args, seed=seed, **kwargs)
+    start = tmp_path / "start"
+    shutil.copytree(checkpoint, start)
+    assert len(play(rewrites, "x", model=str(start), beta=0.1, save_every=1)) == 2
+    with pytest.raises(ValueError, match="other weights in"):
+        play(even_tasks_teach(chat), "x", model=str(start), beta=0.1, save_every=1)
 
 
 def test_config_json_names_the_precision_of_the_weights_next_to_it(chat, play, checkpoint, tmp_path):

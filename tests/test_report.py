@@ -10,7 +10,7 @@ from conftest import ROOT, Env, execute, make_task, scripted, task_at
 
 import evaluate
 from compress import Trajectory, Turn
-from evaluate import Benchmark, Config, Environment
+from evaluate import SiteSettings, Config, Environment
 from rollout import Settings, play
 from run import embed, report, start_run
 from worlds import onlooker
@@ -437,7 +437,7 @@ def test_the_frame_lies_on_the_element_that_is_acted_upon(path, action, site, br
 
     async def look(session):
         await session.observe()
-        env = Environment({}, tmp_path, Benchmark(screenshots=1))
+        env = Environment({}, tmp_path, SiteSettings(screenshots=1))
         env.reset([trajectory.task], name="here")
         await env.watch(session, trajectory)
         await execute(session, turn.response)
@@ -465,7 +465,7 @@ def played(run, chat, tasks, settings, texts, group=1, env=None):
 
 def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run, chat, site, tmp_path):
     tasks = [task_at(site(PAGES) + "/far", task_id=f"a/{i}") for i in range(2)]
-    env = Environment({}, tmp_path, Benchmark(screenshots=3))
+    env = Environment({}, tmp_path, SiteSettings(screenshots=3))
     env.reset(tasks, group=2, name="x" * 300 + "sandbox:test")
     texts = [CLICK_GO, "nothing that can be read", 'exit(message="x")']
     episodes = played(run, chat, tasks, Settings(max_context=600, max_new_tokens=60), texts, group=2, env=env)
@@ -481,7 +481,7 @@ def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run
 
 def test_pictures_of_two_sources_with_equal_ids_are_two_files(run, chat, site, tmp_path):
     tasks = [task_at(site(PAGES) + "/plain"), task_at(site(PAGES) + "/far", source=1)]
-    env = Environment({}, tmp_path, Benchmark(screenshots=2))
+    env = Environment({}, tmp_path, SiteSettings(screenshots=2))
     env.reset(tasks, name="0/4")
     episodes = played(run, chat, tasks, Settings(max_context=600, max_new_tokens=60), ['exit(message="x")'], env=env)
     files = [tau.turns[0].shot["file"] for tau in episodes]
@@ -493,7 +493,7 @@ def test_pictures_of_two_sources_with_equal_ids_are_two_files(run, chat, site, t
 def test_nobody_looks_on_when_it_is_off(run, chat, site, tmp_path, monkeypatch):
     """What training pays then: one look-up a turn. No file, no message to the page."""
     tasks = [task_at(site(PAGES) + "/far")]
-    env = Environment({}, tmp_path, Benchmark())
+    env = Environment({}, tmp_path, SiteSettings())
     env.reset(tasks, group=8, name="train")
     monkeypatch.setattr(evaluate, "aim", None)
     settings = Settings(max_context=600, max_new_tokens=60)
@@ -514,7 +514,7 @@ def test_a_page_in_an_endless_loop_gets_no_picture_and_its_episode_goes_on(run, 
     hang = "<body><button onclick='setTimeout(() => { for (;;); }, 0)'>go</button>"
     tasks = [task_at(site({"/": hang}) + "/")]
     settings = Settings(max_context=600, max_new_tokens=60, timeout=1)
-    env = Environment({}, tmp_path, Benchmark(screenshots=1))
+    env = Environment({}, tmp_path, SiteSettings(screenshots=1))
     env.reset(tasks, name="t")
     tau, = played(run, chat, tasks, settings, [CLICK_GO, 'exit(message="x")'], env=env)
     assert tau.turns[0].shot and tau.status == "env_error"  # as without pictures: the page cannot be read any more
@@ -527,7 +527,7 @@ def test_a_machine_without_a_display_is_told_so_in_one_sentence(monkeypatch, tmp
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(ValueError, match="--watch opens a window, but this machine has no display .*--screenshots 8"):
-        Environment({}, tmp_path, Benchmark(), visible=True)
+        Environment({}, tmp_path, SiteSettings(), visible=True)
 
 
 def test_a_window_needs_a_chromium_that_has_windows(tmp_path, monkeypatch):
@@ -558,7 +558,7 @@ def test_whoever_watches_reads_thought_and_action_and_sees_the_element(run, chat
 
     monkeypatch.setattr(Session, "_adopt", adopt)
     tasks = [task_at(site(PAGES) + "/plain", intent="press go")]
-    env = Environment({}, "", Benchmark(), visible=True)
+    env = Environment({}, "", SiteSettings(), visible=True)
     texts = [CLICK_GO, '<think>\x1b[2Jdone</think><answer>exit(message="x")</answer>']
     tau, = played(run, chat, tasks, Settings(max_context=600, max_new_tokens=60), texts, env=env)
     assert tau.status == "ok"

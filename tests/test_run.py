@@ -16,12 +16,12 @@ from conftest import ROOT, tiny_model
 from torch.nn import ModuleDict
 
 import run as runs
-from evaluate import Benchmark
+from evaluate import SiteSettings
 from run import all_max, command_line, init_dist, parse_args, rank, start_run, ticker
 
 
 @dataclass
-class Knobs(Benchmark):
+class Knobs(SiteSettings):
     """Every knob is a flag; the comment behind it is its --help."""
     model: str | None = None      # where it starts
     out: str = "runs/x"
@@ -126,7 +126,7 @@ def stopped(tmp_path):
     cfg = Knobs(model=str(base), out=str(tmp_path / "run"), steps=4, lr=0.1)
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    runs.save_state(cfg, model, optimizer, step=2)
+    runs.save_state(cfg, model, optimizer, step=2, weights=runs.fingerprint(cfg.model))
     return cfg, model, optimizer
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from compress import Chat, format_response
 from conftest import ROOT
-from evaluate import Benchmark, Environment
+from evaluate import SiteSettings, Environment
 from rollout import Settings, play
 from worlds import sandbox
 from worlds.sandbox import server as web
@@ -487,7 +487,7 @@ def solve(tokenizer, run, sandbox_sites, tmp_path):
             return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
 
         settings = Settings(max_turns=12, max_context=100_000, concurrency=8)
-        environment = Environment(sandbox_sites, tmp_path, Benchmark())
+        environment = Environment(sandbox_sites, tmp_path, SiteSettings())
         return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
     return solve
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import GOOD, ROOT, chat_server, fuzzy, make_task, target
 
 from compress import Chat
-from evaluate import Benchmark, Environment, score
+from evaluate import SiteSettings, Environment, score
 from rollout import Settings, play
 from worlds import load_tasks, miniwob, open_sites, sources, webarena
 from worlds.browser import Browser, BrowserSettings, sites_of
@@ -434,7 +434,7 @@ def test_variables_login_expiry_and_reset(containers, benchmark_file, play_throu
     before = len(containers.cart())
     with open_sites(benchmark_file) as sites:
         tasks = load_tasks(benchmark_file, sites)
-        settings = Benchmark(reset_url=site({"/reset": reset, "/status": reset}))
+        settings = SiteSettings(reset_url=site({"/reset": reset, "/status": reset}))
         environment = Environment(sites, tmp_path, settings)
         rewards = lambda: [t.success for t in play_through(environment, tasks)]
         assert rewards() == [1, 1] and sorted(containers.logins) == ["reddit", "shopping", "shopping"]
@@ -451,7 +451,7 @@ def test_a_login_that_fails_is_an_environment_error_that_says_so(containers, ben
     account = webarena.ACCOUNTS["shopping"]._replace(password="wrong")
     monkeypatch.setitem(webarena.ACCOUNTS, "shopping", account)
     with open_sites(benchmark_file) as sites:
-        environment = Environment(sites, tmp_path, Benchmark())
+        environment = Environment(sites, tmp_path, SiteSettings())
         played, = play_through(environment, load_tasks(benchmark_file, sites)[:1])
     assert played.status == "env_error"
     assert f"shopping at {sites['SHOPPING']} as {account.user}" in played.checks[0][2]
@@ -531,7 +531,7 @@ def test_the_policy_reads_and_writes_the_hosts_that_it_knows(run, site, tokenize
         address = re.search(r"clone (\S+)", trajectory.turns[-1].observation)[1]
         return [*chat.encode(f"exit(message={address!r})"), chat.end_id], [], True
 
-    environment = Environment({"GITLAB": base}, tmp_path, Benchmark())
+    environment = Environment({"GITLAB": base}, tmp_path, SiteSettings())
     settings = Settings(max_new_tokens=64, max_context=4000)
     played, = run(play(act, chat, [task], environment, settings))
     assert "clone http://gitlab.com/repo" in played.turns[0].observation and "gitlab.com" in played.turns[0].response
@@ -583,7 +583,7 @@ def test_miniwob_tasks_are_seeded_state_their_task_and_judge_themselves(miniwob_
     with open_sites("miniwob:click-it:3-5") as sites:
         tasks = load_tasks("miniwob:click-it,press-it:3-5", sites)
         settings = Settings(max_turns=4, max_new_tokens=64, max_context=4000)
-        environment = Environment(sites, tmp_path, Benchmark())
+        environment = Environment(sites, tmp_path, SiteSettings())
         played = run(play(act, chat, tasks[:3], environment, settings))
     assert len(tasks) == 6 and not any(check_row(task)[2] for task in tasks)
     assert [t.task["intent"] for t in played] == [f"Click button {seed % 3}." for seed in (3, 4, 5)]

@@ -37,7 +37,7 @@ from playwright.async_api import async_playwright
 import model as model_py
 from compress import Row, Trunk, micro_batches, open_chat, pack
 from conftest import descendants, pad
-from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, computing_dtype, load, load_tokenizer, sample,
+from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, computing_dtype, load, sample,
                    token_logprobs)
 from plan import shape_config
 from rollout import Engine, Settings, actions_help, play
@@ -382,7 +382,7 @@ def clicks(chat, turns: int):
 def rollout(args):
     """Environment steps compared with bare Playwright; what keeping keys and values saves."""
     base = "worlds/base"
-    chat = open_chat(load_tokenizer(base), base, actions_help())
+    chat = open_chat(base, actions_help())
     with open_sites("sandbox") as urls:
         tasks = load_tasks("sandbox:test:64", urls)
         print(f"{'contexts':10} {'our steps/s':>12} {'bare clicks/s':>14} {'ratio':>7} {'bare calls/s':>14} {'ratio':>7}")
@@ -422,7 +422,7 @@ def rollout(args):
 def leaks(args):
     """Plays short episodes; prints what our process and Chromium's hold every 200."""
     base, began = "worlds/base", time.monotonic()
-    chat, ended = open_chat(load_tokenizer(base), base, actions_help()), 0
+    chat, ended = open_chat(base, actions_help()), 0
     resident = lambda process: memory("VmRSS", process) / 2 ** 20
 
     class Counting(Benign):

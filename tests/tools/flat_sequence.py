@@ -22,8 +22,8 @@ import run  # noqa: F401  first: it sets up OpenMP before torch loads
 import torch
 
 from compress import Chat, Trajectory, micro_batches, open_chat, pack, trajectory_rows, trunk
-from evaluate import Benchmark, Environment
-from model import Transformer, load, load_tokenizer, token_logprobs
+from evaluate import SiteSettings, Environment
+from model import Transformer, load, token_logprobs
 from rollout import actions_help, rollout
 from worlds import load_tasks, open_sites
 
@@ -33,7 +33,7 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
     """Log-probs of each turn's response in the flat sequence of the trajectory."""
     ids, out, seen = trunk(chat, tau, len(tau.turns)), [], []  # seen: what the loss mask leaves visible
     for t, turn in enumerate(tau.turns):
-        begin = len(trunk(chat, tau, t + 1)) - len(chat.action(turn.action_ids))
+        begin = len(trunk(chat, tau, t + 1)) - len(chat.past_response(turn.action_ids))
         response = list(range(begin, begin + len(turn.action_ids)))
         seen = seen or list(range(begin))
         context = sorted({*seen, begin - 1}) if masked else list(range(begin))
@@ -97,8 +97,8 @@ def main():
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--out", help="write OUT.json and OUT.svg")
     args = parser.parse_args()
-    chat, model = open_chat(load_tokenizer(args.model), args.model, actions_help()), load(args.model)
-    settings = Benchmark(max_turns=10, max_new_tokens=64, max_context=1536)
+    chat, model = open_chat(args.model, actions_help()), load(args.model)
+    settings = SiteSettings(max_turns=10, max_new_tokens=64, max_context=1536)
     with open_sites("sandbox:test") as sites:
         tasks = load_tasks(f"sandbox:test:{args.episodes}", sites)
         env = Environment(sites, "runs/flat_sequence", settings)

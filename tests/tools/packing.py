@@ -19,7 +19,6 @@ import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
 from compress import (PLACEHOLDER, Chat, Row, Trajectory, micro_batches, open_chat, pack, past, replay,  # noqa: E402
                       trajectory_rows)
-from model import load_tokenizer  # noqa: E402
 
 WIDTH, LEFT, RIGHT = 850, 92, 24
 BAR, STEP = 17, 27  # height of a bar, and from one turn's bar to the next, in pixels
@@ -146,7 +145,7 @@ def main():
     args = parser.parse_args()
     lines = args.trajectories.read_text(encoding="utf-8").splitlines()
     record = max((json.loads(line) for line in lines), key=lambda record: len(record["turns"]))
-    chat = open_chat(load_tokenizer(args.model), args.model, actions_help="")
+    chat = open_chat(args.model, actions_help="")
     args.out.write_text(draw(chat, record), encoding="utf-8")
 
 

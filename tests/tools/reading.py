@@ -17,7 +17,7 @@ import run  # noqa: F401  first: it sets up OpenMP before torch loads
 import torch
 
 from compress import PLACEHOLDER, micro_batches, open_chat, pack, replay, trajectory_rows
-from model import load, load_tokenizer
+from model import load
 from rollout import actions_help
 from worlds.sandbox import exercises, websites
 
@@ -68,5 +68,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", default="0", help="of the exercises; training draws from others")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    chat = open_chat(load_tokenizer(args.model), args.model, actions_help())
+    chat = open_chat(args.model, actions_help())
     table(load(args.model, torch.float32, torch.device("cpu")), chat, args.n, args.seed)

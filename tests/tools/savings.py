@@ -1,7 +1,7 @@
 """Prints what compression and packing save on an episode, in tokens.
 
-    python tests/tools/compression.py                     # the scripted expert's episode in assets/episode.jsonl
-    python tests/tools/compression.py runs/x/trajectories.jsonl --model runs/x
+    python tests/tools/savings.py                     # the scripted expert's episode in assets/episode.jsonl
+    python tests/tools/savings.py runs/x/trajectories.jsonl --model runs/x
 """
 import argparse
 import json
@@ -13,7 +13,6 @@ sys.path.insert(0, str(ROOT))
 import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
 from compress import Chat, context, micro_batches, open_chat, pack, replay, trajectory_rows  # noqa: E402
-from model import load_tokenizer  # noqa: E402
 
 
 def table(chat: Chat, record: dict) -> str:
@@ -41,7 +40,7 @@ def main():
                         help="a trajectories.jsonl, whose longest episode is shown")
     parser.add_argument("--model", default=str(ROOT / "worlds/base"), help="whose tokenizer and prompt to use")
     args = parser.parse_args()
-    chat = open_chat(load_tokenizer(args.model), args.model, actions_help="")
+    chat = open_chat(args.model, actions_help="")
     lines = args.trajectories.read_text(encoding="utf-8").splitlines()
     record = max((json.loads(line) for line in lines), key=lambda record: len(record["turns"]))
     print(table(chat, record))
@@ -51,4 +50,4 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError) as error:
-        sys.exit(f"compression.py: {error}")
+        sys.exit(f"savings.py: {error}")
