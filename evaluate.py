@@ -116,7 +116,7 @@ def required_values(ref: str, text: str) -> bool:
     return any(satisfies(one, text) for one in alternatives(ref))
 
 
-MATCHERS = {  # check -> matcher(reference, text). All of a list must pass; of one_of's, one
+MATCHERS = {  # check -> matcher(reference, text). All references must pass, of one_of's any
     "exact_match": exact_match,
     "must_include": must_include,
     "must_exclude": must_exclude,
@@ -166,7 +166,7 @@ async def judged_checks(task: dict, contents: dict, text: str | None, *, subject
 
 
 def answer_text(answer: str | None) -> str | None:
-    """What is matched of an answer. Most matchers clean again: two layers of quotes come off."""
+    """What is matched of an answer. As in the benchmark, most matchers clean it once more."""
     return None if answer is None else clean(str(answer))
 
 
