@@ -329,7 +329,7 @@ def main(cfg: Config):
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
     # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    first = run.resume(cfg, model, optimizer, free=set())
+    first = run.resume(cfg, model, optimizer, may_change=set())
     directory = run.start_run(cfg, device, config_json(model), first)
 
     # 2) Demonstrations.

@@ -90,6 +90,7 @@ class Trajectory:
         for name in ("url", "observation", "response", "action", "error"):
             record[name] = getattr(turn, name)
         decode = chat.tokenizer.decode
+        record["ids"] = turn.action_ids
         record["tokens"] = [decode([i], skip_special_tokens=False) for i in turn.action_ids]
         record["logps"] = [round(logp, 4) for logp in turn.logps]
         record["truncated"] = not turn.ended
@@ -342,7 +343,7 @@ def past(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
 
 
 def trunk(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
-    """System prompt, task and the first t turns, with the placeholder in place of every page."""
+    """System prompt and the first t turns as later ones see them; the first one states the task."""
     ids = chat.system_ids()
     for k in range(t):
         ids += past(chat, trajectory, k)
@@ -450,20 +451,17 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 
     A turn whose page is missing (in others' data) stays in the history of later turns only.
     """
-    turns = trajectory.turns
-    # The whole history; each row says how much of it came before its turn.
-    shared = Trunk(trunk(chat, trajectory, len(turns)))
-    prefix = len(chat.system_ids())
+    shared = Trunk(chat.system_ids())
     rows = []
-    for t, turn in enumerate(turns):
+    for t, turn in enumerate(trajectory.turns):
         # An episode that the environment broke ends without a response.
         if turn.action_ids and turn.observation != PLACEHOLDER:
             leaf = turn.observation_ids + turn.action_ids
             advantage = trajectory.advantage + turn.advantage
-            row = Row(shared, prefix, leaf, n_action=len(turn.action_ids), advantage=advantage,
-                      logps=turn.logps, tau=trajectory, turn=turn)
+            row = Row(shared, prefix=len(shared.ids), leaf=leaf, n_action=len(turn.action_ids),
+                      advantage=advantage, logps=turn.logps, tau=trajectory, turn=turn)
             rows.append(row)
-        prefix += len(past(chat, trajectory, t))
+        shared.ids += past(chat, trajectory, t)  # what later turns see of this one
     return rows
 
 

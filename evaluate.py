@@ -1,10 +1,18 @@
 """Everything that judges: `score`, the task's side of an episode, the benchmark, its statistics.
 
-    score(task, answer, page) = string_match(answer) * url_match(page.url) * program_html(page)
+A task says what must be true at the end. Every check is 0 or 1, and their product is the reward:
 
-Each factor is 0 or 1, and the task's "eval_types" says which ones count. This one function is the
-training reward and the benchmark's metric. It follows VisualAgentBench, which produced the paper's
-numbers (WebArena's own evaluators differ in places). We differ from it on purpose:
+    "eval_types": ["string_match", "url_match", "program_html"]      which kinds count
+    "reference_answers": {"must_include": ["17"]}                     about exit's message
+    "reference_url": "http://.../Monday"                              about the address it ended on
+    "program_html": [{"url": "last",                                  open this page ("last": stay)
+        "locator": "document.querySelector('h1').outerText",          read this text ("": all)
+        "required_contents": {"exact_match": "Done"}}]                about that text
+
+    score -> checks -> judged_checks, url_match, html_checks -> MATCHERS
+
+This one function is the training reward and the benchmark's metric. It follows VisualAgentBench's
+evaluators, which produced the paper's numbers (WebArena's own differ in places). We differ from it on purpose:
 
     - An episode that never exits has no answer. Every check of its answer fails, even where
       the reference is "N/A".
@@ -455,8 +463,7 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
 def rate(trajectories: list[Trajectory]) -> dict:
     """Success rate with its interval; None if there is no valid episode.
 
-    Runs of one task are not independent, so the interval uses an effective sample size: the n whose
-    binomial variance equals that of the task means, between #tasks and #episodes. Two limits: it
+    Runs of one task are not independent, so the interval uses an effective sample size. Two limits: it
     takes tasks for independent, so with many tasks of few templates it is too narrow; and where few
     of 20 tasks carry nearly all success, it covers the truth in 85% of cases and not in 95%.
     """
@@ -468,7 +475,11 @@ def rate(trajectories: list[Trajectory]) -> dict:
     p = sum(map(sum, successes)) / n
     squares = [(mean(own) - p) ** 2 for own in successes]
     variance = sum(squares) / max(tasks - 1, 1)  # of the task means
-    effective = tasks  # if all tasks did equally well, there is nothing to estimate more from
+    # Runs of one task resemble each other, so n episodes tell less than n independent ones would.
+    #     variance of p, from the spread of the task means:   variance / tasks
+    #     variance of p, from m independent episodes:         p (1 - p) / m
+    # Equate the two and solve for m: at least one per task, at most one per episode.
+    effective = tasks  # no spread, such as all 0 or all 1
     if variance > 0:
         effective = p * (1 - p) * tasks / variance
         effective = min(max(effective, tasks), n)

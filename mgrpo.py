@@ -10,16 +10,24 @@ A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, we minimize
 
     rho = pi(token | h_j, a_ij,<t) / pi_old(...)      i: episodes, j: turns, t: tokens of a response
 
-This is the loss of one task; a batch takes the mean over its tasks.
+|tau_i| is the number of turns, |a_ij| the number of tokens of a response; only responses train. This
+is the loss of one task. A batch takes the mean over the tasks whose groups train.
 
-In PyTorch terms: the policy pi is the language model, and an episode (trajectory tau) is one
-attempt at a task. The reward comes once, at the end, and no gradient runs through browser or judge.
-Instead the gradient of A log pi makes sampled tokens more or less likely: the advantage A compares
-the reward with the group's mean (the baseline), in standard deviations, so attempts that went
-better than the others become more likely. pi_old is the policy that sampled: the weights as they
-were before this batch's updates. Clipping ends a token's gradient once rho has left 1 +- eps in the
-direction that A asks for. It does not bound how far the policy moves. KL is the distance to the
-reference, the policy that training began with. Entropy in the metrics says how much pi still varies.
+In PyTorch terms: the policy pi is the language model, and an episode (trajectory tau) is one attempt
+at a task. The reward comes once, at the end, and no gradient runs through browser or judge. So we
+cannot ask how to change a token to earn more. We ask how to make the tokens of good attempts
+likelier: minimize - A log pi(token), a cross-entropy whose weight A may be negative. A compares the
+reward with the group's mean (the baseline), in standard deviations: of G = 4 episodes with r = 1, 0,
+0, 0 the first has A = 1.5, the others -0.5.
+
+Why rho: a batch is used for several optimizer steps, and after the first the weights are no longer
+those that sampled (pi_old). rho corrects for that. d rho = rho d log pi, so at rho = 1 the gradient
+of rho A is that of A log pi. Why min and clip: they end a token's gradient once it has moved enough
+in the direction that A asks for, which is rho > 1 + eps if A > 0, and rho < 1 - eps if A < 0. Other
+tokens share the weights, so rho can drift on: clipping does not bound how far the policy moves.
+
+KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
+how much pi still varies. The loss itself says little: in the first update it is - sum weight A.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
@@ -143,8 +151,8 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     clipped_N = rho_N.clamp(1 - eps, 1 + eps) * A_N
     surrogate_N = torch.min(unclipped_N, clipped_N)
 
-    # k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled: never negative, and 0
-    # where the policies agree.
+    # k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled. The mean of -delta is the
+    # KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the policies agree.
     delta_N = logp_ref_N - logp_N
     kl_N = delta_N.exp() - delta_N - 1
 
@@ -201,12 +209,13 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     templates = {}
     for task in shuffled:
         templates.setdefault(task.get("intent_template_id"), []).append(task)
-    # A template's n tasks stand 1/n of the pass apart; each template has a start of its own.
+    # Give each task a place in [0, 1): a template's n tasks at 0/n, 1/n, ..., shifted a little by
+    # template. In the order of places, every batch is a cross-section of the templates.
     places = []
-    for t, own in enumerate(templates.values()):
-        offset = t / len(templates)
+    for number, own in enumerate(templates.values()):
+        shift = number / len(templates)
         for j, task in enumerate(own):
-            places.append(((j + offset) / len(own), task))
+            places.append(((j + shift) / len(own), task))
     places.sort(key=lambda pair: pair[0])
     order = [task for _, task in places]
     return order[k * cfg.batch:(k + 1) * cfg.batch]
@@ -352,7 +361,7 @@ def update_metrics(passes: list[dict]) -> dict:
     del line["actions"], line["tokens"]
     line["kl"] = passes[-1]["kl"]
     line["clip_frac"] = passes[-1]["clip_frac"]
-    line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho|, by earlier updates
+    line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho| before each later one
     line["skipped"] = sum(one["skipped"] for one in passes)
     line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
     return line
@@ -401,7 +410,7 @@ def open_training(cfg: Config, device):
 
 
 def open_method(cfg: Config, Method, device) -> MGRPO:
-    """The method with its policy. Its cfg has every value that was None."""
+    """The method with its policy. Its cfg names the model and the learning rate that were chosen."""
     cfg = replace(cfg, model=warm_start(cfg))
     chat = open_chat(cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
@@ -430,7 +439,7 @@ def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float 
 
 
 def due(step: int, every: int, cfg: Config) -> bool:
-    """Whether what happens every so many steps, and after the last one, happens now."""
+    """Whether it is time, for something done every so many steps and after the last one."""
     if step == cfg.steps - 1:
         return True
     return every > 0 and (step + 1) % every == 0
@@ -502,10 +511,10 @@ def main(cfg: Config, Method=MGRPO):
     device = run.init_dist()
     method = open_method(cfg, Method, device)
     cfg = method.cfg
-    free = {"held_out", "held_out_every", "keep_every", "reset_url"}
+    may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
     if not cfg.decay and not cfg.warmup:
-        free.add("steps")  # the learning rate depends on it through these two
-    first = run.resume(cfg, method.model, method.optimizer, free)
+        may_change.add("steps")  # the learning rate depends on it through these two
+    first = run.resume(cfg, method.model, method.optimizer, may_change)
     if first >= cfg.steps:
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
@@ -536,7 +545,7 @@ def main(cfg: Config, Method=MGRPO):
 
             # 3) Update: forward, loss, backward, step. From the second pass on rho leaves 1, and
             #    clipping takes effect.
-            method.optimizer.param_groups[0]["lr"] = warmup_linear(step, cfg)
+            method.optimizer.param_groups[0]["lr"] = warmup_linear(step, cfg)  # others: a fork's heads
             passes = []
             if run.all_max(len(rows)):
                 n = method.updates(step)

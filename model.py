@@ -11,6 +11,7 @@ training differentiates) use the same `forward`, so their log-probs agree to rou
 A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. Tensors keep
 their names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) wrap the classes from outside.
 
+Suffixes say a tensor's shape: x_BTD is (B, T, D).
 Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size,
 V vocabulary, L layers, S cache slots, C cached positions, N scored tokens, M of them at once.
 """
@@ -150,8 +151,8 @@ class Transformer(nn.Module):
         end: how much of the cache to read, if the caller knows that no row is longer.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
         segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). Tokens
-        start..stop see their context, the beginning of an earlier segment, and themselves causally;
-        compress.pack writes such rows and has an example.
+        start..stop see their context, the beginning of an earlier segment, and themselves causally. For
+        packed training only: compress.pack writes such rows and has an example.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -352,8 +353,8 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
 class KVCache:
     """Keys and values of S sequences side by side, so that many episodes decode in one batch.
 
-    The caller counts each sequence's length. Positions past it are masked, so truncating means
-    lowering it, and idle slots may write garbage there. Memory: 2 · L · S · K · length · E numbers.
+    The caller keeps each sequence's length. Keys beyond it are masked. To cut a sequence, use a smaller
+    length; nothing is erased, and idle slots may write garbage there. Memory: 2 · L · S · K · length · E numbers.
     """
 
     def __init__(self, config: ModelConfig, slots: int, length: int, dtype=torch.float32,

@@ -4,7 +4,7 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
 
     - `ACTIONS` is the only list of actions, for the prompt, the parser and the executor.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
-      of each history between turns, so a turn prefills only what is new.
+      of each history between turns, so a turn computes only what its context does not share with the last.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
       environment fails, the episode ends as "env_error" (`EnvError`), which is not a reward of 0.
     - Equal seeds draw equal random numbers: those of an episode depend only on (seed, task, member). Log-probs
@@ -246,9 +246,14 @@ class Request:
 class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
-    It knows token ids only. Each worker owns a cache slot. A new turn's context shares its history, up
-    to the last page, with the ids that the slot holds: the slot rolls back to the end of the common
-    part and prefills the rest. length: the most ids that a context and its response have together.
+    It knows token ids only. Each worker owns a cache slot, which keeps its keys and values between turns.
+    The next turn begins like the last one, up to the last page, which is now a placeholder:
+
+        held:   system  s'_0 a_0  [whole page 1]  a_1
+        next:   system  s'_0 a_0  [placeholder ]  a_1  [whole page 2]
+                ----- kept -----  ----------- computed again ----------
+
+    length: the most ids that a context and its response have together.
     """
 
     def __init__(self, model: Transformer, end_id: int, *, slots: int, length: int, max_new_tokens: int,
@@ -263,7 +268,7 @@ class Engine:
         self.graphed = None
         if cuda_graph and self.device.type == "cuda":
             self.graphed = GraphedStep(model, self.cache)
-        self.held: list[list[int]] = [[] for _ in range(slots)]  # ids whose keys and values it holds
+        self.held: list[list[int]] = [[] for _ in range(slots)]  # ids whose keys are in the cache: all but the newest
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.arrived = asyncio.Event()

@@ -308,11 +308,11 @@ def save_state(cfg, model, optimizer, *, step: int, weights: dict):
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
 
-def resume(cfg, model, optimizer, free: set[str]) -> int:
+def resume(cfg, model, optimizer, may_change: set[str]) -> int:
     """Loads the training state in cfg.out, if there is one; returns the step to continue with.
 
     Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
-    run must have the same values, but for `free` and those that say where and how fast it runs.
+    run must have the same values, but for `may_change` and those that say where and how fast it runs.
     """
     state = Path(cfg.out) / "state"
     extra = None
@@ -321,14 +321,14 @@ def resume(cfg, model, optimizer, free: set[str]) -> int:
     if extra is None:
         return 0
 
-    free = free | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
-                   "recompute", "screenshots", "cuda_graph"}
+    may_change = may_change | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
+                               "recompute", "screenshots", "cuda_graph"}
     with reading(state):
         was = extra["config"]
         step = int(extra["step"])
         other = []
         for key, now in asdict(cfg).items():
-            if key not in free and was.get(key, now) != now:
+            if key not in may_change and was.get(key, now) != now:
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
         if was["model"] == cfg.model and extra["weights"] != fingerprint(cfg.model):
             other.append(f"other weights in {cfg.model}, which have been rewritten since it began")

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import add_heads, fit, likelihood, predict, recall, response_rows, states, successes
+from forks.shared import add_heads, fit, likelihood, predict, recall, response_rows, states, rewards_of
 
 
 @dataclass
@@ -75,7 +75,7 @@ class AWR(mgrpo.MGRPO):
         cfg = self.cfg
         rows = response_rows(self.chat, episodes)
         x_RD = states(self.model, rows, cfg, self.device)
-        r_R = successes([row.tau for row in rows])
+        r_R = rewards_of([row.tau for row in rows])
         loss = fit(self.model, self.optimizer, "value", x_RD, r_R, cfg.head_updates)
         V_R = predict(self.model, "value", x_RD)
         for row, V in zip(rows, V_R.tolist()):

@@ -5,16 +5,16 @@
 
 r is the reward of the whole episode, 0 or 1. V is a head on the policy's own last hidden state, the
 one that predicts token t, so it estimates the chance of success token by token. Its gradient runs
-through the policy's layers: both learn to read pages. In A_t it is a constant, that of the step's
-first update.
+through the policy's layers: both learn to read pages. A_t is computed once, in the step's first
+update, and reused in the later ones, without gradient.
 
 In PyTorch terms: M-GRPO plays a task several times to know what to expect of it. A critic predicts
-that, so every episode teaches something, also alone (--G 1) or among equals. The price is that V is
-wrong at first.
+that, so an episode also teaches if it is alone (--G 1), or if all of its group earned the same. The
+price is that V is wrong at first.
 
     python forks/critic.py --model runs/bc --out runs/critic
 
-Differs from PPO: V is a chance, and no discount or lambda-return mixes in later predictions, since
+Differs from PPO: V is a probability, and no discount or lambda-return mixes in later predictions, since
 the one reward comes at the end.
 
 Differs from mgrpo.py in 40 lines: all valid episodes train, and the loss has A_t and a second term.

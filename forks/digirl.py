@@ -43,7 +43,7 @@ import run  # before torch
 
 import mgrpo
 from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, response_rows, states,
-                          successes)
+                          rewards_of)
 
 TIE = 1e-4  # A_c this close are equal: rounding depends on threads and micro-batches
 
@@ -98,7 +98,7 @@ class DigiRL(mgrpo.MGRPO):
         fresh = [tau for tau in episodes if tau.status == "ok"]
         responses = response_rows(self.chat, fresh)
         x_RD = states(self.model, responses, cfg, self.device)
-        r_R = successes([row.tau for row in responses])
+        r_R = rewards_of([row.tau for row in responses])
         step_loss = fit(self.model, self.optimizer, "step", x_RD, r_R, cfg.head_updates)
 
         # 2) V_c learns from all, and chooses episodes. 3) V_s chooses turns.
@@ -114,7 +114,7 @@ class DigiRL(mgrpo.MGRPO):
         cfg = self.cfg
         rows = [instruction(self.chat, tau.task) for tau in episodes]
         x_RD = states(self.model, rows, cfg, self.device)
-        loss = fit(self.model, self.optimizer, "instruction", x_RD, successes(episodes), cfg.head_updates)
+        loss = fit(self.model, self.optimizer, "instruction", x_RD, rewards_of(episodes), cfg.head_updates)
         V_R = predict(self.model, "instruction", x_RD)
         for tau, V in zip(episodes, V_R.tolist()):
             tau.advantage = tau.reward - V

@@ -17,7 +17,6 @@ The replay buffer is the run's own trajectories.jsonl. A resumed run finds it as
 
 Dimension key: R rows (turns or episodes) of this rank, D width, N action tokens.
 """
-import functools
 import random
 from pathlib import Path
 
@@ -104,7 +103,7 @@ def predict(model: Transformer, name: str, x_RD):
     return model.heads[name](x_RD)[:, 0].sigmoid()
 
 
-def successes(episodes: list[Trajectory]):
+def rewards_of(episodes: list[Trajectory]):
     """Their rewards as a tensor, (R,)."""
     return torch.tensor([tau.reward for tau in episodes])
 
@@ -151,25 +150,12 @@ def recall(chat: Chat, cfg, count: int, step: int, among: int = 2000) -> list[Tr
     return [remember(chat, record) for record in drawn[rank()::world_size()]]
 
 
-@functools.cache
-def spelling(chat: Chat) -> dict[str, int]:
-    """The id of each token that is whole characters, by its text."""
-    ids = range(chat.tokenizer.get_vocab_size())
-    texts = chat.tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False)
-    return {text: i for text, i in zip(texts, ids) if "\ufffd" not in text}
-
-
 def remember(chat: Chat, record: dict) -> Trajectory:
-    """A line of trajectories.jsonl as an episode to train on, with the ids that were sampled.
-
-    Only a response with a token that is part of a character is encoded again from its text.
-    """
+    """A line of trajectories.jsonl as an episode to train on, with the ids that were sampled."""
     tau = replay(chat, record)
     tau.member = record["member"]
     tau.reward = record["reward"]
-    ids = spelling(chat)
     for turn, said in zip(tau.turns, record["turns"]):
+        turn.action_ids = said["ids"]
         turn.logps = None  # those of an older policy, rounded
-        if all(token in ids for token in said["tokens"]):
-            turn.action_ids = [ids[token] for token in said["tokens"]]
     return tau

@@ -45,7 +45,7 @@ import torch
 
 import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
-from forks.shared import add_heads, fit, predict, recall, response_rows, states, successes
+from forks.shared import add_heads, fit, predict, recall, response_rows, states, rewards_of
 from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
 
@@ -157,7 +157,7 @@ class WebRL(mgrpo.MGRPO):
         old = response_rows(self.chat, [tau for tau in past if tau.reward])
         both = new + old
         x_RD = states(self.model, both, cfg, self.device)
-        r_R = successes([row.tau for row in both]).to(self.device)
+        r_R = rewards_of([row.tau for row in both]).to(self.device)
         n = len(new)
         metrics["value_loss"] = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n],
                                     cfg.head_updates)
@@ -182,7 +182,7 @@ class WebRL(mgrpo.MGRPO):
 
     def fit_outcome_model(self, episodes):
         x_RD = self.last_states(episodes)
-        fit(self.model, self.optimizer, "outcome", x_RD, successes(episodes), self.cfg.outcome_updates)
+        fit(self.model, self.optimizer, "outcome", x_RD, rewards_of(episodes), self.cfg.outcome_updates)
 
     def rewarded(self, episodes) -> list[Trajectory]:
         """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import GOOD, pad, tiny_model
 from flat_sequence import compare
-from joint_critic import Critic
 
 import bc
 import evaluate
@@ -623,45 +622,6 @@ def test_figures_do_not_depend_on_the_reward(chat, reward):
     assert pass_at[1] == pytest.approx(found["success_rate"]) and pass_at[2] == pytest.approx((3 * chance + 2) / 5)
     low, high = found["ci95"]
     assert 0 <= low < found["success_rate"] < high <= 1
-
-
-# ------------------------------------------------------------------ a critic that trains with the policy
-
-
-def obvious_critic(chat, kept, model):
-    """The gradient of the squared error of `joint_critic.Critic`, each response alone under its own context."""
-    loss, tokens = 0.0, sum(len(turn.action_ids) for group in kept for tau in group for turn in tau.turns)
-    for tau in (tau for group in kept for tau in group):
-        for row in trajectory_rows(chat, tau):
-            x_TD = model(torch.tensor([row.ids]), head=lambda x_BTD: x_BTD[0])
-            for t in range(len(row.ids) - row.n_action, len(row.ids)):
-                V = model.heads["critic"](x_TD[t - 1])[0]  # the state that predicts the token at t
-                loss = loss + (V - tau.reward) ** 2 / tokens
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad for name, p in model.named_parameters()}, loss.item()
-
-
-def test_a_critic_that_trains_jointly_reaches_the_policys_weights(chat):
-    """Policy's and critic's gradient together, packed, are the sum of both alone; float32, 1e-5."""
-    kept = [group_advantages(group) for group in ragged_groups(chat)]
-    for budget in (1, 700, 10**6):
-        cfg, grads = Config(loss_norm="token", clip=1e9, max_tokens=budget, temperature=1.0), {}
-        model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        method = method_of(chat, model, cfg, optimizer, Method=Critic)
-        head = model.heads["critic"]
-        optimizer.step = lambda: grads.update({k: p.grad.clone() for k, p in model.named_parameters()},
-                                              head=head.weight.grad.clone())
-        metrics = update(method, method.learn_from([tau for group in kept for tau in group], 0)[0])
-        expected, error = obvious_critic(chat, kept, model)
-        expected_head = head.weight.grad.clone()
-        alone, policy = gradient_of(chat, kept, cfg)
-        assert metrics["loss"] == pytest.approx(policy["loss"] + error, abs=1e-5) and error > 0.1
-        torch.testing.assert_close(grads.pop("head"), expected_head, atol=1e-5, rtol=1e-4)
-        for name in expected:
-            torch.testing.assert_close(grads[name], alone[name] + expected[name], atol=1e-5, rtol=1e-4, msg=name)
-            assert expected[name].abs().max() > 1e-6, name  # it does reach them
 
 
 def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monkeypatch):

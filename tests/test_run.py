@@ -131,25 +131,25 @@ def stopped(tmp_path):
 
 
 def test_a_run_continues_with_the_step_after_the_last_save(stopped):
-    assert runs.resume(*stopped, free=set()) == 2
+    assert runs.resume(*stopped, may_change=set()) == 2
 
 
 def test_without_a_state_or_without_resume_a_run_begins_at_its_first_step(stopped, tmp_path):
     cfg, model, optimizer = stopped
-    assert runs.resume(replace(cfg, resume=False), model, optimizer, free=set()) == 0
-    assert runs.resume(replace(cfg, out=str(tmp_path / "other")), model, optimizer, free=set()) == 0
+    assert runs.resume(replace(cfg, resume=False), model, optimizer, may_change=set()) == 0
+    assert runs.resume(replace(cfg, out=str(tmp_path / "other")), model, optimizer, may_change=set()) == 0
 
 
 def test_a_run_refuses_to_go_on_with_other_settings(stopped):
     cfg, model, optimizer = stopped
     other = replace(cfg, lr=0.2, steps=6)
     with pytest.raises(ValueError, match=r"holds a run with steps 4, not 6; lr 0\.1, not 0\.2.*--force") as refused:
-        runs.resume(other, model, optimizer, free=set())
+        runs.resume(other, model, optimizer, may_change=set())
     assert cfg.out in str(refused.value)
-    assert runs.resume(replace(other, force=True), model, optimizer, free=set()) == 2
-    assert runs.resume(replace(cfg, steps=6), model, optimizer, free={"steps"}) == 2
+    assert runs.resume(replace(other, force=True), model, optimizer, may_change=set()) == 2
+    assert runs.resume(replace(cfg, steps=6), model, optimizer, may_change={"steps"}) == 2
     faster = replace(cfg, concurrency=3, timeout=1.0, screenshots=4)  # where and how fast it runs may change
-    assert runs.resume(faster, model, optimizer, free=set()) == 2
+    assert runs.resume(faster, model, optimizer, may_change=set()) == 2
 
 
 def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped):
@@ -157,8 +157,8 @@ def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped):
     cfg, model, optimizer = stopped
     (runs.Path(cfg.model) / "model.safetensors").write_bytes(b"other weights")
     with pytest.raises(ValueError, match=f"other weights in {cfg.model}"):
-        runs.resume(cfg, model, optimizer, free=set())
-    assert runs.resume(replace(cfg, force=True), model, optimizer, free=set()) == 2
+        runs.resume(cfg, model, optimizer, may_change=set())
+    assert runs.resume(replace(cfg, force=True), model, optimizer, may_change=set()) == 2
 
 
 def test_a_state_of_another_model_is_refused(stopped):
@@ -166,7 +166,7 @@ def test_a_state_of_another_model_is_refused(stopped):
     other = tiny_model()
     other.heads["value"] = torch.nn.Linear(2, 1)
     with pytest.raises(ValueError, match="it belongs to another model"):
-        runs.resume(cfg, other, torch.optim.AdamW(ModuleDict(other.heads).parameters()), free=set())
+        runs.resume(cfg, other, torch.optim.AdamW(ModuleDict(other.heads).parameters()), may_change=set())
 
 
 # ------------------------------------------------------------------------------- the report's data
