@@ -29,7 +29,7 @@ import run  # first: it prepares OpenMP before torch loads
 import asyncio
 import math
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -38,8 +38,9 @@ import model
 import worlds
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from rollout import Settings, actions_help, parse, play, rollout, task_key
-from worlds import browser, onlooker, webarena
+from worlds import browser, onlooker, serve, webarena
 from worlds.endpoint import Endpoint, Judge
+from worlds.verifier import verify
 from worlds.words import words
 
 # --------------------------------------------------------------------- evaluators: texts and URLs --
@@ -284,6 +285,9 @@ async def checks(task: dict, answer: str | None, page, judge=None) -> list[Check
         made.append(Check(name=f"url_match {note or 'EXACT'} “{reference}”",
                           passed=url_match(last_url, reference, note),
                           detail=f"the episode ended on {last_url}"))
+    if "verify" in spec["eval_types"]:
+        passed, reason = await verify(spec["verify"], browser.origin(task["start_url"]))
+        made.append(Check(f"verify {Path(spec['verify']).name}", passed, reason))
     if "program_html" in spec["eval_types"]:
         # The page that the episode left open comes first, before its tab goes elsewhere.
         here = [target for target in spec["program_html"] if target["url"] == "last"]
@@ -327,6 +331,7 @@ class Environment:
         self.cfg = cfg
         self.visible = visible
         self.logins = webarena.Logins(sites)
+        self.servers = serve.Servers(self.out)
         self.judge = None
         if cfg.judge_url:
             self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
@@ -349,10 +354,16 @@ class Environment:
                 webarena.reset(self.cfg.reset_url)
             run.all_max(0)
 
-    def enter(self, browser, task: dict):
-        """An async context manager that logs in; yields the episode's storage state."""
-        patience = 5 * self.cfg.timeout
-        return self.logins.hold(browser, task.get("storage_state"), patience)
+    @asynccontextmanager
+    async def enter(self, browser, task: dict):
+        """Starts the task's server and logs in; yields the task as it is played."""
+        timeout = self.cfg.timeout
+        async with AsyncExitStack() as stack:
+            if "serve" in task:
+                task = await stack.enter_async_context(self.servers.serve(task, timeout))
+            holding = self.logins.hold(browser, task.get("storage_state"), 5 * timeout)
+            state = await stack.enter_async_context(holding)
+            yield {**task, "storage_state": state}
 
     async def watch(self, session, trajectory: Trajectory):
         """Called before each action: keeps a picture of the page, or shows it in the window."""
@@ -368,6 +379,8 @@ class Environment:
             await onlooker.photograph(session, turn, frame, directory=self.out, name=name)
 
     async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+        if "serve" in task:
+            await serve.require_answer(task, self.cfg.timeout)
         # The module's function, looked up at each call: a fork may have replaced it.
         return await score(task, answer, page, why=why, judge=self.judge)
 

@@ -14,7 +14,7 @@ One turn:   observe -> page as text with element ids -> response -> parse -> exe
 This file knows the browser (worlds/browser.py) as something to observe and to act on, and the task's
 side as one object, `env`:
 
-    env.enter(browser, task)      a block with the episode's storage state: it is logged in
+    env.enter(browser, task)      a block with the task as it is played: served, logged in
     env.watch(session, tau)       called before each action, for pictures
     env.score(task, answer, page, checks) -> 0.0 or 1.0, once, at the end; appends to checks
     env.visible                   whether to play in a window
@@ -426,10 +426,11 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
     timeout = settings.timeout
     async with contextlib.AsyncExitStack() as stack:
         try:
-            # 1) Log in and open the start page.
+            # 1) Start the site, log in, and open the start page.
             await browser.revive()
-            storage_state = await stack.enter_async_context(env.enter(browser, task))
-            opening = browser.open(task, storage_state)
+            task = await stack.enter_async_context(env.enter(browser, task))
+            trajectory.task = task
+            opening = browser.open(task)
             session = await bounded(opening, 3 * timeout, "opening the start page")
             stack.push_async_callback(session.close)
             if "intent_from" in task:  # MiniWoB++: the page makes up its task
@@ -441,6 +442,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
 
             # 3) Judge, after a look that lets the last action end and leaves a blocked page.
             await session.observe()
+            session.private = []  # the judge may open what the agent may not
             judging = env.score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
             trajectory.success = await bounded(judging, 10 * timeout, "judging the episode")
             trajectory.reward = trajectory.success
