@@ -21,6 +21,7 @@ numbers (WebArena's own evaluators differ in places). We differ from it on purpo
     torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
     python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini --temperature 1
     python evaluate.py --validate test.json        # what a task file holds, what is broken in it
+    python evaluate.py --model runs/mgrpo --tasks infinity:CLONE/gmail:easy  # WebArena-Infinity
     python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
 """
@@ -459,7 +460,8 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
     successes = defaultdict(list)
     for tau in trajectories:
         if tau.status == "ok":
-            successes[task_key(tau.task), tau.task["intent"]].append(tau.success)
+            made_up = tau.task["intent"] if "intent_from" in tau.task else ""
+            successes[task_key(tau.task), made_up].append(tau.success)
     return list(successes.values())
 
 
@@ -544,6 +546,9 @@ def summarize(trajectories: list[Trajectory]) -> dict:
     judge_free = [tau for tau in trajectories if not webarena.needs_judge(tau.task)]
     if len(judge_free) < len(trajectories):
         summary["judge_free"] = rate(judge_free)
+    sound = [tau for tau in trajectories if "flaw" not in tau.task]
+    if len(sound) < len(trajectories):
+        summary["sound"] = rate(sound)
 
     members = defaultdict(list)
     sites = defaultdict(list)
@@ -600,6 +605,8 @@ def print_splits(splits: dict[str, dict]):
             rows.append((f"  {site}", site_rate))
         if "judge_free" in summary:
             rows.append(("  without a judge", summary["judge_free"]))
+        if "sound" in summary:
+            rows.append(("  without flawed tasks", summary["sound"]))
     print(table(rows))
     for split, summary in splits.items():
         if "pass_at" in summary:
@@ -633,7 +640,7 @@ class Config(Benchmark):
     model: str | None = None  # checkpoint directory or hub id; None: runs/mgrpo
     policy_url: str | None = None  # or a model at an OpenAI-compatible URL (key: OPENAI_API_KEY)
     policy_model: str = ""  # its name there
-    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:SEEDS], files
+    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:CLONE[...], files
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
     validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
@@ -717,7 +724,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
 def main(cfg: Config) -> int | None:
     # 1) What needs no policy.
     if cfg.validate:
-        return webarena.validate(cfg.validate)
+        return worlds.validate(cfg.validate)
     if cfg.report:
         print(run.with_size(run.report(cfg.out)))
         return

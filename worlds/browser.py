@@ -154,11 +154,19 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
+def with_addresses(task: dict):
+    """The part of a task whose addresses the agent may need."""
+    if "serve" in task:  # it has one site; an address in its intent is something to type
+        return [task["start_url"], task.get("eval")]
+    return task
+
+
 def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     """The origins of all addresses in the tasks and in `allow`. None: no fence."""
     if allow == "all":
         return None
-    addresses = ADDRESS.findall(json.dumps(tasks, ensure_ascii=False))
+    written = [with_addresses(task) for task in tasks]
+    addresses = ADDRESS.findall(json.dumps(written, ensure_ascii=False))
     addresses += allow.split(",")
     sites = {origin(address) for address in addresses}
     served = {address.partition("{port}")[0] for address in addresses if "{port}" in address}

@@ -15,10 +15,11 @@ import inspect
 import json
 import re
 import socket
+import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -417,13 +418,18 @@ def anchor(task: dict, folder: Path) -> list[str]:
 
 def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:
     """A task file -> (usable tasks, remarks, faults), each remark and fault naming its row."""
+    return check_rows(read_rows(path), Path(path).parent)
+
+
+def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[str]]:
+    """As `read_tasks`. folder: where the file names in the rows begin."""
     tasks = []
     remarks = []
     faults = []
-    for i, row in enumerate(read_rows(path)):
+    for i, row in enumerate(rows):
         task, changed, broken = check_row(row)
         if not broken:
-            broken = anchor(task, Path(path).parent)
+            broken = anchor(task, folder)
         ids = [f"{key} {task[key]!s:.40}" for key in ("task_id", "old_task_id") if key in task]
         where = f"row {i}"
         if ids:
@@ -457,9 +463,8 @@ def needs_judge(task: dict) -> bool:
     return any("fuzzy_match" in contents for contents in every)
 
 
-def validate(path: str) -> int:
-    """Prints what a task file holds and what is broken in it; returns the exit status."""
-    tasks, remarks, faults = read_tasks(path)
+def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]) -> int:
+    """Prints what a source of tasks holds and what is broken in it; returns the exit status."""
     evaluators = Counter()
     answers = Counter()
     pages = Counter()
@@ -473,6 +478,10 @@ def validate(path: str) -> int:
             impossible += any(value in ("N/A", ["N/A"]) for value in contents.values())
         for contents in page_contents(task):
             pages.update(contents.keys())
+    flawed = defaultdict(list)
+    for task in tasks:
+        if "flaw" in task:
+            flawed[task["flaw"]].append(str(task["task_id"]))
     judged = sum(map(needs_judge, tasks))
     broken = {fault.split(":")[0] for fault in faults}
 
@@ -482,6 +491,9 @@ def validate(path: str) -> int:
         print(f"  {title:<12}" + ", ".join(f"{name} {n}" for name, n in counts.most_common()))
     print(f"  {judged} tasks need an LLM judge, {len(tasks) - judged} do not; "
           f"{impossible} have the reference N/A")
+    for flaw, ids in flawed.items():
+        text = f"  {flaw}: {len(ids)} tasks: {', '.join(ids)}"
+        print(textwrap.fill(text, width=100, subsequent_indent="    ", break_on_hyphens=False))
 
     lines = [f"changed  {text}" for text in remarks]
     lines += [f"BROKEN  {text}" for text in faults]
