@@ -62,7 +62,8 @@ def flaw(app: str, name: str, instruction: str) -> str:
     """What is known to be wrong with a task; "" if nothing is. name: e1 ... h60, function_1 ..."""
     if name in TRUE_FROM_THE_START.get(app, []):
         return "true from the start"
-    if re.search(BROKEN_PARTS.get(app, "$^"), instruction, re.IGNORECASE):
+    parts = BROKEN_PARTS.get(app)
+    if parts and re.search(parts, instruction, re.IGNORECASE):
         return "likely broken in the application"
     return ""
 

@@ -273,6 +273,7 @@ class Servers:
 
     def keep_output(self, task: dict, server: Server, problem: str):
         """Appends the last lines of a failed server's output to servers.log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             return
         output = server.output.decode(errors="replace")

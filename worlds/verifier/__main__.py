@@ -10,8 +10,8 @@ import threading
 import traceback
 
 
-def end_with_parent():
-    sys.stdin.buffer.read()
+def end_with_parent(pipe: int):
+    os.read(pipe, 1)  # nobody writes, so this returns when the parent has gone
     os._exit(1)
 
 
@@ -28,10 +28,11 @@ def verdict(file: str, server_url: str) -> dict:
 
 
 def main(file: str, server_url: str):
-    # 1) The file may print what it likes; only we write to what is standard output now.
+    # 1) The file may print what it likes, and close what it likes: the pipes are ours.
     own_output = os.dup(1)
     os.dup2(2, 1)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    own_input = os.dup(0)  # exit() closes standard input
+    threading.Thread(target=end_with_parent, args=(own_input,), daemon=True).start()
 
     # 2) The file's neighbours can be imported; ours come last, so that a real `requests` wins.
     sys.path.append(sys.path.pop(0))

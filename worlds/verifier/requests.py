@@ -4,6 +4,7 @@ Holds what verifiers use: get, post, put, delete, and a response's status_code, 
 headers, ok, json() and raise_for_status().
 """
 import json as _json
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -80,3 +81,6 @@ def put(url, **more):
 
 def delete(url, **more):
     return request("DELETE", url, **more)
+
+
+exceptions = sys.modules[__name__]  # requests.exceptions.HTTPError ...
