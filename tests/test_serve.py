@@ -180,6 +180,19 @@ def test_a_killed_chromium_leaves_no_server(shop, tmp_path, chat):
     assert nothing_left(tmp_path)
 
 
+def test_the_run_goes_on_without_the_guard_that_somebody_killed(shop, tmp_path, chat, run):
+    async def acting(tau, slot):
+        if tau.member == 0:
+            for process, command in descendants().items():
+                if "guard.py" in command:
+                    os.kill(process, signal.SIGKILL)
+        return [*chat.encode("exit('done')"), chat.end_id], [], True
+
+    played = run(play([shop()], acting, tmp_path, chat, group=5))
+    assert [tau.status for tau in played] == 5 * ["ok"]
+    assert nothing_left(tmp_path)
+
+
 # ----------------------------------------------------------------------------------- servers that fail
 
 

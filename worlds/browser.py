@@ -479,7 +479,7 @@ class Session:
                 await self._leave_error_page()
                 continue
             # A new tab's first document comes before anybody can refuse it.
-            if any(inside(frame.url, self.private) for frame in self.page.frames):
+            if self.private and any(inside(frame.url, self.private) for frame in self.page.frames):
                 self.notes.append(f"{self.page.url[:200]} is not for visitors and was left")
                 await self._leave()
                 continue

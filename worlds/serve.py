@@ -230,11 +230,11 @@ class Servers:
             self.finish()
 
     def begin(self):
-        """Starts the guard if nobody else is served."""
-        if self.guard is None:
+        """Starts the guard if there is none, or if somebody has killed it."""
+        if self.guard is None or self.guard.poll() is not None:
             script = Path(__file__).parent / "guard.py"
             self.guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script)], start_new_session=True, text=True,
+                [sys.executable, "-I", "-S", str(script)], start_new_session=True, bufsize=0,
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.running += 1
 
@@ -268,8 +268,7 @@ class Servers:
     async def end(self, server: Server):
         await server.end()
         with contextlib.suppress(OSError):  # somebody killed the guard
-            self.guard.stdin.write(f"- {server.process.pid}\n")
-            self.guard.stdin.flush()
+            self.guard.stdin.write(f"- {server.process.pid}\n".encode())
 
     def keep_output(self, task: dict, server: Server, problem: str):
         """Appends the last lines of a failed server's output to servers.log."""

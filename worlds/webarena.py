@@ -393,8 +393,8 @@ def read_rows(path: str) -> list:
         json.dumps(rows, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no half surrogates
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read the task file {path} ({error}); give a JSON file in "
-                         "WebArena's format, sandbox:train, sandbox:test, sandbox:test-unseen, or "
-                         "miniwob:NAME,...") from None
+                         "WebArena's format, sandbox:train, sandbox:test, sandbox:test-unseen, "
+                         "infinity:CLONE, or miniwob:NAME,...") from None
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"the task file {path} holds no list of tasks; make it a list of objects.")
     return rows
