@@ -29,6 +29,7 @@ evaluators, which produced the paper's numbers (WebArena's own differ in places)
     torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
     python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini --temperature 1
     python evaluate.py --validate test.json        # what a task file holds, what is broken in it
+    python evaluate.py --model runs/mgrpo --tasks infinity:CLONE/gmail:easy  # WebArena-Infinity
     python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
 """
@@ -37,7 +38,7 @@ import run  # first: it prepares OpenMP before torch loads
 import asyncio
 import math
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -46,8 +47,9 @@ import model
 import worlds
 from compress import Chat, Trajectory, messages, open_chat, system_prompt
 from rollout import Settings, actions_help, parse, play, rollout, task_key
-from worlds import browser, onlooker, webarena
+from worlds import browser, onlooker, serve, webarena
 from worlds.endpoint import Endpoint, Judge
+from worlds.verifier import verify
 from worlds.words import words
 
 # --------------------------------------------------------------------- evaluators: texts and URLs --
@@ -292,6 +294,9 @@ async def checks(task: dict, answer: str | None, page, judge=None) -> list[Check
         made.append(Check(name=f"url_match {note or 'EXACT'} “{reference}”",
                           passed=url_match(last_url, reference, note),
                           detail=f"the episode ended on {last_url}"))
+    if "verify" in spec["eval_types"]:
+        passed, reason = await verify(spec["verify"], browser.origin(task["start_url"]))
+        made.append(Check(f"verify {Path(spec['verify']).name}", passed, reason))
     if "program_html" in spec["eval_types"]:
         # The page that the episode left open comes first, before its tab goes elsewhere.
         here = [target for target in spec["program_html"] if target["url"] == "last"]
@@ -337,6 +342,7 @@ class Environment:
         self.cfg = cfg
         self.visible = visible
         self.logins = webarena.Logins(sites)
+        self.servers = serve.Servers(self.out)
         self.judge = None
         if cfg.judge_url:
             self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
@@ -359,10 +365,16 @@ class Environment:
                 webarena.reset(self.cfg.reset_url)
             run.barrier()
 
-    def enter(self, browser, task: dict):
-        """An async context manager that logs in; yields the episode's storage state."""
-        patience = 5 * self.cfg.timeout
-        return self.logins.hold(browser, task.get("storage_state"), patience)
+    @asynccontextmanager
+    async def enter(self, browser, task: dict):
+        """Starts the task's server and logs in; yields the task as it is played."""
+        timeout = self.cfg.timeout
+        async with AsyncExitStack() as stack:
+            if "serve" in task:
+                task = await stack.enter_async_context(self.servers.serve(task, timeout))
+            holding = self.logins.hold(browser, task.get("storage_state"), 5 * timeout)
+            state = await stack.enter_async_context(holding)
+            yield {**task, "storage_state": state}
 
     async def watch(self, session, trajectory: Trajectory):
         """Called before each action: keeps a picture of the page, or shows it in the window."""
@@ -378,6 +390,8 @@ class Environment:
             await onlooker.photograph(session, turn, frame, directory=self.out, name=name)
 
     async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+        if "serve" in task:
+            await serve.require_answer(task, self.cfg.timeout)
         # The module's function, looked up at each call: a fork may have replaced it.
         return await score(task, answer, page, why=why, judge=self.judge)
 
@@ -456,7 +470,8 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
     successes = defaultdict(list)
     for tau in trajectories:
         if tau.status == "ok":
-            successes[task_key(tau.task), tau.task["intent"]].append(tau.success)
+            made_up = tau.task["intent"] if "intent_from" in tau.task else ""
+            successes[task_key(tau.task), made_up].append(tau.success)
     return list(successes.values())
 
 
@@ -544,6 +559,9 @@ def summarize(trajectories: list[Trajectory]) -> dict:
     judge_free = [tau for tau in trajectories if not webarena.needs_judge(tau.task)]
     if len(judge_free) < len(trajectories):
         summary["judge_free"] = rate(judge_free)
+    sound = [tau for tau in trajectories if "flaw" not in tau.task]
+    if len(sound) < len(trajectories):
+        summary["sound"] = rate(sound)
 
     members = defaultdict(list)
     sites = defaultdict(list)
@@ -600,6 +618,8 @@ def print_splits(splits: dict[str, dict]):
             rows.append((f"  {site}", site_rate))
         if "judge_free" in summary:
             rows.append(("  without a judge", summary["judge_free"]))
+        if "sound" in summary:
+            rows.append(("  without flawed tasks", summary["sound"]))
     print(table(rows))
     for split, summary in splits.items():
         if "pass_at" in summary:
@@ -633,7 +653,7 @@ class Config(SiteSettings):
     model: str | None = None  # checkpoint directory or hub id; None: runs/mgrpo
     policy_url: str | None = None  # or a model at an OpenAI-compatible URL (key: OPENAI_API_KEY)
     policy_model: str = ""  # its name there
-    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:SEEDS], files
+    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:CLONE[...], files
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
     validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
@@ -717,7 +737,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
 def main(cfg: Config) -> int | None:
     # 1) What needs no policy.
     if cfg.validate:
-        return webarena.validate(cfg.validate)
+        return worlds.validate(cfg.validate)
     if cfg.report:
         print(run.with_size(run.report(cfg.out)))
         return

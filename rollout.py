@@ -14,7 +14,7 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
 This file knows the browser (worlds/browser.py) as something to observe and to act on, and the task's
 side as one object, `env`:
 
-    env.enter(browser, task)      an async context manager: logs in, yields the storage state
+    env.enter(browser, task)      an async context manager: starts the site, logs in, yields the task
     env.watch(session, tau)       called before each action, for pictures
     env.score(task, answer, page, checks) -> 0.0 or 1.0, once, at the end; appends to checks
     env.visible                   whether to play in a window
@@ -431,10 +431,11 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
     timeout = settings.timeout
     async with contextlib.AsyncExitStack() as stack:
         try:
-            # 1) Log in and open the start page.
+            # 1) Start the site, log in, and open the start page.
             await browser.revive()
-            storage_state = await stack.enter_async_context(env.enter(browser, task))
-            opening = browser.open(task, storage_state)
+            task = await stack.enter_async_context(env.enter(browser, task))
+            trajectory.task = task
+            opening = browser.open(task)
             session = await bounded(opening, 3 * timeout, "opening the start page")
             stack.push_async_callback(session.close)
             if "intent_from" in task:  # MiniWoB++: the page makes up its task
@@ -446,6 +447,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
 
             # 3) Observe once more, since the last action may still be loading or have hit the fence. Judge.
             await session.observe()
+            session.private = []  # the judge may open what the agent may not
             judging = env.score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
             trajectory.success = await bounded(judging, 10 * timeout, "judging the episode")
             trajectory.reward = trajectory.success

@@ -275,7 +275,7 @@ class Env:
 
     @contextlib.asynccontextmanager
     async def enter(self, browser, task):
-        yield task.get("storage_state")
+        yield task
 
     async def watch(self, session, trajectory):
         pass

@@ -15,6 +15,7 @@ from bc import read_demonstrations
 from compress import open_chat, trajectory_rows
 from model import load, load_tokenizer, save
 from run import load_training, report, save_training, start_run
+import worlds
 from worlds import load_tasks, webarena
 from worlds.browser import sites_of
 
@@ -100,7 +101,7 @@ def clone(directory):
 def play(directory):
     sites = {name: "http://127.0.0.1:1" for name in webarena.HOSTS}
     sites_of(load_tasks(str(directory / "tasks.json"), sites, reach=False), "")
-    webarena.validate(str(directory / "tasks.json"))
+    worlds.validate(str(directory / "tasks.json"))
 
 
 def continue_run(directory):

@@ -132,7 +132,7 @@ def test_the_tasks_side_logs_in_watches_before_each_action_and_judges_once(site,
         @contextlib.asynccontextmanager
         async def enter(self, browser, task):
             told.append("enter")
-            yield {"cookies": [{"name": "who", "value": "ann", "url": task["start_url"]}]}
+            yield task | {"storage_state": {"cookies": [{"name": "who", "value": "ann", "url": task["start_url"]}]}}
             told.append("leave")
 
         async def watch(self, session, trajectory):

@@ -15,6 +15,7 @@ from conftest import GOOD, ROOT, chat_server, fuzzy, make_task, target
 from compress import Chat
 from evaluate import SiteSettings, Environment, score
 from rollout import Settings, play
+import worlds
 from worlds import load_tasks, miniwob, open_sites, sources, webarena
 from worlds.browser import Browser, BrowserSettings, sites_of
 from worlds.endpoint import Endpoint, Judge
@@ -236,12 +237,12 @@ def test_a_task_file_that_is_not_there_is_named_with_the_other_kinds_of_tasks():
 
 def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path, capsys):
     path = write(tmp_path / "tasks.json", [GOOD, fuzzy(["x"]) | {"sites": ["reddit", "gitlab"]}, GOOD | {"intent": None}])
-    assert webarena.validate(path) == 1
+    assert worlds.validate(path) == 1
     out = capsys.readouterr().out
     for text in ("2 usable tasks, 1 broken", "string_match 2", "shopping 1, reddit + gitlab 1",
                  "1 tasks need an LLM judge", "BROKEN  row 2 (task_id 7): intent"):
         assert text in out, out
-    assert webarena.validate(write(tmp_path / "good.json", [GOOD])) == 0
+    assert worlds.validate(write(tmp_path / "good.json", [GOOD])) == 0
 
 
 def test_a_bare_string_is_wrapped_and_its_row_named(tmp_path):

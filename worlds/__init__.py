@@ -2,7 +2,10 @@
 
     browser.py    Chromium: what the agent sees and does; onlooker.py: for people who watch
     sandbox/      the embedded sites; base/: the small model
-    webarena.py   WebArena's task files, sites and logins; miniwob.py: MiniWoB++
+    webarena.py   WebArena's task files, sites and logins
+    infinity.py   WebArena-Infinity; miniwob.py: MiniWoB++
+    serve.py      a site started by a command, one copy for each episode (guard.py, loopback.py)
+    verifier/     a task's own judge, in a process of its own
     words.py      how the benchmark cuts text into words
     endpoint.py   models behind a URL: a policy to evaluate, or the judge
 
@@ -11,13 +14,14 @@ A leaf: nothing here imports the six files.
 import contextlib
 import os
 import re
+from pathlib import Path
 
-from . import miniwob, sandbox, webarena
+from . import infinity, miniwob, sandbox, webarena
 
 
 def sources(spec: str) -> list[str]:
     """--tasks split at its commas, but not at those between the names of MiniWoB++ tasks."""
-    return re.split(r",(?=sandbox|miniwob|[^,]*[./])", spec)
+    return re.split(r",(?=sandbox|miniwob|infinity:|[^,]*[./])", spec)
 
 
 @contextlib.contextmanager
@@ -49,10 +53,21 @@ def sandbox_tasks(source: str) -> list[dict]:
     return sandbox.tasks(split, n=n and int(n), template=template and int(template))
 
 
+def validate(source: str) -> int:
+    """Prints what a task file, or a clone of WebArena-Infinity, holds; returns the exit status."""
+    kind, _, rest = source.partition(":")
+    if kind == "infinity":
+        found = webarena.check_rows(infinity.tasks(rest), Path())
+    else:
+        found = webarena.read_tasks(source)
+    return webarena.describe(source, *found)
+
+
 def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
     """Tasks ready to play, as dicts in WebArena's schema.
 
-    spec: sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:FIRST-LAST], task files, with commas.
+    spec: sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:FIRST-LAST], task files,
+    infinity:PATH[/APP,...][:easy|medium|hard|function][:N], with commas.
     reach: check that their sites answer. judge: keep the tasks that need a language model as judge.
 
     Tasks of the second and later sources of a spec have their source's number under "source": their
@@ -67,6 +82,8 @@ def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
             found = sandbox_tasks(source)
         elif kind == "miniwob":
             found = miniwob.tasks(rest)
+        elif kind == "infinity":
+            found = infinity.tasks(rest)
         else:
             found = webarena.playable(source, sites, judge)
         found = webarena.site_urls(found, known)

@@ -22,15 +22,18 @@ import asyncio
 import contextlib
 import json
 import os
+import posixpath
+import random
 import re
 import shutil
 import time
 import uuid
 from collections import Counter, deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Awaitable
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from playwright.async_api import Error as PlaywrightError, async_playwright
 
@@ -129,6 +132,11 @@ FLAGS = ["--disable-dev-shm-usage", "--disable-gpu", "--num-raster-threads=1",
 # An address in a task ends where JSON, a locator or a list (" |AND| ") goes on.
 ADDRESS = re.compile(r"""https?://[^\s"'\\|,)]+""", re.IGNORECASE)
 
+# Chromium learns when it starts what it may reach, and its rules know no ranges of ports. So the servers
+# that serve.py starts later share these ports, "{port}" in a task. They lie below the ports that systems
+# give to outgoing connections, and are others in every process: several runs share a machine.
+SERVED_PORTS = random.SystemRandom().sample(range(16_000, 32_000), 256)
+
 
 def origin(url: str) -> str:
     """http://host:port of a web address; "" for anything else."""
@@ -146,15 +154,32 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
+def with_addresses(task: dict):
+    """The part of a task whose addresses the agent may need."""
+    if "serve" in task:  # it has one site; an address in its intent is something to type
+        return [task["start_url"], task.get("eval")]
+    return task
+
+
 def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     """The origins of all addresses in the tasks and in `allow`. None: no fence."""
     if allow == "all":
         return None
-    addresses = ADDRESS.findall(json.dumps(tasks, ensure_ascii=False))
+    written = [with_addresses(task) for task in tasks]
+    addresses = ADDRESS.findall(json.dumps(written, ensure_ascii=False))
     addresses += allow.split(",")
     sites = {origin(address) for address in addresses}
+    served = {address.partition("{port}")[0] for address in addresses if "{port}" in address}
+    for prefix in served:  # http://127.0.0.1:
+        sites.update(origin(f"{prefix}{port}") for port in SERVED_PORTS)
     sites.discard("")
     return sites
+
+
+def inside(url: str, private: list[str]) -> bool:
+    """Whether an address lies under one of the paths, as lenient a server as possible would read it."""
+    path = posixpath.normpath("/" + unquote(urlsplit(url).path).lstrip("/")).lower() + "/"
+    return any(path.startswith(prefix.lower().rstrip("/") + "/") for prefix in private)
 
 
 def fence(sites: set[str]) -> list[str]:
@@ -235,20 +260,28 @@ class Browser:
             if not self.chromium.is_connected():
                 self.chromium = await self.launch()
 
-    async def open(self, task: dict, storage_state: dict | str | None = None) -> "Session":
-        """Starts an episode in its own context and, if the task names a world, in its own world."""
+    async def open(self, task: dict) -> "Session":
+        """Starts an episode in its own context and, if the task names a world, in its own world.
+
+        task: as env.enter yields it. Of its keys, this reads start_url and, if they are there, world,
+        storage_state, clock, script and private.
+        """
         # The world travels in a header, not in a cookie, so that logging out does not change it.
         headers = {}
         if "world" in task:
             headers["X-World"] = f"{task['world']}-{uuid.uuid4().hex}"
         browser_context = await self.chromium.new_context(
             viewport={"width": 1280, "height": 720}, extra_http_headers=headers,
-            storage_state=storage_state, accept_downloads=False, service_workers="block")
+            storage_state=task.get("storage_state"), accept_downloads=False, service_workers="block")
         browser_context.set_default_timeout(1000 * self.settings.timeout)
 
-        session = Session(browser_context, self.settings, self.sites)
+        session = Session(browser_context, self.settings, self.sites, task.get("private", []))
         async with contextlib.AsyncExitStack() as stack:  # closes the session if a start page fails
             stack.push_async_callback(session.close)
+            if "clock" in task:  # it goes on from there: a clock that stands makes equal "unique" ids
+                await browser_context.clock.install(time=task["clock"])
+            if "script" in task:
+                await browser_context.add_init_script(task["script"])
             await browser_context.add_init_script(SCRIPTS)
             for url in task["start_url"].split(" |AND| "):
                 await session.start(url)
@@ -305,10 +338,12 @@ class Loading:
 class Session:
     """One episode's view of the web: its tabs, what is loading in them, and what an agent can do."""
 
-    def __init__(self, browser_context, settings: BrowserSettings, sites: set[str] | None):
+    def __init__(self, browser_context, settings: BrowserSettings, sites: set[str] | None,
+                 private: list[str]):
         self.browser_context = browser_context
         self.settings = settings
         self.sites = sites
+        self.private = private      # paths that only the judge opens
         self.page = None            # the current tab
         self.devtools = {}          # each tab's connection to Chromium's own protocol
         self.notes: list[str] = []  # dialogs and the like, for the next observation
@@ -346,6 +381,10 @@ class Session:
             self.devtools[page] = devtools
             self._listen(devtools)
             await devtools.send("Page.enable")
+            if self.private:
+                # Only documents wait for our word, so what scripts fetch costs nothing.
+                devtools.on("Fetch.requestPaused", partial(self._admit, devtools))
+                await devtools.send("Fetch.enable", {"patterns": [{"resourceType": "Document"}]})
             await self._first_document(page)
         self.loading.ended(page)
         # If it closed before we listened, nobody has told us.
@@ -378,6 +417,17 @@ class Session:
         devtools.on("Page.frameStoppedLoading", stopped)
         devtools.on("Page.frameDetached", stopped)
         devtools.on("Page.windowOpen", window_opens)
+
+    async def _admit(self, devtools, event):
+        """Lets a document load unless its path is private; then the tab stays where it is."""
+        url = event["request"]["url"]
+        answer = {"requestId": event["requestId"]}
+        with contextlib.suppress(PlaywrightError):  # its tab may have closed
+            if inside(url, self.private):
+                self.notes.append(f"{url[:200]} is not for visitors and was not opened")
+                await devtools.send("Fetch.failRequest", {**answer, "errorReason": "Aborted"})
+            else:
+                await devtools.send("Fetch.continueRequest", answer)
 
     async def _first_document(self, page):
         """Waits for the document that a tab was opened for."""
@@ -427,6 +477,11 @@ class Session:
             await self.settle()
             if self.page.url.startswith("chrome-error:"):
                 await self._leave_error_page()
+                continue
+            # A new tab's first document comes before anybody can refuse it.
+            if self.private and any(inside(frame.url, self.private) for frame in self.page.frames):
+                self.notes.append(f"{self.page.url[:200]} is not for visitors and was left")
+                await self._leave()
                 continue
             try:
                 await self._close_old_tabs()
@@ -497,6 +552,10 @@ class Session:
             raise EnvError("the site did not answer")
 
         self.notes.append(f"{url[:200]} is not one of the task's sites and was not opened")
+        await self._leave()
+
+    async def _leave(self):
+        """Back to where the current tab came from."""
         has_history = await self.run_script("history.length > 1")
         if not has_history and len(self.browser_context.pages) > 1:
             await self.page.close()

@@ -15,11 +15,13 @@ import inspect
 import json
 import re
 import socket
+import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -177,7 +179,7 @@ async def call_helper(text: str, page, last_url: str) -> str:
 
 # --------------------------------------------------------------- is a row of a task file a task? --
 
-EVAL_TYPES = ("string_match", "url_match", "program_html")
+EVAL_TYPES = ("string_match", "url_match", "program_html", "verify")
 # The keys of evaluate.MATCHERS
 CHECKS = ("exact_match", "must_include", "must_exclude", "one_of", "required_values")
 KINDS = (*CHECKS, "fuzzy_match")  # the last takes a language model as judge
@@ -302,6 +304,9 @@ def check_eval(spec: dict, found: Findings):
         note = spec.get("url_note")
         if note not in (None, "EXACT", "GOLD in PRED"):
             found.faults.append(f'eval.url_note is {note!r:.60}; use "EXACT" or "GOLD in PRED"')
+    if "verify" in types and not (isinstance(spec.get("verify"), str) and spec["verify"]):
+        found.faults.append(f"eval.verify is {spec.get('verify')!r:.60}; name a Python file with "
+                            "verify(server_url) -> (bool, str)")
     if "program_html" in types:
         targets = spec.get("program_html")
         if not isinstance(targets, list) or not targets:
@@ -329,6 +334,38 @@ def check_field(task: dict, key: str, found: Findings):
                             "__SHOPPING__ ...")
 
 
+def check_served(task: dict, found: Findings):
+    """The fields of a task whose site is started by a command (serve.py)."""
+    if "serve" not in task:
+        return
+    command = task["serve"]
+    if not isinstance(command, str) or "{port}" not in command:
+        found.faults.append(f"serve is {command!r:.60}; write the command that starts the site, "
+                            "with {port} for its port")
+    if "http://127.0.0.1:{port}" not in str(task.get("start_url")).replace("localhost", "127.0.0.1"):
+        found.faults.append(f"start_url is {task.get('start_url')!r:.60}; a task with serve starts at "
+                            "http://127.0.0.1:{port}/...")
+    ready = task.get("ready", "/")
+    if not isinstance(ready, str) or not ready.startswith("/"):
+        found.faults.append(f'ready is {ready!r:.60}; make it a path on the server, such as "/"')
+    if not isinstance(task.get("cwd", "."), str):
+        found.faults.append(f"cwd is {task['cwd']!r:.60}; make it the name of a folder")
+
+
+def check_page_settings(task: dict, found: Findings):
+    """The fields that Browser.open reads, where a task has them."""
+    if "clock" in task:
+        try:
+            datetime.fromisoformat(task["clock"])
+        except (ValueError, TypeError):
+            found.faults.append(f"clock is {task['clock']!r:.60}; write it like 2026-03-07T12:00:00")
+    private = task.get("private", [])
+    if not isinstance(private, list) or not all(str(path).startswith("/") for path in private):
+        found.faults.append(f'private is {private!r:.60}; make it a list of paths such as "/api/"')
+    if not isinstance(task.get("script", ""), str):
+        found.faults.append(f"script is {task['script']!r:.60}; make it JavaScript")
+
+
 def check_row(row) -> tuple[dict, list[str], list[str]]:
     """A row -> (task in uniform types, remarks on what was changed, faults)."""
     if not isinstance(row, dict):
@@ -342,6 +379,8 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
         found.faults.append(f"storage_state is {state!r:.60}; make it the name of a file, or null")
     if isinstance(task.get("eval"), dict):
         check_eval(task["eval"], found)
+    check_served(task, found)
+    check_page_settings(task, found)
     return task, found.remarks, found.faults
 
 
@@ -354,20 +393,43 @@ def read_rows(path: str) -> list:
         json.dumps(rows, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no half surrogates
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read the task file {path} ({error}); give a JSON file in "
-                         "WebArena's format, sandbox:train, sandbox:test, sandbox:test-unseen, or "
-                         "miniwob:NAME,...") from None
+                         "WebArena's format, sandbox:train, sandbox:test, sandbox:test-unseen, "
+                         "infinity:CLONE, or miniwob:NAME,...") from None
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"the task file {path} holds no list of tasks; make it a list of objects.")
     return rows
 
 
+def anchor(task: dict, folder: Path) -> list[str]:
+    """Makes the file names in a task absolute, in place; returns faults. They are relative to folder."""
+    faults = []
+    if "serve" in task:
+        cwd = (folder / task.get("cwd", ".")).resolve()
+        task["cwd"] = str(cwd)
+        if not cwd.is_dir():
+            faults.append(f"cwd {cwd} is not a folder")
+    if "verify" in task["eval"]["eval_types"]:
+        file = (folder / task["eval"]["verify"]).resolve()
+        task["eval"]["verify"] = str(file)
+        if not file.is_file():
+            faults.append(f"eval.verify {file} does not exist")
+    return faults
+
+
 def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:
     """A task file -> (usable tasks, remarks, faults), each remark and fault naming its row."""
+    return check_rows(read_rows(path), Path(path).parent)
+
+
+def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[str]]:
+    """As `read_tasks`. folder: where the file names in the rows begin."""
     tasks = []
     remarks = []
     faults = []
-    for i, row in enumerate(read_rows(path)):
+    for i, row in enumerate(rows):
         task, changed, broken = check_row(row)
+        if not broken:
+            broken = anchor(task, folder)
         ids = [f"{key} {task[key]!s:.40}" for key in ("task_id", "old_task_id") if key in task]
         where = f"row {i}"
         if ids:
@@ -401,9 +463,8 @@ def needs_judge(task: dict) -> bool:
     return any("fuzzy_match" in contents for contents in every)
 
 
-def validate(path: str) -> int:
-    """Prints what a task file holds and what is broken in it; returns the exit status."""
-    tasks, remarks, faults = read_tasks(path)
+def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]) -> int:
+    """Prints what a source of tasks holds and what is broken in it; returns the exit status."""
     evaluators = Counter()
     answers = Counter()
     pages = Counter()
@@ -417,6 +478,10 @@ def validate(path: str) -> int:
             impossible += any(value in ("N/A", ["N/A"]) for value in contents.values())
         for contents in page_contents(task):
             pages.update(contents.keys())
+    flawed = defaultdict(list)
+    for task in tasks:
+        if "flaw" in task:
+            flawed[task["flaw"]].append(str(task["task_id"]))
     judged = sum(map(needs_judge, tasks))
     broken = {fault.split(":")[0] for fault in faults}
 
@@ -426,6 +491,9 @@ def validate(path: str) -> int:
         print(f"  {title:<12}" + ", ".join(f"{name} {n}" for name, n in counts.most_common()))
     print(f"  {judged} tasks need an LLM judge, {len(tasks) - judged} do not; "
           f"{impossible} have the reference N/A")
+    for flaw, ids in flawed.items():
+        text = f"  {flaw}: {len(ids)} tasks: {', '.join(ids)}"
+        print(textwrap.fill(text, width=100, subsequent_indent="    ", break_on_hyphens=False))
 
     lines = [f"changed  {text}" for text in remarks]
     lines += [f"BROKEN  {text}" for text in faults]
@@ -523,6 +591,8 @@ def check_reach(tasks: list[dict], sites: dict[str, str]):
     servers = {}  # each is asked once, for the last task that starts there
     for task in tasks:
         check_login(task, sites)
+        if "serve" in task:  # it is not up yet
+            continue
         for url in task["start_url"].split(" |AND| "):
             origin = "/".join(url.split("/")[:3])
             servers[origin] = (url, task)

@@ -314,7 +314,7 @@ class Benign:
 
     @contextlib.asynccontextmanager
     async def enter(self, browser, task):
-        yield None
+        yield task
 
     async def watch(self, session, trajectory):
         pass

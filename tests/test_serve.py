@@ -1,0 +1,505 @@
+"""A site started by a command: every episode has a fresh one, and nothing is left running, however things end."""
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, act, answer, chromium, descendants, redirect, scripted, task_at
+
+import rollout
+import worlds
+from evaluate import Benchmark, Environment, by_task, score
+from worlds import serve, verifier, webarena
+from worlds.browser import SERVED_PORTS, Browser, BrowserSettings, EnvError, origin, sites_of
+
+# A shop that counts: /add adds one. Its second argument says how it misbehaves.
+SERVER = '''
+import http.server, json, os, signal, socket, subprocess, sys, threading, time
+port, how = int(sys.argv[1]), sys.argv[2]
+if how == "crashes":
+    print("first line")
+    sys.exit("no such table: goods")
+if how == "never answers":
+    time.sleep(60)
+if how == "is mute":
+    listener = socket.create_server(("127.0.0.1", port))
+    time.sleep(60)
+if how == "floods at the start":
+    while True: print("x" * 1000)
+if how == "ignores SIGTERM":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if how == "has a child":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", __file__])
+def flood():
+    while True: print("y" * 1000)
+if how == "floods":
+    threading.Thread(target=flood, daemon=True).start()
+n = 0
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global n
+        page = b"<title>shop</title> <a href=/add>add</a> <a href=/api/state>state</a> n is %d"
+        if self.path == "/add": n += 1
+        if self.path == "/api/state": page = b'{"n": %d}'
+        if self.path == "/die": os._exit(7)
+        page %= n
+        self.send_response(503 if self.path == "/down" else 200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(page)
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+'''
+VERIFIER = '''
+import requests
+def verify(server_url):
+    print("hello")
+    n = requests.get(server_url + "/api/state").json()["n"]
+    return n == 1, f"n is {n}"
+'''
+ADD = 'do(action="Click", element="0")'
+CFG = Benchmark(timeout=10, concurrency=2)
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """shop(how="works", **changes): a served task, as loading yields it."""
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "verify.py").write_text(VERIFIER)
+
+    def shop(how="works", **changes):
+        return {"task_id": 1, "sites": ["shop"], "intent": "add one", "cwd": str(tmp_path),
+                "serve": f"exec {sys.executable} {tmp_path}/server.py {{port}} '{how}'",
+                "start_url": "http://127.0.0.1:{port}/",
+                "eval": {"eval_types": ["verify"], "verify": str(tmp_path / "verify.py")}, **changes}
+    return shop
+
+
+def running(mark) -> list[str]:
+    """The command lines of all processes of the machine that name a file."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if str(mark) in command:
+                found.append(command)
+    return found
+
+
+def guards() -> list[str]:
+    return [command for command in descendants().values() if "guard.py" in command]
+
+
+def nothing_left(tmp_path) -> bool:
+    until = time.monotonic() + 5
+    while running(tmp_path) or guards():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def serve_one(task, tmp_path, use=None, seconds=5.0):
+    """Serves one task and awaits use(played) meanwhile."""
+    async def go():
+        async with serve.Servers(tmp_path).serve(task, seconds) as played:
+            return await use(played) if use else None
+    return asyncio.run(go())
+
+
+def play(tasks, texts, tmp_path, chat, group=1):
+    env = Environment({}, tmp_path, CFG)
+    acting = texts if callable(texts) else scripted(chat, texts)
+    return rollout.play(acting, chat, tasks, env=env, settings=CFG, group=group)
+
+
+# ------------------------------------------------------------------------------------------ episodes
+
+
+def test_every_episode_has_a_fresh_site_and_none_is_left(shop, tmp_path, chat, run):
+    played = run(play([shop(), shop() | {"task_id": 2}], [ADD, "exit('done')"], tmp_path, chat, group=3))
+    assert [(tau.status, tau.success, tau.fault) for tau in played] == 6 * [("ok", 1.0, "")]
+    assert [tuple(check) for check in played[0].checks] == [("verify verify.py", True, "n is 1")]
+    assert len({tau.turns[0].url for tau in played}) > 1
+    assert "n is 0" in played[-1].turns[0].observation
+    assert nothing_left(tmp_path)
+    assert not (tmp_path / "servers.log").exists()
+
+
+def test_the_verifier_sees_what_was_not_done(shop, tmp_path, chat, run):
+    tau, = run(play([shop()], ["exit('done')"], tmp_path, chat))
+    assert (tau.success, tau.checks[0].detail) == (0.0, "n is 0")
+
+
+def test_the_port_stands_in_start_page_checks_and_intent(shop, tmp_path, chat, run):
+    """Each episode has an intent of its own then; the statistics still know that it is one task."""
+    spec = {"eval_types": ["url_match"], "reference_url": "http://localhost:{port}/add"}
+    task = shop(intent="open http://127.0.0.1:{port}/add", eval=spec)
+    played = run(play([task], [ADD, "exit('done')"], tmp_path, chat, group=2))
+    assert [tau.success for tau in played] == [1.0, 1.0]
+    assert played[0].task["intent"] == "open " + played[0].turns[1].url
+    assert len(by_task(played)) == 1
+
+
+def test_a_server_that_dies_voids_the_episode_and_its_output_is_kept(shop, tmp_path, chat, run):
+    tau, = run(play([shop()], lambda tau, slot: kill_server(tau, chat), tmp_path, chat))
+    assert tau.status == "env_error"
+    assert "server ended before the episode did" in tau.fault
+    assert "SIGKILL" in (tmp_path / "servers.log").read_text()
+    assert nothing_left(tmp_path)
+
+
+async def kill_server(tau, chat):
+    """An Act: kills the server behind the page, then exits."""
+    port = tau.turns[0].url.split(":")[2].strip("/")
+    for process, command in descendants().items():
+        if f"server.py {port} " in command:
+            os.kill(process, signal.SIGKILL)
+    return [*chat.encode("exit('done')"), chat.end_id], [], True
+
+
+def test_a_killed_chromium_leaves_no_server(shop, tmp_path, chat):
+    killed = []
+    others = chromium("browser")  # the one that tests share
+
+    async def acting(tau, slot):
+        if not killed:
+            for process in set(chromium("browser")) - set(others):
+                killed.append(process)
+                os.kill(process, signal.SIGKILL)
+        return [*chat.encode("exit('done')"), chat.end_id], [], True
+
+    tau, = asyncio.run(play([shop()], acting, tmp_path, chat))
+    assert killed and tau.fault and tau.status == "ok"
+    assert nothing_left(tmp_path)
+
+
+def test_the_run_goes_on_without_the_guard_that_somebody_killed(shop, tmp_path, chat, run):
+    async def acting(tau, slot):
+        if tau.member == 0:
+            for process, command in descendants().items():
+                if "guard.py" in command:
+                    os.kill(process, signal.SIGKILL)
+        return [*chat.encode("exit('done')"), chat.end_id], [], True
+
+    played = run(play([shop()], acting, tmp_path, chat, group=5))
+    assert [tau.status for tau in played] == 5 * ["ok"]
+    assert nothing_left(tmp_path)
+
+
+# ----------------------------------------------------------------------------------- servers that fail
+
+
+@pytest.mark.parametrize("how, says", [
+    ("crashes", "ended before it answered (exit status 1): no such table: goods"),
+    ("never answers", "took more than 1 s: it wrote nothing"),
+    ("is mute", "took more than 1 s: it wrote nothing"),
+    ("floods at the start", "took more than 1 s: xxxx")])
+def test_a_server_that_does_not_come_up_is_one_sentence_and_its_output_is_kept(shop, tmp_path, how, says):
+    with pytest.raises(EnvError) as caught:
+        serve_one(shop(how), tmp_path, seconds=1)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    log = (tmp_path / "servers.log").read_text()
+    assert "task 1" in log and "server.py" in log and len(log) < 6000
+    assert ("first line" in log) == (how == "crashes")
+    assert nothing_left(tmp_path)
+
+
+def test_a_command_that_does_not_exist_is_one_sentence(shop, tmp_path):
+    with pytest.raises(EnvError, match="exit status 127.*no-such-program"):
+        serve_one(shop(serve="no-such-program {port}"), tmp_path)
+
+
+def test_a_server_is_up_once_its_ready_path_answers_without_an_error(shop, tmp_path):
+    with pytest.raises(EnvError, match="at /down took more than 1 s"):
+        serve_one(shop(ready="/down"), tmp_path, seconds=1)
+
+
+@pytest.mark.parametrize("how", ["ignores SIGTERM", "has a child", "floods"])
+def test_the_whole_group_ends_whatever_it_does(shop, tmp_path, how):
+    async def use(played):
+        await asyncio.sleep(0.3)
+        assert len(running(tmp_path)) == (2 if how == "has a child" else 1)
+    serve_one(shop(how), tmp_path, use)
+    assert nothing_left(tmp_path)
+
+
+def test_commands_of_a_shell_work_too(shop, tmp_path):
+    async def use(played):
+        assert await serve.answers(int(played["start_url"].split(":")[2].strip("/")), "/")
+    serve_one(shop(serve="cd / && true; " + shop()["serve"].removeprefix("exec ") + " & wait"), tmp_path, use)
+    assert nothing_left(tmp_path)
+
+
+def test_a_port_that_somebody_takes_first_is_left_to_them(shop, tmp_path, site, monkeypatch):
+    """The stranger answers at once, long before our server finds its port taken."""
+    taken = int(site({"/": "a stranger's page"}).rpartition(":")[2])
+    offered = []
+
+    def free_port(ports):
+        offered.append(next(ports) if offered else taken)
+        return offered[-1]
+
+    async def use(played):
+        assert played["start_url"] != f"http://127.0.0.1:{taken}/"
+    monkeypatch.setattr(serve, "free_port", free_port)
+    serve_one(shop(), tmp_path, use)
+    assert len(offered) == 2
+
+
+def test_ports_in_use_are_not_offered(site):
+    taken = int(site({"/": "x"}).rpartition(":")[2])
+    assert serve.free_port(iter([taken, *SERVED_PORTS])) in SERVED_PORTS
+    with pytest.raises(EnvError, match="is free"):
+        serve.free_port(iter([taken] * 999))
+
+
+# -------------------------------------------------------------------------------- when the run is killed
+
+RUN = '''
+import asyncio, json, os, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from worlds import serve
+from worlds.verifier import verify
+task = json.loads({task!r})
+servers = serve.Servers(Path({out!r}))
+async def one():
+    async with servers.serve(task, 20) as played:
+        print("up", servers.guard.pid, flush=True)
+        await verify({verifier!r}, "x")
+async def main():
+    await asyncio.gather(one(), one())
+if {early}:
+    def drain(self):
+        print("up", servers.guard.pid, flush=True)
+        os.kill(os.getpid(), 9)
+    serve.Server.drain = drain
+asyncio.run(main())
+'''
+
+
+def has_ended(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "SIGKILL right after the start"])
+def test_servers_and_verifiers_end_with_the_run_however_it_ends(shop, tmp_path, how):
+    (tmp_path / "hang.py").write_text("import time\ndef verify(url): time.sleep(60)")
+    script = RUN.format(root=str(ROOT), task=json.dumps(shop("ignores SIGTERM")), out=str(tmp_path),
+                        verifier=str(tmp_path / "hang.py"), early="right" in how)
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with run:
+        guard = int(run.stdout.readline().split()[1])
+        if "right" not in how:
+            run.stdout.readline()
+            until = time.monotonic() + 10
+            while len(running(tmp_path)) < 5 and time.monotonic() < until:  # the run, 2 servers, 2 verifiers
+                time.sleep(0.05)
+            assert len(running(tmp_path)) == 5
+            run.send_signal(getattr(signal, how))
+    until = time.monotonic() + 5
+    while (running(tmp_path) or not has_ended(guard)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert running(tmp_path) == [] and has_ended(guard)
+
+
+# ------------------------------------------------------------------------------------------- verifiers
+
+
+def judge(tmp_path, text, url="http://127.0.0.1:9"):
+    (tmp_path / "judge.py").write_text(text)
+    return asyncio.run(verifier.verify(str(tmp_path / "judge.py"), url))
+
+
+@pytest.mark.parametrize("body, says", [
+    ("raise KeyError('goods')", "KeyError: 'goods' (line 2)"),
+    ("import time; time.sleep(60)", "took more than 1 s"),
+    ("while True: print('x' * 9999)", "took more than 1 s"),
+    ("return 1, 'one'", "returned (1, 'one'), not (bool, str)"),
+    ("return None", "returned None"),
+    ("exit(3)", "SystemExit: 3"),
+    ("import os; os._exit(0)", "without a verdict")])
+def test_a_verifier_without_a_verdict_is_an_environment_error(tmp_path, monkeypatch, body, says):
+    monkeypatch.setattr(verifier, "TIMEOUT", 1.0)
+    with pytest.raises(EnvError) as caught:
+        judge(tmp_path, f"def verify(url):\n    {body}")
+    assert says in str(caught.value)
+    assert running(tmp_path) == []
+
+
+def test_a_verifier_that_starts_something_leaves_nothing(tmp_path):
+    text = ("import subprocess, sys\ndef verify(url):\n    subprocess.Popen([sys.executable, '-c', "
+            "'import time; time.sleep(60)', __file__])\n    return True, 'yes'")
+    assert judge(tmp_path, text) == (True, "yes")
+    assert nothing_left(tmp_path)
+
+
+def test_verifiers_may_import_their_neighbours_and_leave_no_files(tmp_path):
+    (tmp_path / "helper.py").write_text("word = 'neighbour'")
+    assert judge(tmp_path, "import helper\ndef verify(url): return True, helper.word") == (True, "neighbour")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["helper.py", "judge.py"]
+
+
+def test_the_stand_in_does_what_verifiers_need_of_requests(site, tmp_path, monkeypatch):
+    def echo(request):
+        length = int(request.headers.get("Content-Length") or 0)
+        answer(request, json.dumps([request.command, request.path, request.rfile.read(length).decode()]).encode())
+
+    def gone(request):
+        answer(request, b"gone", status=404)
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    text = f"""
+import sys
+sys.path.append({str(ROOT / 'worlds/verifier')!r})
+import requests
+def verify(url):
+    assert requests.get(url + "/", params={{"a": "b c"}}).json() == ["GET", "/?a=b+c", ""]
+    assert requests.post(url + "/", json={{"a": 1}}).json()[2] == '{{"a": 1}}'
+    reply = requests.get(url + "/gone")
+    assert reply.status_code == 404 and reply.text == "gone" and not reply.ok
+    try:
+        reply.raise_for_status()
+    except requests.HTTPError:
+        pass
+    try:
+        requests.get("http://127.0.0.1:9/")
+    except requests.exceptions.ConnectionError as error:
+        return True, str(error)
+"""
+    passed, reason = judge(tmp_path, text, site({"/": echo, "/gone": gone}))
+    assert passed and "refused" in reason
+
+
+def test_a_real_requests_goes_first(tmp_path):
+    (tmp_path / "requests.py").write_text("real = True")
+    assert judge(tmp_path, "import requests\ndef verify(url): return requests.real, ''") == (True, "")
+
+
+# ------------------------------------------------------------------------------------- what pages reach
+
+
+def test_private_paths_are_closed_to_the_agent_and_open_to_the_application(site, browse):
+    documents = []
+
+    def secret(request):
+        if request.headers.get("Sec-Fetch-Dest") == "document":
+            documents.append(request.path)
+        answer(request, b"the solution")
+
+    links = ["/api/state", "/x/../%61PI//state", "/hop", "/api", "/x/..//api/state?x#y", "/.%2fapi/state"]
+    page = "".join(f"<a href='{link}'>{number}</a>" for number, link in enumerate(links))
+    page += """<form action=/api/reset method=post><button>send</button></form>
+               <button onclick="location = '/api/state'">go</button>
+               <iframe src=/api/frame></iframe> still here
+               <p></p><script>fetch('/api/own').then(r => r.text()).then(t => document.querySelector('p').append(t + '!'))</script>"""
+    base = site({"/": page, "/hop": redirect("/api/state"), "/apis": "<a href=/>harmless</a>"}
+                | {path: secret for path in ("/api", "/api/state", "/api/reset", "/api/frame", "/api/own")})
+
+    async def test(session):
+        seen = (await session.observe())[1]
+        assert "the solution!" in seen and seen.count("the solution") == 1
+        for element in range(len(links) + 2):
+            seen = await act(session, f'do(action="Click", element="{element}")')
+            assert "is not for visitors and was not opened" in seen and "still here" in seen, (element, seen)
+            assert "title: not found" not in seen
+        await session.page.goto(base + "/apis")
+        assert "harmless" in (await session.observe())[1]
+    browse(test, base + "/", private=["/api/"])
+    assert documents == []
+
+
+def test_a_new_tab_with_a_private_page_is_closed_before_it_is_read(site, browse):
+    base = site({"/": "<a href=/api/state target=_blank>tab</a> still here", "/api/state": "the solution"})
+
+    async def test(session):
+        await session.observe()
+        seen = await act(session, 'do(action="Click", element="0")')
+        assert "not for visitors" in seen and "still here" in seen and "solution" not in seen
+        assert len(session.browser_context.pages) == 1
+    browse(test, base + "/", private=["/api/"])
+
+
+def test_the_judge_may_open_private_pages(shop, tmp_path, chat, run):
+    target = {"url": "http://127.0.0.1:{port}/api/state", "locator": "", "required_contents": {"must_include": ['"n": 1']}}
+    task = shop(private=["/api/"], eval={"eval_types": ["program_html"], "program_html": [target]})
+    tau, = run(play([task], [ADD, 'do(action="Click", element="1")', "exit('done')"], tmp_path, chat))
+    assert tau.success == 1.0, tau.checks
+    assert "not for visitors" in tau.turns[2].observation
+
+
+def test_a_served_task_reaches_the_ports_of_servers_and_no_others(shop, site):
+    task = shop(intent="write http://elsewhere.org/ and http://localhost:{port}/")
+    assert sites_of([task, shop()]) == {f"http://127.0.0.1:{port}" for port in SERVED_PORTS}
+    outside = site({"/": "x"})
+
+    async def go():
+        async with Browser(BrowserSettings(timeout=5), sites_of([task])) as browser:
+            async with serve.Servers(Path(task["cwd"])).serve(task, 5) as played:
+                session = await browser.open(played)
+                reach = "url => fetch(url, {mode: 'no-cors'}).then(() => true, () => false)"
+                reached = [await session.page.evaluate(reach, url) for url in (played["start_url"], outside)]
+                await session.close()
+                return reached
+    assert asyncio.run(go()) == [True, False]
+
+
+def test_the_page_has_the_tasks_clock_and_it_ticks(site, browse):
+    base = site({"/": "<script>document.write(new Date(2026, 2, 7) - new Date() < 864e5)</script><p>"
+                      "<script>setTimeout(() => document.querySelector('p').append('later'), 300)</script>"})
+
+    async def test(session):
+        assert "later" in (await session.observe())[1]
+        first, day = await session.page.evaluate("[Date.now(), new Date().toISOString()]")
+        assert day.startswith("2026-03-07T")
+        await asyncio.sleep(0.1)
+        assert first + 50 < await session.page.evaluate("Date.now()") < first + 5000
+    browse(test, base + "/", clock="2026-03-07T12:00:00")
+
+
+# ------------------------------------------------------------------------------------------- task files
+
+
+def test_a_task_file_names_its_folder_and_verifier_relative_to_itself(shop, tmp_path):
+    row = shop(cwd=".", eval={"eval_types": ["verify"], "verify": "verify.py"})
+    (tmp_path / "tasks.json").write_text(json.dumps([row]))
+    task, = worlds.load_tasks(str(tmp_path / "tasks.json"), {})
+    assert (task["cwd"], task["eval"]["verify"]) == (str(tmp_path), str(tmp_path / "verify.py"))
+
+
+@pytest.mark.parametrize("changes, says", [
+    ({"serve": "python3 server.py"}, "{port}"), ({"serve": 5}, "serve is 5"),
+    ({"start_url": "http://127.0.0.1:8000/"}, "starts at"), ({"ready": "up"}, "ready is 'up'"),
+    ({"cwd": "nowhere"}, "is not a folder"), ({"cwd": 3}, "cwd is 3"), ({"clock": "noon"}, "clock is 'noon'"),
+    ({"private": "/api/"}, "private is '/api/'"), ({"private": ["api"]}, "private is ['api']"),
+    ({"script": 1}, "script is 1"), ({"eval": {"eval_types": ["verify"]}}, "eval.verify is None"),
+    ({"eval": {"eval_types": ["verify"], "verify": "no.py"}}, "does not exist")])
+def test_what_is_wrong_with_a_served_task_is_said(shop, tmp_path, capsys, changes, says):
+    (tmp_path / "tasks.json").write_text(json.dumps([shop(**changes)]))
+    assert worlds.validate(str(tmp_path / "tasks.json")) == 1
+    assert says in capsys.readouterr().out.replace("\n    ", " ")
+
+
+def test_verify_counts_among_the_checks_of_a_task(site, tmp_path, browse):
+    """Without serve as well: the address of the site is that of the start page."""
+    (tmp_path / "v.py").write_text("def verify(url): return url.startswith('http://127.0.0.1:'), url")
+    base = site({"/": "x"})
+    spec = {"eval_types": ["string_match", "verify"], "verify": str(tmp_path / "v.py"),
+            "reference_answers": {"exact_match": "red"}}
+    task = task_at(base + "/") | {"eval": spec}
+
+    async def test(session):
+        why = []
+        assert await score(task, "red", session.page, why) == 1.0
+        assert why[1].detail == origin(base)
+        assert await score(task, "blue", session.page) == 0.0
+    browse(test, base + "/")

@@ -1,0 +1,134 @@
+"""WebArena-Infinity as tasks: 13 applications, 2,357 tasks, each judged by a file of its own.
+
+    git clone https://github.com/web-arena-x/webarena-infinity
+    python evaluate.py --model runs/mgrpo --tasks infinity:webarena-infinity/gmail:easy:20
+    python evaluate.py --validate infinity:webarena-infinity
+
+An application keeps its state in the page and sends all of it to its server, PUT /api/state, with
+every change; verify(server_url) reads it there. Traps, and what we do about them:
+
+    - Up to four PUTs at once, which the server's threads can swap. ORDERED sends one at a time.
+    - Verifiers assume a day in March 2026: CLOCK.
+    - The server listens on all interfaces (loopback.py) and serves its verifiers (PRIVATE).
+    - Until the page has loaded there is no state, and every verifier says False.
+    - Some tasks are true from the start; some cannot be done: `flaw`. They are played, as elsewhere,
+      and a summary says the success rate without them as well.
+"""
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+KINDS = ("easy", "medium", "hard", "function")
+CLOCK = "2026-03-07T12:00:00"
+PRIVATE = ["/api/", "/real-tasks/", "/function-tasks/", "/real-tasks.json", "/function-tasks.json"]
+
+ORDERED = """(() => {
+  const send = window.fetch.bind(window);
+  let last = Promise.resolve();
+  window.fetch = (resource, options) => {
+    if (options?.method !== 'PUT') return send(resource, options);
+    const answer = last.then(() => send(resource, options));
+    last = answer.catch(() => {});
+    return answer;
+  };
+})();"""
+
+# Verifiers that say True before anything was done, at 1ca7781.
+TRUE_FROM_THE_START = {
+    "elation-clinical-records": ["function_20"],
+    "elation-patient-communication": ["h4"],
+    "figma-slides": ["e19"],
+    "handshake-career-exploration": ["e15", "m4", "h17"],
+    "paypal-my-wallet": ["function_45"],
+    "superhuman-general": ["e3", "e8", "m9", "m13", "m14", "h46"],
+    "xero-invoicing": ["m20"],
+}
+# Parts of applications that do not work with mouse and keyboard, as words of the instructions that
+# need them. This finds most of such tasks, not exactly them.
+BROKEN_PARTS = {
+    "figma-slides": r"comment|librar|#[0-9a-f]{6}|offline",
+    "figma-text-and-typography": r"duplicate",
+    "elation-patient-communication": r"schedule an? (new )?(in-person|virtual)",
+    "gmail": r"\bmove\b.*\b(category|social|promotions|updates|forums|primary)\b",
+    "gmail-accounts-and-contacts": r"visib|sort (order|contacts)|display order"
+                                   r"|(two-factor|2fa).*(method|sms|key)|method.*two-factor",
+    "paypal-my-wallet": r"autopay.*(full|statement|minimum)|automatically pay|for a gift card",
+}
+
+
+def flaw(app: str, name: str, instruction: str) -> str:
+    """What is known to be wrong with a task; "" if nothing is. name: e1 ... h60, function_1 ..."""
+    if name in TRUE_FROM_THE_START.get(app, []):
+        return "true from the start"
+    parts = BROKEN_PARTS.get(app)
+    if parts and re.search(parts, instruction, re.IGNORECASE):
+        return "likely broken in the application"
+    return ""
+
+
+def task_of(folder: Path, kind: str, row: dict) -> dict:
+    """One row of an application's file, in WebArena's schema."""
+    app = folder.name
+    name = row["id"].removeprefix("task_")
+    if kind == "function":
+        name = f"function_{name}"
+    script = Path(__file__).parent / "loopback.py"
+    command = shlex.join([sys.executable, str(script), "server.py"])
+    task = {
+        "task_id": f"{app}/{name}",
+        "sites": [app],
+        "intent": row["instruction"],
+        "intent_template_id": kind,
+        "intent_template": kind,
+        "storage_state": None,
+        "serve": command + " --port {port}",
+        "cwd": str(folder),
+        "clock": CLOCK,
+        "script": ORDERED,
+        "private": PRIVATE,
+        "start_url": "http://127.0.0.1:{port}/",
+        "eval": {"eval_types": ["verify"], "verify": str(folder / row["verify"])},
+    }
+    wrong = flaw(app, name, row["instruction"])
+    if wrong:
+        task["flaw"] = wrong
+    return task
+
+
+def folders(path: str) -> list[Path]:
+    """The applications' folders of PATH or PATH/APP,..."""
+    root = Path(path).expanduser().resolve()
+    names = None
+    if not (root / "apps").is_dir():
+        names = root.name.split(",")
+        root = root.parent
+    known = {file.parent.name: file.parent for file in (root / "apps").glob("*/real-tasks.json")}
+    if not known:
+        raise ValueError(f"infinity:{path}: there is no {root / 'apps'} with applications; clone "
+                         "https://github.com/web-arena-x/webarena-infinity and name its folder.")
+    for name in names or []:
+        if name not in known:
+            raise ValueError(f"infinity:{path}: there is no application {name}; there are "
+                             f"{', '.join(sorted(known))}.")
+    return [known[name] for name in names or sorted(known)]
+
+
+def tasks(spec: str) -> list[dict]:
+    """The tasks of PATH[/APP,...][:easy|medium|hard|function][:N]; N of them, evenly spread."""
+    found = re.fullmatch(rf"([^:]+)(?::({'|'.join(KINDS)}))?(?::(\d+))?", spec)
+    if not found:
+        raise ValueError(f"infinity:{spec}: write infinity:PATH[/APP,...][:easy|medium|hard|function]"
+                         "[:N], such as infinity:webarena-infinity/gmail:easy:20.")
+    path, wanted, n = found.groups()
+    every = []
+    for folder in folders(path):
+        for name in ("real-tasks", "function-tasks"):
+            for row in json.loads((folder / f"{name}.json").read_text(encoding="utf-8")):
+                kind = row.get("difficulty", "function")
+                if wanted in (None, kind):
+                    every.append(task_of(folder, kind, row))
+    if n is None or int(n) >= len(every):
+        return every
+    return [every[i * len(every) // int(n)] for i in range(int(n))]

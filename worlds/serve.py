@@ -1,0 +1,280 @@
+"""A site started by a command: a fresh copy for each episode, and nothing is left running.
+
+    {"serve": "python3 server.py --port {port}",    started anew for each episode
+     "cwd": "shop",                       where; relative to the task file
+     "ready": "/",                        the server is up when this path answers
+     "clock": "2026-03-07T12:00:00",      the page's clock starts here
+     "private": ["/api/", "/solutions/"], paths that the agent cannot open
+     "start_url": "http://127.0.0.1:{port}/", ...}
+
+    servers = Servers(out)
+    async with servers.serve(task, seconds=30) as played:     # played: the task with its port
+        ...                                                   # play it and judge it
+
+A server runs in a process group of its own, which ends with the block. If this process dies first,
+guard.py ends the group. Ports come from browser.SERVED_PORTS, the only ones that pages can reach.
+
+What stays out of reach: a server that leaves its process group (a daemon), and SIGKILL of this
+process and of the guard together. Serve in the foreground.
+"""
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .browser import SERVED_PORTS, EnvError, bounded, first_line, origin
+
+GRACE = 1.0   # seconds between asking a server to end and killing it
+TRIES = 5     # ports that a start tries
+KEPT = 4000   # bytes of a server's output
+LOG_BYTES = 1_000_000  # at which servers.log stops growing
+
+
+# ------------------------------------------------------------------------------------------ ports --
+
+
+def can_bind(port: int, reuse: bool) -> bool:
+    """Whether a server could listen at a port. reuse: with SO_REUSEADDR, which most servers set."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(ports) -> int:
+    """The next port that nobody uses. ports: an iterator that goes round SERVED_PORTS."""
+    # For a minute after a server has ended, its port is free only to servers that set SO_REUSEADDR.
+    for reuse in (False, True):
+        for port in itertools.islice(ports, len(SERVED_PORTS)):
+            if can_bind(port, reuse):
+                return port
+    raise EnvError(f"none of the {len(SERVED_PORTS)} ports for servers is free")
+
+
+def listens(group: int, port: int) -> bool:
+    """Whether a process of the group listens at the port. Only Linux tells; elsewhere False."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                listening = fields[3] == "0A"
+                if listening and fields[1].endswith(f":{port:04X}"):
+                    sockets.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if os.getpgid(int(process.name)) != group:
+                continue
+            for handle in (process / "fd").iterdir():
+                if os.readlink(handle) in sockets:
+                    return True
+    return False
+
+
+async def answers(port: int, path: str) -> bool:
+    """Whether an HTTP server at the port answers, with anything but an error of its own."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+            writer.write(request.encode())
+            line = await reader.readline()
+        finally:
+            writer.close()
+    except (OSError, ValueError):  # the second: a line without end
+        return False
+    words = line.split()
+    return len(words) > 1 and words[1].isdigit() and int(words[1]) < 500
+
+
+# ------------------------------------------------------------------------------------- one server --
+
+
+class Server:
+    """A running command, in a process group of its own."""
+
+    def __init__(self, command: str, cwd: str, port: int, guard: subprocess.Popen):
+        """guard: guard.py's process, which hears of the new group."""
+        self.command = command.replace("{port}", str(port))
+        self.port = port
+        self.output = b""  # its end
+        # The shell itself tells the guard its group, by its standard input, before it runs the
+        # command. If we told the guard, we could be killed in between.
+        script = f'echo "+ $$" >&0; exec </dev/null\n{self.command}'
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", script], cwd=cwd, start_new_session=True, stdin=guard.stdin,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        self.draining = asyncio.ensure_future(self.drain())
+
+    async def drain(self):
+        """Keeps the end of the server's output. A flood has to wait, and so costs next to nothing."""
+        reader = asyncio.StreamReader(limit=2**14)
+
+        def protocol():
+            return asyncio.StreamReaderProtocol(reader)
+
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(protocol, self.process.stdout)
+        try:
+            while not reader.at_eof():
+                read = await reader.read(2**18)
+                self.output = (self.output + read)[-KEPT:]
+                await asyncio.sleep(0.05)
+        finally:
+            transport.close()
+
+    async def answer_within(self, path: str, seconds: float):
+        """Waits for the first answer. Raises EnvError if it does not come."""
+        await bounded(self.first_answer(path), seconds, f"the first answer of the server at {path}")
+
+    async def first_answer(self, path: str):
+        start = time.monotonic()
+        pause = 0.01
+        while True:
+            if self.process.poll() is not None:
+                raise EnvError(f"the server ended before it answered ({self.ending()})")
+            if await answers(self.port, path):
+                # Is it ours that answers? If the system does not tell (macOS, Docker), wait for a
+                # second: a server that found its port taken has ended by then.
+                if listens(self.process.pid, self.port) or time.monotonic() - start > 1:
+                    return
+            await asyncio.sleep(pause)  # a foreign program tells nobody that it listens now
+            pause = min(2 * pause, 0.1)
+
+    def ending(self) -> str:
+        """How its first process ended."""
+        status = self.process.returncode
+        if status < 0:
+            return signal.Signals(-status).name
+        return f"exit status {status}"
+
+    def kill(self):
+        """Ends the whole group; returns when the first process has ended."""
+        group = self.process.pid
+        with contextlib.suppress(OSError):  # nobody is left
+            os.killpg(group, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE)
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+        self.process.wait()
+
+    async def end(self):
+        await asyncio.to_thread(self.kill)
+        await asyncio.wait([self.draining], timeout=1)  # the rest of its output
+        self.draining.cancel()
+
+    def last_line(self) -> str:
+        lines = self.output.decode(errors="replace").strip().splitlines()
+        return first_line(lines[-1]) if lines else "it wrote nothing"
+
+
+# ------------------------------------------------------------------------------------ all servers --
+
+
+def with_port(task: dict, port: int) -> dict:
+    """The task with its port in start page, checks and intent."""
+    filled = dict(task)
+    for key in ("start_url", "eval", "intent"):
+        filled[key] = json.loads(json.dumps(task[key]).replace("{port}", str(port)))
+    return filled
+
+
+async def require_answer(task: dict, seconds: float):
+    """Raises EnvError if the server of a played task does not answer any more."""
+    port = int(origin(task["start_url"]).rpartition(":")[2])
+    asking = answers(port, task.get("ready", "/"))
+    if not await bounded(asking, seconds, "asking the task's server"):
+        raise EnvError("the task's server ended before the episode did")
+
+
+class Servers:
+    """Starts and ends the servers of a run's episodes."""
+
+    def __init__(self, out: Path):
+        """out: the run's directory. servers.log there gets the last output of those that fail."""
+        self.log = out / "servers.log"
+        self.guard = None  # its process while there are servers
+        self.running = 0
+        first = random.SystemRandom().randrange(len(SERVED_PORTS))  # ranks begin at different ports
+        self.ports = itertools.cycle(SERVED_PORTS[first:] + SERVED_PORTS[:first])
+
+    @contextlib.asynccontextmanager
+    async def serve(self, task: dict, seconds: float):
+        """Yields the task with its port, while its own server runs. Raises EnvError if none comes up.
+
+        seconds: the time that a server has until its first answer.
+        """
+        self.begin()
+        try:
+            server = await self.start(task, seconds)
+            try:
+                yield with_port(task, server.port)
+            finally:
+                if server.process.poll() is not None:
+                    self.keep_output(task, server, f"ended ({server.ending()}) before the episode did")
+                await self.end(server)
+        finally:
+            self.finish()
+
+    def begin(self):
+        """Starts the guard if there is none, or if somebody has killed it."""
+        if self.guard is None or self.guard.poll() is not None:
+            script = Path(__file__).parent / "guard.py"
+            self.guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(script)], start_new_session=True, bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.running += 1
+
+    def finish(self):
+        self.running -= 1
+        if self.running == 0:
+            self.guard.stdin.close()
+            self.guard.wait()
+            self.guard = None
+
+    async def start(self, task: dict, seconds: float) -> Server:
+        """A server that answers. If another program takes its port, a further port is tried."""
+        for attempt in range(TRIES):
+            port = free_port(self.ports)
+            server = Server(task["serve"], task.get("cwd", "."), port, self.guard)
+            try:
+                await server.answer_within(task.get("ready", "/"), seconds)
+                return server
+            except EnvError as error:
+                problem = first_line(error)
+            except BaseException:  # the run ends
+                await self.end(server)
+                raise
+            ended = server.process.returncode is not None
+            await self.end(server)
+            if not ended or can_bind(port, reuse=True):
+                break
+        self.keep_output(task, server, problem)
+        raise EnvError(f"{problem}: {server.last_line()}")
+
+    async def end(self, server: Server):
+        await server.end()
+        with contextlib.suppress(OSError):  # somebody killed the guard
+            self.guard.stdin.write(f"- {server.process.pid}\n".encode())
+
+    def keep_output(self, task: dict, server: Server, problem: str):
+        """Appends the last lines of a failed server's output to servers.log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
+            return
+        output = server.output.decode(errors="replace")
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(f"== task {task['task_id']}: {problem}\n$ {server.command}\n{output}\n")
