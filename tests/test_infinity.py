@@ -9,7 +9,7 @@ from conftest import scripted
 import evaluate
 import rollout
 import worlds
-from evaluate import Benchmark, Environment, summarize
+from evaluate import SiteSettings, Environment, summarize
 from worlds import infinity
 
 # As the benchmark's: state is None until the page sends it, threads may swap PUTs (the first of two takes longest),
@@ -82,7 +82,7 @@ def ids(spec):
 
 
 def play(tasks, texts, out, chat, group=1):
-    settings = Benchmark(timeout=10, concurrency=2)
+    settings = SiteSettings(timeout=10, concurrency=2)
     env = Environment({}, out, settings)
     return rollout.play(scripted(chat, texts), chat, tasks, env=env, settings=settings, group=group)
 

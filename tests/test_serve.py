@@ -14,7 +14,7 @@ from conftest import ROOT, act, answer, chromium, descendants, redirect, scripte
 
 import rollout
 import worlds
-from evaluate import Benchmark, Environment, by_task, score
+from evaluate import SiteSettings, Environment, by_task, score
 from worlds import serve, verifier, webarena
 from worlds.browser import SERVED_PORTS, Browser, BrowserSettings, EnvError, origin, sites_of
 
@@ -64,7 +64,7 @@ def verify(server_url):
     return n == 1, f"n is {n}"
 '''
 ADD = 'do(action="Click", element="0")'
-CFG = Benchmark(timeout=10, concurrency=2)
+CFG = SiteSettings(timeout=10, concurrency=2)
 
 
 @pytest.fixture
