@@ -490,7 +490,7 @@ def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, 
         "eval_types": ["string_match"], "reference_answers": {"exact_match": "yes"}}) for i in range(n_tasks)]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
 
-    async def scripted_rollout(model, chat, tasks, env, cfg, *, group, seed, temperature, tick):
+    async def scripted_rollout(model, chat, tasks, env, settings, *, group, seed, temperature, tick):
         async def act(tau, slot):
             if (tau.task["task_id"], tau.member) in kills:
                 kills.remove((tau.task["task_id"], tau.member))
@@ -499,7 +499,7 @@ def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, 
             text = 'do(action="Click", element="0")' if len(tau.turns) < 3 else f'exit(message="{answer}")'
             ids = [*chat.encode(text), chat.end_id]
             return ids, [-1.0] * len(ids), True
-        return await play(act, chat, tasks, env, cfg, group=group, tick=tick)
+        return await play(act, chat, tasks, env, settings, group=group, tick=tick)
 
     monkeypatch.setattr(mgrpo, "rollout", scripted_rollout)
     files = dict(model=str(checkpoint), tasks=str(tmp_path / "tasks.json"), out=str(tmp_path / "run"))

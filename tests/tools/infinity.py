@@ -20,7 +20,7 @@ from conftest import descendants  # noqa: E402
 
 import worlds  # noqa: E402
 from compress import Chat, system_prompt  # noqa: E402
-from evaluate import Benchmark, Environment  # noqa: E402
+from evaluate import SiteSettings, Environment  # noqa: E402
 from model import load_tokenizer  # noqa: E402
 from rollout import actions_help, play  # noqa: E402
 
@@ -70,7 +70,7 @@ def main(clone: str, what: str, concurrency: int):
         text = "exit('done')" if what == "sweep" else respond(tau)
         return [*chat.encode(text), chat.end_id], [], True
 
-    cfg = Benchmark(concurrency=concurrency)
+    cfg = SiteSettings(concurrency=concurrency)
     env = Environment({}, tempfile.mkdtemp(), cfg)
     start, seen = time.monotonic(), []
 
