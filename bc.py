@@ -280,7 +280,7 @@ def main(cfg: Config):
     demonstrations = read_demonstrations(data, chat, log)
     # Rows. A turn whose page is missing stays in the history of later turns but is not learned.
     responses = lambda tau: [turn for turn in tau.turns if turn.action_ids]  # `rows` has one for each
-    dataset = [[row for row, turn in zip(rows(chat, tau), responses(tau))
+    dataset = [[row for row, turn in zip(rows(chat.of_record(tau.task), tau), responses(tau))
                 if turn.observation != PLACEHOLDER] for tau in demonstrations]
     fitting = [[row for row in tau if len(row.ids) <= cfg.max_context] for tau in dataset]
     count = lambda trajectories: sum(map(len, trajectories))

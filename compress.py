@@ -19,6 +19,7 @@ Dimension key: B rows, T tokens.
 """
 import argparse
 import bisect
+import copy
 import json
 import re
 import sys
@@ -175,6 +176,14 @@ class Chat:
         self.end_id = tokenizer.token_to_id(self.format.end)
         self.tags = [tag for tag in ("<think>", "</think>") if knows(tag)]  # Qwen3's own tokens
 
+    def of_record(self, task: dict) -> "Chat":
+        """The chat that a record was written for: exercises say under "agent" what agent.json would."""
+        if "agent" not in task:
+            return self
+        chat = copy.copy(self)
+        chat.system, chat.think, chat.compress = (task["agent"][key] for key in ("system", "think", "compress"))
+        return chat
+
     def encode(self, text: str, ours: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token.
 
@@ -300,7 +309,8 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
 
 def replay(chat: Chat, record: dict) -> Trajectory:
     """A line of trajectories.jsonl in this chat's tokens. Responses are encoded again."""
-    trajectory = Trajectory({key: record[key] for key in ("intent", "task_id", "sites")})
+    kept = ("intent", "task_id", "sites", "agent")
+    trajectory = Trajectory({key: record[key] for key in kept if key in record})
     for k, t in enumerate(record["turns"]):
         page = PLACEHOLDER if t["observation"] is None else t["observation"]
         ids, ended = chat.encode(t["response"], ours=True), not t.get("truncated")

@@ -304,7 +304,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     const flush = () => {
       if (/[^|\s]/.test(line)) {  // not only empty cells
         if (aim && words && !line.includes('<') && !covered(words)) {
-          line = `<${kindOf(aim)}>${line.trim()} ${elements.push(words) - 1}</${kindOf(aim)}>`;
+          line = `<${kindOf(aim)}>${line.trim()} <${elements.push(words) - 1}></${kindOf(aim)}>`;
           aim = null;
         }
         lines.push(prefix + line.trim());
@@ -325,7 +325,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     const putUsable = el => {
       if (repeats(el)) return;
       const control = standsForControl(el) ? el.control : el, kind = kindOf(control);
-      put(`<${kind}>${described(control, ` ${elements.length}`)}</${kind}>`);
+      put(`<${kind}>${described(control, ` <${elements.length}>`)}</${kind}>`);
       elements.push(el);
     };
 
@@ -350,7 +350,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
           if (text) words ??= parentOf(node);
           const joined = tight && !/^\s/.test(part);
           if (text && card && contains(card, node) && reaches(parentOf(node), card)) {
-            put(`<${kindOf(card)}>${escape(text)} ${elements.push(parentOf(node)) - 1}</${kindOf(card)}>`, joined);
+            put(`<${kindOf(card)}>${escape(text)} <${elements.push(parentOf(node)) - 1}></${kindOf(card)}>`, joined);
             card = null;
           } else put(escape(text), joined);
           tight = /\S$/.test(part);
