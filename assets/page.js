@@ -257,7 +257,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Without a role or a listener of its own, for instance because the document hears all clicks.
   const looksClickable = el => {
     const outer = parentOf(el);
-    if (getComputedStyle(el).cursor !== 'pointer' || !outer || closest(outer, 'label')?.control) return false;
+    if (getComputedStyle(el).cursor !== 'pointer' || el === bodyOf(el.ownerDocument)) return false;
+    if (!outer || closest(outer, 'label')?.control) return false;
     return getComputedStyle(outer).cursor !== 'pointer' || hasOwnHand(el);
   };
 
@@ -370,16 +371,17 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const DRAWN = '[class*="toggle" i],[class*="switch" i],[class*="check" i],[class*="radio" i]';
   const drawsSwitch = el => {
     if (!el.matches(DRAWN) || !wordless(el) || el.querySelector('input')) return false;
-    const classes = [...el.classList];
-    if (classes.some(name => TICK.test(name))) return true;
-    return classes.some(name => SWITCH.test(name)) && !el.querySelector('img,svg,i') || !!el.querySelector(KNOB);
+    const called = pattern => [...el.classList].some(name => pattern.test(name));
+    const plain = !el.querySelector('img,svg,i');
+    return called(TICK) || called(SWITCH) && plain || !!el.querySelector(KNOB);
   };
   // el itself, or the only one in it, as in a row that is pressed as a whole.
   const drawnSwitch = remembered(el => {
     if (el.matches('input,select,textarea,a[href]')) return null;
     if (drawsSwitch(el)) return el;
     const parts = inside(DRAWN, el).filter(part => drawsSwitch(part) && !inControl(part, el));
-    return parts.length === 1 && !el.querySelector('input') ? parts[0] : null;
+    const [first, ...others] = parts;
+    return first && !el.querySelector('input') && others.every(part => contains(first, part)) ? first : null;
   });
 
   // The last words of an element's classes: of "nav-item nav-item--active is-open", item, active and open.
@@ -402,11 +404,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
       const text = firstText(row, el);
       if (!text) continue;
-      const others = inside(`${FIELDS},${DRAWN}`, row).filter(other => other.matches(FIELDS) || drawsSwitch(other));
-      return others.some(other => other !== el && !contains(other, el)) ? null : text;
+      const others = inside(`${FIELDS},${DRAWN}`, row).filter(other => !contains(el, other) && !contains(other, el));
+      return others.some(other => other.matches(FIELDS) || drawsSwitch(other)) ? null : text;
     }
     return null;
   });
+  const looseLabel = el => {  // a <label> that the page has not tied to its field
+    const text = !ticks(el) && besides(el);
+    return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
+  };
   const firstText = (row, el) => {
     let short = null;
     const texts = textsIn(document, row, NodeFilter.SHOW_TEXT);
@@ -422,7 +428,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   // In a row with several: what the head of the table says.
   const columnOf = el => {
-    const cell = el.closest('td'), head = cell?.closest('table').rows[0]?.cells[cell.cellIndex];
+    const cell = el.closest('td'), head = cell?.closest('table')?.rows[0]?.cells[cell.cellIndex];
     return head && head !== cell ? tidy(head.textContent) : '';
   };
 
@@ -431,7 +437,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const KINDS = new RegExp('^(btn|button|icons?|item|img|image|link|wrap|wrapper|container|row|cell|col|box|el|elem|'
     + 'element|component|ctrl|control|checkbox|radio|inner|outer|ui|css|fa[srlb]?|bi|mdi|glyphicon|svg|div|span|action|js|id)$');
   const programWords = s => {
-    const known = s.replace(/\S*(\d{3}|css-)\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
+    const known = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
     const words = known.split(/[^\p{L}\d]+/u).filter(word => word.length > 1 && !/\d/.test(word));
     const telling = words.filter(word => !KINDS.test(word));
     return [...new Set(telling.length ? telling : words)].join(' ');
@@ -470,7 +476,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const field = el.matches('input,select,textarea');
     const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
     return attribute(el, 'aria-label') || textOfIds(el, 'aria-labelledby')
-      || (field ? [...el.labels ?? []].map(labelText).find(text => text) : '')
+      || (field ? [...el.labels ?? []].map(labelText).find(text => text) || looseLabel(el) : '')
       || (button ? tidy(el.value) || el.type : '')
       || (field ? '' : ownText(el))
       || tidy(el.placeholder) || attribute(el, 'title') || textOfIds(el, 'aria-describedby')
