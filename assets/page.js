@@ -7,14 +7,13 @@
 // A page may contain anything. `el.disabled` of a form can be an input of that name, so this file asks
 // `el.matches(':disabled')`, and it takes the properties it cannot do without from the prototypes.
 Object.defineProperty(window, 'page.js', {value: (() => {
-  // How an id stands behind the name in <a>red lamp 12</a>. A name may end in a number ("Mar 10"), or in
-  // anything else that a page likes to print, but never in <12>: a page's own < is written as &lt;.
-  // The base in worlds/base has learned to read the plain form, so `marked` waits for its successor.
+  // How the id stands behind the name: plain, <a>red lamp 12</a>, or marked, <a>red lamp <12></a>. A name may end
+  // in a number ("Mar 10") or in anything else that a page prints, but never in <12>, since we write a page's
+  // own < as &lt;. The base in worlds/base has learned to read the plain form: `marked` waits for its successor.
   const ID_FORMS = {plain: id => ` ${id}`, marked: id => ` <${id}>`};
   const idText = ID_FORMS.plain;
 
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
-  const SHIFTED = Symbol.for('shifted'), HANDS = Symbol.for('hands');
   const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
     const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);
@@ -28,18 +27,23 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const elementsIn = real(Element, 'children'), bodyOf = real(Document, 'body');
   const scrollerOf = real(Document, 'scrollingElement');
   const titleOf = real(Document, 'title'), byId = real(Document, 'getElementById');
-  const fontsOf = real(Document, 'fonts'), sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
+  const sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
+  const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
   const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
-  const textsIn = real(Document, 'createTreeWalker');
 
   // Icon fonts draw their pictures as characters for private use, which nobody can read.
   const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0\ue000-\uf8ff]+/g, ' ').trim();
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const numbered = id => window[ELEMENTS]?.[id];
   const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
+  const attribute = (el, name) => tidy(attributeOf(el, name));
+  const inside = (selector, el) => [...el.querySelectorAll(selector)];
+  const wordless = el => !tidy(el.textContent);
+
+  // Some answers take a search of the page and are needed again in the same call: a name, what the mouse hits.
   const caches = [];
   const forget = () => caches.forEach(known => known.clear());
-  const remembered = find => {  // what takes a search of the page is asked for again within a call
+  const remembered = find => {
     const known = new Map();
     caches.push(known);
     return key => {
@@ -223,10 +227,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const editor = el => el.isContentEditable
     && (el === bodyOf(el.ownerDocument) || !parentOf(el)?.isContentEditable);
 
-  // The selectors by which a document's style sheets show a hand over an element itself. A hand is inherited,
-  // so in a box that has one, only they tell which parts are meant to be clicked apart from the box.
+  // The selectors by which a document's style sheets show a hand over an element. A hand is inherited, so in a box
+  // that has one, only the rules tell which of its parts are meant to be clicked apart from it.
+  const handsRead = new WeakMap();  // document -> {count of its rules, selectors}
   const handsOf = remembered(doc => {
-    const read = window[HANDS] ??= new WeakMap();
     const lists = [];
     for (const sheet of [...sheetsOf(doc), ...adoptedOf(doc)]) {
       try {
@@ -234,24 +238,25 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       } catch { /* another site's */ }
     }
     const count = lists.reduce((sum, rules) => sum + rules.length, 0);
-    if (read.get(doc)?.count === count) return read.get(doc).hands;
+    if (handsRead.get(doc)?.count === count) return handsRead.get(doc).selectors;
 
     const found = [];
     const collect = rules => {
       for (const rule of rules) {
-        const everything = /\*(,|$)/.test(rule.selectorText);  // .menu * means no part in particular
-        if (rule.selectorText && rule.style?.cursor === 'pointer' && !everything) found.push(rule.selectorText);
+        const hand = rule.selectorText && rule.style.cursor === 'pointer';
+        const everything = /\*(,|$)/.test(rule.selectorText);  // `.menu *` means no part in particular
+        if (hand && !everything) found.push(rule.selectorText);
         if (rule.cssRules?.length) collect(rule.cssRules);
       }
     };
     lists.forEach(collect);
-    const hands = found.join(',');
-    read.set(doc, {count, hands});
-    return hands;
+    const selectors = found.join(',');
+    handsRead.set(doc, {count, selectors});
+    return selectors;
   });
   const hasOwnHand = el => {
-    const hands = handsOf(el.ownerDocument);
-    return el.style?.cursor === 'pointer' || hands && el.matches(hands);
+    const selectors = handsOf(el.ownerDocument);
+    return el.style?.cursor === 'pointer' || selectors && el.matches(selectors);
   };
 
   // Without a role or a listener of its own, for instance because the document hears all clicks.
@@ -301,16 +306,19 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // The text that a card is called by: the first of more than two characters, since the letters of an avatar
   // often come before it.
   const titleIn = (card, visible) => {
-    let short = null;
+    const short = [];
+    const fits = node => {
+      const part = parentOf(node);
+      return visible(node) && !inControl(part, card) && !inIconFont(part, tidy(node.data))
+        && !part.closest('[aria-hidden=true]') && reaches(part, card);
+    };
     const texts = textsIn(document, card, NodeFilter.SHOW_TEXT);
     for (let node = texts.nextNode(); node; node = texts.nextNode()) {
-      const text = tidy(node.data), part = parentOf(node);
-      if (!text || !visible(node) || inControl(part, card)) continue;
-      if (inIconFont(part, text) || part.closest('[aria-hidden=true]') || !reaches(part, card)) continue;
-      if (text.length > 2) return node;
-      short ??= node;
+      const {length} = tidy(node.data);
+      if (length > 2 && fits(node)) return node;
+      if (length && length <= 2) short.push(node);
     }
-    return short;
+    return short.find(fits);
   };
 
   // A container of much text: its text is shown as usual, and its first line gets its id.
@@ -319,13 +327,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // ---- What an element is called, and its value
 
-  // Icon fonts draw a picture for a word such as account_balance_wallet. Their name tells where the font itself
-  // has not come.
+  // Icon fonts draw a picture where a word such as account_balance_wallet stands. The class counts as well,
+  // since the font itself may not have come.
   const ICONS = /(^|\s)material-(icons|symbols)|^[^,]*(icon|symbol|glyph)/i;
   const hasIconFont = remembered(doc => !!bodyOf(doc).querySelector('[class*="material-" i]')
     || [...fontsOf(doc)].some(font => ICONS.test(font.family)));
-  const inIconFont = (el, text) => /^[a-z\d_]{2,}$/.test(text) && hasIconFont(el.ownerDocument)
-    && (ICONS.test(el.getAttribute('class')) || ICONS.test(getComputedStyle(el).fontFamily));
+  const inIconFont = (el, text) => {
+    if (!/^[a-z\d_]{2,}$/.test(text) || !hasIconFont(el.ownerDocument)) return false;
+    return ICONS.test(attributeOf(el, 'class')) || ICONS.test(getComputedStyle(el).fontFamily);
+  };
 
   // Whether something is seen between an element and its neighbors in the line.
   const setApart = style => !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
@@ -356,15 +366,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return tidy(text);
   };
   const labelText = el => seenText(el, 'input,select,textarea,button,svg', true) || tidy(el.textContent);
-  const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
-  const wordless = el => !tidy(el.textContent);
-  const attribute = (el, name) => tidy(attributeOf(el, name));
   const labelOf = el => attribute(el, 'aria-label') || attribute(el, 'title');
-  const inside = (selector, el) => [...el.querySelectorAll(selector)];
 
   // ---- Switches and checkboxes that style sheets draw
 
-  // By the words of their classes. A menu-toggle is a button that opens a menu.
+  // Their classes tell: toggle-switch or custom-checkbox, but not menu-toggle, a button that opens a menu.
   const SWITCH = /^(custom[-_]|ui[-_])?(toggle|switch)([-_]?(switch|toggle|control))?$/i;
   const TICK = /(^|[-_])(check-?box|radio)([-_](box|mark|icon|circle|control|custom|button|btn))?$/i;
   const KNOB = '[class*="knob" i],[class*="thumb" i],[class*="slider" i]';
@@ -372,98 +378,116 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const drawsSwitch = el => {
     if (!el.matches(DRAWN) || !wordless(el) || el.querySelector('input')) return false;
     const called = pattern => [...el.classList].some(name => pattern.test(name));
-    const plain = !el.querySelector('img,svg,i');
-    return called(TICK) || called(SWITCH) && plain || !!el.querySelector(KNOB);
+    const pictured = el.querySelector('img,svg,i');
+    return called(TICK) || called(SWITCH) && !pictured || !!el.querySelector(KNOB);
   };
-  // el itself, or the only one in it, as in a row that is pressed as a whole.
+  // The switch that el is, or the only one in it, as in a row that is pressed as a whole.
   const drawnSwitch = remembered(el => {
     if (el.matches('input,select,textarea,a[href]')) return null;
     if (drawsSwitch(el)) return el;
-    const parts = inside(DRAWN, el).filter(part => drawsSwitch(part) && !inControl(part, el));
-    const [first, ...others] = parts;
-    return first && !el.querySelector('input') && others.every(part => contains(first, part)) ? first : null;
+    if (!el.childElementCount || el.querySelector('input')) return null;
+    const [first, ...others] = inside(DRAWN, el).filter(part => drawsSwitch(part) && !inControl(part, el));
+    return first && others.every(part => contains(first, part)) ? first : null;
   });
 
-  // The last words of an element's classes: of "nav-item nav-item--active is-open", item, active and open.
-  // What a class says about others or denies is no state.
-  const stateWords = el => [...el.classList]
-    .filter(name => !/^(has|no|not|non)[-_]|[:[]/.test(name))
-    .map(name => name.split(/[-_]+/).pop().toLowerCase());
-
-  // ---- The name
+  // ---- Text beside a checkbox, a switch or a field that has no label
 
   const FIELDS = 'input:not([type=hidden]),select,textarea';
-  // The text beside a checkbox, a switch or a field without a label: the first in the nearest element around it
-  // that has any, unless that holds other fields, too. A row's checkbox may be called by its link.
   const BLOCKS = 'form,fieldset,table,thead,tbody,ul,ol,dialog,main,section,article,nav,header,footer,body';
-  const ticks = el => el.matches('input[type=checkbox],input[type=radio]') || !el.matches(FIELDS);
-  const allOf = el => /select-?all/i.test(
-    [el.id, el.className, attribute(closest(el, '[data-testid]') ?? el, 'data-testid')].join(' '));
-  const besides = remembered(el => {
-    if (el.closest('th') || allOf(el)) return null;
-    for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
-      const text = firstText(row, el);
-      if (!text) continue;
-      const others = inside(`${FIELDS},${DRAWN}`, row).filter(other => !contains(el, other) && !contains(other, el));
-      return others.some(other => other.matches(FIELDS) || drawsSwitch(other)) ? null : text;
-    }
-    return null;
-  });
-  const looseLabel = el => {  // a <label> that the page has not tied to its field
-    const text = !ticks(el) && besides(el);
-    return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
+  const isTicked = el => el.matches('input[type=checkbox],input[type=radio]') || !el.matches(FIELDS);
+  const ticksAll = el => {
+    const tested = closest(el, '[data-testid]') ?? el;
+    return /select-?all/i.test(`${el.id} ${el.className} ${attribute(tested, 'data-testid')}`);
   };
+
+  // The first text of a row that is longer than the letters of an avatar. A checkbox may be called by a link, as
+  // that of a table's row is; a field may not.
   const firstText = (row, el) => {
     let short = null;
     const texts = textsIn(document, row, NodeFilter.SHOW_TEXT);
     for (let node = texts.nextNode(); node; node = texts.nextNode()) {
-      const text = tidy(node.data), part = parentOf(node);
+      const text = tidy(node.data);
+      const part = parentOf(node);
       if (!text || contains(el, node) || part.closest('option,script,style,button,svg')) continue;
       if (!part.checkVisibility() || inIconFont(part, text)) continue;
-      if (!ticks(el) && inControl(part, row)) continue;
+      if (!isTicked(el) && inControl(part, row)) continue;
       if (text.length > 2) return node;
       short ??= node;
     }
     return short;
   };
-  // In a row with several: what the head of the table says.
+  // It is the name if the nearest element around el that holds any text holds no other field.
+  const textBeside = remembered(el => {
+    if (el.closest('th') || ticksAll(el)) return null;
+    for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
+      const text = firstText(row, el);
+      if (!text) continue;
+      const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
+      const alone = fields.every(field => contains(el, field) || contains(field, el));
+      return alone ? text : null;
+    }
+    return null;
+  });
+  // A <label> that the page has not tied to its field.
+  const looseLabel = el => {
+    const text = !isTicked(el) && textBeside(el);
+    return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
+  };
+  // In a table's row with several fields: what the head of the table says.
   const columnOf = el => {
-    const cell = el.closest('td'), head = cell?.closest('table')?.rows[0]?.cells[cell.cellIndex];
+    const cell = el.closest('td');
+    const head = cell?.closest('table')?.rows[0]?.cells[cell.cellIndex];
     return head && head !== cell ? tidy(head.textContent) : '';
   };
 
-  // Where nothing can be read, the words of the program: of "btn-remove-item_17", remove. Not those that say
-  // what kind of thing it is, and not those that are made up, another one each time.
-  const KINDS = new RegExp('^(btn|button|icons?|item|img|image|link|wrap|wrapper|container|row|cell|col|box|el|elem|'
-    + 'element|component|ctrl|control|checkbox|radio|inner|outer|ui|css|fa[srlb]?|bi|mdi|glyphicon|svg|div|span|action|js|id)$');
+  // ---- The words of the program, where people read nothing
+
+  // Of "btn-remove-item_17", remove: not what kind of thing it is, and nothing that is made up, another one
+  // each time.
+  const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|el|elem|'
+    + 'element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|wrap|wrapper)$');
   const programWords = s => {
-    const known = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
-    const words = known.split(/[^\p{L}\d]+/u).filter(word => word.length > 1 && !/\d/.test(word));
+    const apart = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
+    const words = apart.split(/[^\p{L}\d]+/u).filter(word => word.length > 1 && !/\d/.test(word));
     const telling = words.filter(word => !KINDS.test(word));
     return [...new Set(telling.length ? telling : words)].join(' ');
   };
   const programName = el => {
+    const said = (name, from = el) => programWords(attribute(from, name));
     const icon = [el, ...inside('*', el)].find(each => inIconFont(each, tidy(each.textContent)));
     if (icon) return tidy(icon.textContent).replaceAll('_', ' ');
     const tested = el.closest('[data-testid],:not(:only-child)') ?? el;
-    const twin = leads(el) && inside(`a[href="${CSS.escape(attribute(el, 'href'))}"]`, bodyOf(el.ownerDocument))
-      .map(link => tidy(link.innerText)).find(text => text);
-    return !drawnSwitch(el) && programWords(attribute(el, 'data-action')) || programWords(attribute(tested, 'data-testid'))
-      || programWords(attribute(el, 'id')) || twin || programWords(attribute(el, 'class'))
-      || programWords(attribute(inside('[class]', el)[0] ?? el, 'class')) || attribute(el, 'href');
+    return (drawnSwitch(el) ? '' : said('data-action'))  // a switch's is to switch
+      || said('data-testid', tested)
+      || said('id')
+      || leads(el) && nameOfTwin(el)
+      || said('class')
+      || said('class', inside('[class]', el)[0] ?? el)
+      || attribute(el, 'href');
   };
+  const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
+  // Another link to the same place has a text.
+  const nameOfTwin = el => inside(`a[href="${CSS.escape(attribute(el, 'href'))}"]`, bodyOf(el.ownerDocument))
+    .map(link => tidy(link.innerText)).find(text => text);
 
-  const picture = el => tidy(el.alt || el.querySelector('img[alt]')?.alt
-    || el.querySelector('svg title')?.textContent || el.querySelector('svg text')?.textContent);
+  // ---- The name
+
+  const picture = el => tidy(el.alt
+    || el.querySelector('img[alt]')?.alt
+    || el.querySelector('svg title')?.textContent
+    || el.querySelector('svg text')?.textContent);
   // The text of an element and of the pictures in it. A title says more than a sign or two letters do.
   const ownText = el => {
     const icons = inside('[aria-label],[title]', el).filter(icon => wordless(icon) && icon.checkVisibility());
     const text = tidy([seenText(el, FIELDS + ',svg'), ...icons.map(labelOf)].join(' '));
     const title = attribute(el, 'title');
     if (title && text.length < 3) return title.includes(text) ? title : `${text} ${title}`;
-    const drawn = text && !/\p{L}/u.test(text) && el.querySelector('svg,img');  // such as a heart beside 12
-    return drawn ? tidy(`${text} ${picture(el) || programWords(attribute(el, 'data-action'))}`) : text;
+
+    const number = text && !/\p{L}/u.test(text);
+    if (!number || !el.querySelector('svg,img')) return text;
+    return tidy(`${text} ${picture(el) || programWords(attribute(el, 'data-action'))}`);  // 12 beside a heart
   };
+  const labelsText = el => [...el.labels ?? []].map(labelText).find(text => text);
   const textOfIds = (el, name) => {
     const others = attribute(el, name).split(' ').map(id => id && byId(el.ownerDocument, id));
     return tidy(others.map(other => other?.textContent).join(' '));
@@ -475,15 +499,19 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const nameOf = remembered(el => {
     const field = el.matches('input,select,textarea');
     const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
-    return attribute(el, 'aria-label') || textOfIds(el, 'aria-labelledby')
-      || (field ? [...el.labels ?? []].map(labelText).find(text => text) || looseLabel(el) : '')
+    return attribute(el, 'aria-label')
+      || textOfIds(el, 'aria-labelledby')
+      || (field ? labelsText(el) || looseLabel(el) : '')
       || (button ? tidy(el.value) || el.type : '')
       || (field ? '' : ownText(el))
-      || tidy(el.placeholder) || attribute(el, 'title') || textOfIds(el, 'aria-describedby')
+      || tidy(el.placeholder)
+      || attribute(el, 'title')
+      || textOfIds(el, 'aria-describedby')
       || picture(el)
-      || editor(el) && tidy(hint(el))
-      || (field || drawnSwitch(el)) && (tidy(besides(el)?.data) || columnOf(el))
-      || tidy(el.name) || programName(el);
+      || (editor(el) ? tidy(hint(el)) : '')
+      || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
+      || tidy(el.name)
+      || programName(el);
   });
   // Whether a label's text is the name of a control that people see: then it is written with the control.
   const names = el => el.control && shown(el.control, getComputedStyle(el.control))
@@ -501,11 +529,17 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return drawnSwitch(el) ? 'checkbox' : el.localName;
   };
 
-  // What its classes say about an element, or about the list item that it fills.
+  // The last words of an element's classes: of "nav-item nav-item--active is-open", item, active and open. A class
+  // that denies something, or says it about something else, is no state.
+  const stateWords = el => [...el.classList]
+    .filter(name => !/^(has|no|not|non)[-_]|[:[]/.test(name))
+    .map(name => name.split(/[-_]+/).pop().toLowerCase());
+  const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
   const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
+  // What they say about an element, or about the list item that it fills.
   const stateOf = el => {
     const item = el.matches('li > :only-child') ? parentOf(el) : el;
-    if (!el.classList.length && !item.classList.length) return '';
+    if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
     const words = [...stateWords(el), ...stateWords(item)];
     const says = word => words.includes(word);
     if (says('unread')) return 'unread';
@@ -514,18 +548,19 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!says('active') && !says('current') || !parentOf(item)) return '';
     // "active" may also mean that a person or a plan is: then all rows of a list say so.
     const alike = [...elementsIn(parentOf(item))].filter(other => other.localName === item.localName);
-    const all = alike.length > 1 && alike.every(other => /active|current/.test(other.getAttribute('class')));
-    return all ? '' : 'selected';
+    const all = alike.every(other => /active|current/.test(attributeOf(other, 'class')));
+    return all && alike.length > 1 ? '' : 'selected';
   };
 
   const valueOf = el => {
     const kind = kindOf(el);
     const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
     if (/^(checkbox|radio)$/.test(kind)) {
-      const box = drawnSwitch(el);
-      const on = box && stateWords(box).some(word => /^(on|active|checked|selected|enabled)$/.test(word));
       if (el.indeterminate || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
-      return (el.checked ?? (on || ['checked', 'pressed', 'selected'].some(holds))) ? 'on' : 'off';
+      const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
+      const drawnOn = words.some(word => /^(on|active|checked|selected|enabled)$/.test(word));
+      const on = el.checked ?? (drawnOn || ['checked', 'pressed', 'selected'].some(holds));
+      return on ? 'on' : 'off';
     }
     if (kind === 'select') {
       const texts = options => [...options].map(option => tidy(option.label)).join(' | ');
@@ -535,12 +570,14 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
       const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds);
-      const told = ['selected', 'pressed', 'checked', 'current'].some(state => el.hasAttribute(`aria-${state}`));
-      return [...said, told ? '' : stateOf(el)].filter(state => state).join(', ');
+      const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
+      const seen = asked ? '' : stateOf(el);
+      return [...said, seen].filter(state => state).join(', ');
     }
     if (el.type === 'password') return el.value ? '****' : '';
-    const example = tidy(el.placeholder);  // what people see in the field as long as it is empty
-    return cut(tidy(el.value), 500) || (example && !nameOf(el).includes(example) ? `(${cut(example, 100)})` : '');
+    const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
+    if (value || !example || nameOf(el).includes(example)) return value;
+    return `(${cut(example, 100)})`;  // people see it in the field as long as that is empty
   };
 
   // What an element without text says: its label, or all its classes if it is a rating made of stars.
@@ -558,7 +595,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     putBack();
     const elements = [], lines = [];
     const titles = new Map();  // the text that a card is called by -> the card, which holds controls of its own
-    const told = new Set();    // texts that are written as the name of the control beside them
+    const beside = new Map();  // a text that is written as the name of a control -> that control
     const cover = coverOf();
     let line = '', size = 0;
     let prefix = '';    // of a heading's lines
@@ -617,7 +654,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     };
     const visible = node => within(node, clips) && (!viewportOnly || inWindow(node));
     const putText = node => {
-      if (!visible(node) || told.has(node) && !titles.has(node)) return;
+      const control = beside.get(node);
+      const told = control && visible(control) && !titles.has(node);
+      if (told || !visible(node)) return;
       (pre ? node.data.split('\n') : [node.data]).forEach((part, i) => {
         if (i) flush();
         const text = tidy(part);
@@ -632,13 +671,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         tight = /\S$/.test(part);
       });
     };
-    // A text beside a checkbox, a switch or a field is told once, as its name.
-    const pair = root => {
+    // A text beside a checkbox, a switch or a field is written once, as the name of that.
+    const pairUp = root => {
       for (const el of inside(`${FIELDS},${DRAWN}`, root)) {
-        if (!el.matches(FIELDS) && !drawsSwitch(el) || !el.checkVisibility()) continue;
-        const name = nameOf(el), text = besides(el);
-        const free = text && name === tidy(text.data) && !parentOf(text).closest('td,a[href]');
-        if (free && !covered(el)) told.add(text);
+        const field = el.matches(FIELDS);
+        if (!field && !drawsSwitch(el) || !el.checkVisibility()) continue;
+        const text = nameOf(el) && textBeside(el);
+        if (!text || nameOf(el) !== tidy(text.data) || parentOf(text).closest('td,a[href]')) continue;
+        const shows = (field || clickable(el)) && !el.closest('[inert],[aria-hidden=true]') && !covered(el);
+        if (shows) beside.set(text, el);
       }
     };
 
@@ -669,7 +710,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       clips = clipsOf(node, style, clips);
       if (node === bodyOf(node.ownerDocument)) {
         behind ||= !!node.querySelector('dialog:modal');
-        pair(node);
+        pairUp(node);
       }
       if (behind && (node.matches('dialog:modal') || cover && inFront(node, style, cover))) behind = false;
       if (node.hasAttribute('inert')) inert = true;
@@ -737,7 +778,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // ---- Actions
 
-  // The boxes around el that people cannot scroll, but scrollIntoView and focus do, and where they stand.
+  // Boxes that people cannot scroll, but scrollIntoView and focus do, and where they stood before.
+  let shifted = [];
+  const putBack = () => {
+    for (const {box, side, at} of shifted) box[side] = at;
+    shifted = [];
+  };
   const around = el => {
     const root = rootOf(el);
     return el.assignedSlot || parentOf(el)
@@ -760,20 +806,17 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const {hit} = middleOf(el);
     return contains(el, hit) || hit?.closest('label')?.control === el;
   };
-  const putBack = () => {
-    for (const {box, side, at} of window[SHIFTED] ?? []) box[side] = at;
-    window[SHIFTED] = [];
-  };
   // Scrolls el to the middle of what people can scroll. If it is out of their reach, as in a window that is too
   // small for its page, the other boxes move as well, until the next observation.
   const reveal = el => {
     const center = () => el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
-    const stuck = window[SHIFTED] = stuckAround(el);
+    const stuck = stuckAround(el);
+    shifted = stuck;
     center();
     putBack();
     forget();
     if (atHand(el)) return;
-    window[SHIFTED] = stuck;
+    shifted = stuck;
     center();
     forget();
   };
@@ -831,7 +874,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const refusal = why => `element ${id} does not take text: it is ${why}`;
     if (!el.isContentEditable && !el.matches('input,textarea')) return refusal('no field');
     if (el.matches(':disabled,[readonly]')) return refusal('locked');
-    window[SHIFTED] = stuckAround(el);
+    shifted = stuckAround(el);
     el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
     if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
     if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
