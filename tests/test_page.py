@@ -52,6 +52,7 @@ MANY = "words " * 99 + "words"
 LONG = f"<h2>News</h2><p>{MANY}</p><p>the end</p>"
 LISTEN = "<script>root.addEventListener('click', event => document.title = event.target.textContent)</script>"
 ICON = "<style>i{display:inline-block;width:9px;height:9px}</style>"
+BEHIND = "[the page behind this dialog is left out]"
 READ = {  # how real pages are built -> what the agent reads
     "links around blocks": (f"{CARD}<a href=/x><img alt=pic style='float:left;width:9px;height:9px'></a>",
                             "<a>Lamp $ 9 0</a> <a>pic 1</a>"),
@@ -107,7 +108,7 @@ READ = {  # how real pages are built -> what the agent reads
         "<a href=/3><i class='fa fa-left'></i></a> <a href=/page/2><i></i>&#xe001;</a><a href=/4 class=bold>"
         "<i class=x></i></a><p class='star-rating Two'><i class='fas star'></i><i class='fas star'></i></p>"
         "<i role=img aria-label='4 of 5'></i><nav aria-label=Empty></nav>",
-        "<a>Edit 0</a> <a>46 comments 1</a> <a>fa fa-left 2</a> <a>/page/2 3</a> <a>bold 4</a>\n"
+        "<a>Edit 0</a> <a>46 comments 1</a> <a>left 2</a> <a>/page/2 3</a> <a>bold 4</a>\n"
         "star-rating Two fas star fas star\n4 of 5"),
     "states": (
         "<button aria-expanded=true>Menu</button><button aria-expanded=false>File</button>"
@@ -147,7 +148,7 @@ READ = {  # how real pages are built -> what the agent reads
     "a dialog over the page": (
         "<p>Budget <a href=/x>one</a></p><p style='margin-top:2000px'>far <a href=/x>two</a></p>"
         "<div style='position:fixed;inset:0;background:#aaa'></div><div role=dialog style='position:fixed;"
-        "top:9px;background:#fff'><a href=/x>Create</a></div>", "Budget\nfar\n<a>Create 0</a>"),
+        "top:9px;background:#fff'><a href=/x>Create</a></div>", f"{BEHIND}\n<a>Create 0</a>"),
     "an editor": (
         "<i id=ph>Write here</i><div class=Editor role=textbox contenteditable aria-describedby=ph "
         "style='height:40px'></div>", "Write here <input>Write here 0</input>"),
@@ -226,7 +227,7 @@ def test_cards_and_rows_that_hold_controls_are_clicked_beside_them(site, browse)
         <script>for (const id of ['one', 'two', 'three', 'row']) document.getElementById(id).addEventListener(
         'click', event => event.target.closest('button,input') || (document.title += id))</script>""")
     text = ("<div>Buy 0</div> milk <button>Menu 1</button>\n<div>Buy bread 2</div>\n<button>Only this 3</button>\n"
-            "<checkbox> 4 = off</checkbox> | <tr>Ann 5</tr> | Invoice 12")
+            "<checkbox>Ann 4 = off</checkbox> | <tr>Ann 5</tr> | Invoice 12")
 
     async def test(session):
         assert (await session.observe())[1] == text
@@ -267,7 +268,8 @@ def test_a_header_that_stays_covers_nothing_for_good(site, browse, page, scrolle
 def test_what_no_scrolling_brings_to_light_is_out(site, browse, layer):
     """Behind a dialog, or below a header on a page that does not scroll."""
     async def test(session):
-        assert (await session.observe())[1] == "head"
+        left_out = f"{BEHIND}\n" if layer == "inset:0" else ""
+        assert (await session.observe())[1] == f"{left_out}head"
     style = f"position:fixed;background:red;{layer}"
     browse(test, site({"/": f"<a href=/x>below</a><div style='{style}'>head</div>"}))
 
@@ -310,7 +312,7 @@ def test_a_frame_is_read_and_used_like_the_page_around_it(site, browse):
             await execute(session, 'do(action="Click", element="1")')
         await session.page.evaluate("cover.hidden = true; frames[0].ask.showModal()")
         assert (await session.observe())[1].startswith(
-            "<a>out 0</a>\nsaved: late\ncity (disabled) Send (disabled)\nsure? <button>yes 1</button>")
+            f"<a>out 0</a>\n{BEHIND}\nsure? <button>yes 1</button>")
 
     def late(handler):
         time.sleep(0.3)

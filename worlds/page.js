@@ -1,4 +1,4 @@
-// Chromium runs this in every document, after init.js. Then rollout.py calls window['page.js'] with
+// Chromium runs this in every document, after init.js. Then browser.py calls window['page.js'] with
 // [name, ...given] and receives what the function of that name returns. The last statement lists the names.
 //
 // `observe` writes the page as text and numbers the elements that can be used. The page keeps those elements
@@ -6,7 +6,13 @@
 //
 // A page may contain anything. `el.disabled` of a form can be an input of that name, so this file asks
 // `el.matches(':disabled')`, and it takes the properties it cannot do without from the prototypes.
-Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
+Object.defineProperty(window, 'page.js', {value: (() => {
+  // How the id stands behind the name: plain, <a>red lamp 12</a>, or marked, <a>red lamp <12></a>. A name may end
+  // in a number ("Mar 10") or in anything else that a page prints, but never in <12>, since we write a page's
+  // own < as &lt;. The base in worlds/base has learned to read the plain form: `marked` waits for its successor.
+  const ID_FORMS = {plain: id => ` ${id}`, marked: id => ` <${id}>`};
+  const idText = ID_FORMS.plain;
+
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
   const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
@@ -15,9 +21,14 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   };
   const nodeType = real(Node, 'nodeType'), childNodes = real(Node, 'childNodes');
   const parentOf = real(Node, 'parentElement'), contains = real(Node, 'contains');
-  const shadowRoot = real(Element, 'shadowRoot'), bodyOf = real(Document, 'body');
+  const rootOf = real(Node, 'getRootNode'), shadowRoot = real(Element, 'shadowRoot');
+  const attributeOf = real(Element, 'getAttribute');
+  const matches = real(Element, 'matches'), closest = real(Element, 'closest');
+  const elementsIn = real(Element, 'children'), bodyOf = real(Document, 'body');
   const scrollerOf = real(Document, 'scrollingElement');
   const titleOf = real(Document, 'title'), byId = real(Document, 'getElementById');
+  const sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
+  const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
   const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
 
   // Icon fonts draw their pictures as characters for private use, which nobody can read.
@@ -25,6 +36,21 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const numbered = id => window[ELEMENTS]?.[id];
   const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
+  const attribute = (el, name) => tidy(attributeOf(el, name));
+  const inside = (selector, el) => [...el.querySelectorAll(selector)];
+  const wordless = el => !tidy(el.textContent);
+
+  // Some answers take a search of the page and are needed again in the same call: a name, what the mouse hits.
+  const caches = [];
+  const forget = () => caches.forEach(known => known.clear());
+  const remembered = find => {
+    const known = new Map();
+    caches.push(known);
+    return key => {
+      if (!known.has(key)) known.set(key, find(key));
+      return known.get(key);
+    };
+  };
 
   // Where an element without a box is seen: an option in its dropdown, an <area> on its image.
   const drawn = el => {
@@ -110,13 +136,13 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     return (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
   };
   // The middle of el, and what the mouse hits there.
-  const middleOf = el => {
+  const middleOf = remembered(el => {
     const r = boxOf(el), x = r && r.left + r.width / 2, y = r && r.top + r.height / 2;
     return {x, y, root: el.getRootNode(), hit: r && hitBeside(el, x, y)};
-  };
+  });
 
   // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
-  const covered = el => {
+  const covered = remembered(el => {
     const {x, y, root, hit} = middleOf(el);
     if (hit === undefined) return !el.matches('input[type=checkbox],input[type=radio]');
     if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) {
@@ -141,6 +167,32 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       if (there < box.top || there >= box.bottom) return false;
     }
     return true;
+  });
+
+  // The layer that keeps the mouse from all of the page: a dialog with what dims the rest. 25 points show it.
+  // Most pages have no fixed layer in their first corner, so they pay for one point.
+  const coverOf = () => {
+    const steps = [0.002, 0.25, 0.5, 0.75, 0.998];
+    const layers = new Set();
+    for (const down of steps) {
+      for (const across of steps) {
+        const layer = layerOf(atPoint(document, across * innerWidth, down * innerHeight), /fixed/);
+        if (!layer) return null;
+        layers.add(layer);
+      }
+    }
+    return [...layers].find(layer => {
+      const {left, right, top, bottom} = layer.getBoundingClientRect();
+      return left <= 1 && top <= 1 && right >= innerWidth - 1 && bottom >= innerHeight - 1;
+    });
+  };
+  // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.
+  const inFront = (el, style, cover) => {
+    if (el === cover) return true;
+    if (!/fixed|absolute/.test(style.position)) return false;
+    const {hit} = middleOf(el);
+    const layer = hit && layerOf(hit, /fixed/);
+    return contains(el, hit) && (!layer || layer === el || !contains(el, layer));
   };
 
   const childrenOf = el => {
@@ -175,28 +227,98 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   const editor = el => el.isContentEditable
     && (el === bodyOf(el.ownerDocument) || !parentOf(el)?.isContentEditable);
 
-  const clickable = (el, style) => {
+  // The selectors by which a document's style sheets show a hand over an element. A hand is inherited, so in a box
+  // that has one, only the rules tell which of its parts are meant to be clicked apart from it.
+  const handsRead = new WeakMap();  // document -> {count of its rules, selectors}
+  const handsOf = remembered(doc => {
+    const lists = [];
+    for (const sheet of [...sheetsOf(doc), ...adoptedOf(doc)]) {
+      try {
+        lists.push(sheet.cssRules);
+      } catch { /* another site's */ }
+    }
+    const count = lists.reduce((sum, rules) => sum + rules.length, 0);
+    if (handsRead.get(doc)?.count === count) return handsRead.get(doc).selectors;
+
+    const found = [];
+    const collect = rules => {
+      for (const rule of rules) {
+        const hand = rule.selectorText && rule.style.cursor === 'pointer';
+        const everything = /\*(,|$)/.test(rule.selectorText);  // `.menu *` means no part in particular
+        if (hand && !everything) found.push(rule.selectorText);
+        if (rule.cssRules?.length) collect(rule.cssRules);
+      }
+    };
+    lists.forEach(collect);
+    const selectors = found.join(',');
+    handsRead.set(doc, {count, selectors});
+    return selectors;
+  });
+  const hasOwnHand = el => {
+    const selectors = handsOf(el.ownerDocument);
+    return el.style?.cursor === 'pointer' || selectors && el.matches(selectors);
+  };
+
+  // Without a role or a listener of its own, for instance because the document hears all clicks.
+  const looksClickable = el => {
+    const outer = parentOf(el);
+    if (getComputedStyle(el).cursor !== 'pointer' || el === bodyOf(el.ownerDocument)) return false;
+    if (!outer || closest(outer, 'label')?.control) return false;
+    return getComputedStyle(outer).cursor !== 'pointer' || hasOwnHand(el);
+  };
+
+  const clickable = remembered(el => {
     if (disabled(el) || el.getAttribute('aria-disabled') === 'true') return false;
     return marked(el) || standsForControl(el)
       || editor(el)
       || el.tabIndex >= 0 && el.hasAttribute('tabindex')
-      || style.cursor === 'pointer' && el.parentElement
-         && getComputedStyle(el.parentElement).cursor !== 'pointer';
-  };
+      || looksClickable(el);
+  });
   // What a person aims at. A role speaks for all that the element holds, down to the next control.
   const innermost = el => native(el) || editor(el) || ![...el.querySelectorAll('*')].some(inner => {
-    const style = getComputedStyle(inner), whole = ROLES.test(role(el)) && !marked(inner);
-    return !whole && clickable(inner, style) && shown(inner, style);
+    const whole = ROLES.test(role(el)) && !marked(inner);
+    return !whole && clickable(inner) && shown(inner, getComputedStyle(inner));
   });
+
+  // The checkbox that is all there is in a container but its name: pressing the one presses the other.
+  const tickIn = el => {
+    const ticks = inside('input,select,textarea,button,a', el);
+    return ticks.length === 1 && ticks[0].matches('input[type=checkbox],input[type=radio]')
+      && seenText(el, 'input') === nameOf(ticks[0]);
+  };
 
   // A container that people see is usable, though it holds controls of its own: a card, a row.
   const isCard = (el, style) => !native(el) && !editor(el) && el.localName !== 'label'
-    && (style.cursor === 'pointer' || el.localName === 'tr' && hears(el)) && clickable(el, style);
+    && (style.cursor === 'pointer' || el.localName === 'tr' && hears(el)) && clickable(el) && !tickIn(el);
+  // Whether this part of a card belongs to one of the controls that the card holds.
+  const inControl = (part, card) => {
+    for (let at = part; at && at !== card; at = parentOf(at)) {
+      if (clickable(at)) return true;
+    }
+    return false;
+  };
   // Whether a click on this part of a card reaches the card and none of its controls.
   const reaches = (part, card) => {
-    let at = middleOf(part).hit;
-    while (at && at !== card && !marked(at)) at = parentOf(at);
-    return (!at || at === card) && !covered(part);
+    const {hit} = middleOf(part);
+    const beside = hit && !contains(card, hit) || inControl(hit ?? part, card);
+    return !beside && !covered(part);
+  };
+  // The text that a card is called by: the first of more than two characters, since the letters of an avatar
+  // often come before it.
+  const titleIn = (card, visible) => {
+    const short = [];
+    const fits = node => {
+      const part = parentOf(node);
+      return visible(node) && !inControl(part, card) && !inIconFont(part, tidy(node.data))
+        && !part.closest('[aria-hidden=true]') && reaches(part, card);
+    };
+    const texts = textsIn(document, card, NodeFilter.SHOW_TEXT);
+    for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+      const {length} = tidy(node.data);
+      if (length > 2 && fits(node)) return node;
+      if (length && length <= 2) short.push(node);
+    }
+    return short.find(fits);
   };
 
   // A container of much text: its text is shown as usual, and its first line gets its id.
@@ -205,62 +327,241 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
 
   // ---- What an element is called, and its value
 
-  const labelText = el => {
-    const copy = el.cloneNode(true);
-    copy.querySelectorAll('input,select,textarea,button').forEach(control => control.remove());
-    copy.querySelectorAll('img[alt]').forEach(img => img.replaceWith(img.alt));
-    return tidy(copy.textContent);
+  // Icon fonts draw a picture where a word such as account_balance_wallet stands. The class counts as well,
+  // since the font itself may not have come.
+  const ICONS = /(^|\s)material-(icons|symbols)|^[^,]*(icon|symbol|glyph)/i;
+  const hasIconFont = remembered(doc => !!bodyOf(doc).querySelector('[class*="material-" i]')
+    || [...fontsOf(doc)].some(font => ICONS.test(font.family)));
+  const inIconFont = (el, text) => {
+    if (!/^[a-z\d_]{2,}$/.test(text) || !hasIconFont(el.ownerDocument)) return false;
+    return ICONS.test(attributeOf(el, 'class')) || ICONS.test(getComputedStyle(el).fontFamily);
+  };
+
+  // Whether something is seen between an element and its neighbors in the line.
+  const setApart = style => !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
+
+  // The text that people see in an element, without some of its parts. Drawings (svg) may hold text, but are
+  // no text. alt: whether pictures count with what they show.
+  const seenText = (el, without, alt) => {
+    let text = '';
+    if (!el.childElementCount && !shadowRoot(el)) {
+      text = tidy(el.textContent);
+      return inIconFont(el, text) ? '' : text;
+    }
+    const add = node => {
+      if (nodeType(node) === TEXT) {
+        if (!inIconFont(parentOf(node), tidy(node.data))) text += node.data;
+        return;
+      }
+      if (nodeType(node) !== ELEMENT || node.matches(without)) return;
+      const style = getComputedStyle(node);
+      if (!shown(node, style)) return;
+      const space = setApart(style) || node.localName === 'br' ? ' ' : '';
+      text += space;
+      if (node.localName === 'img' && alt) text += ` ${node.alt} `;
+      for (const child of childrenOf(node)) add(child);
+      text += space;
+    };
+    for (const child of childrenOf(el)) add(child);
+    return tidy(text);
+  };
+  const labelText = el => seenText(el, 'input,select,textarea,button,svg', true) || tidy(el.textContent);
+  const labelOf = el => attribute(el, 'aria-label') || attribute(el, 'title');
+
+  // ---- Switches and checkboxes that style sheets draw
+
+  // Their classes tell: toggle-switch or custom-checkbox, but not menu-toggle, a button that opens a menu.
+  const SWITCH = /^(custom[-_]|ui[-_])?(toggle|switch)([-_]?(switch|toggle|control))?$/i;
+  const TICK = /(^|[-_])(check-?box|radio)([-_](box|mark|icon|circle|control|custom|button|btn))?$/i;
+  const KNOB = '[class*="knob" i],[class*="thumb" i],[class*="slider" i]';
+  const DRAWN = '[class*="toggle" i],[class*="switch" i],[class*="check" i],[class*="radio" i]';
+  const drawsSwitch = el => {
+    if (!el.matches(DRAWN) || !wordless(el) || el.querySelector('input')) return false;
+    const called = pattern => [...el.classList].some(name => pattern.test(name));
+    const pictured = el.querySelector('img,svg,i');
+    return called(TICK) || called(SWITCH) && !pictured || !!el.querySelector(KNOB);
+  };
+  // The switch that el is, or the only one in it, as in a row that is pressed as a whole.
+  const drawnSwitch = remembered(el => {
+    if (el.matches('input,select,textarea,a[href]')) return null;
+    if (drawsSwitch(el)) return el;
+    if (!el.childElementCount || el.querySelector('input')) return null;
+    const [first, ...others] = inside(DRAWN, el).filter(part => drawsSwitch(part) && !inControl(part, el));
+    return first && others.every(part => contains(first, part)) ? first : null;
+  });
+
+  // ---- Text beside a checkbox, a switch or a field that has no label
+
+  const FIELDS = 'input:not([type=hidden]),select,textarea';
+  const BLOCKS = 'form,fieldset,table,thead,tbody,ul,ol,dialog,main,section,article,nav,header,footer,body';
+  const isTicked = el => el.matches('input[type=checkbox],input[type=radio]') || !el.matches(FIELDS);
+  const ticksAll = el => {
+    const tested = closest(el, '[data-testid]') ?? el;
+    return /select-?all/i.test(`${el.id} ${el.className} ${attribute(tested, 'data-testid')}`);
+  };
+
+  // The first text of a row that is longer than the letters of an avatar. A checkbox may be called by a link, as
+  // that of a table's row is; a field may not.
+  const firstText = (row, el) => {
+    let short = null;
+    const texts = textsIn(document, row, NodeFilter.SHOW_TEXT);
+    for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+      const text = tidy(node.data);
+      const part = parentOf(node);
+      if (!text || contains(el, node) || part.closest('option,script,style,button,svg')) continue;
+      if (!part.checkVisibility() || inIconFont(part, text)) continue;
+      if (!isTicked(el) && inControl(part, row)) continue;
+      if (text.length > 2) return node;
+      short ??= node;
+    }
+    return short;
+  };
+  // It is the name if the nearest element around el that holds any text holds no other field.
+  const textBeside = remembered(el => {
+    if (el.closest('th') || ticksAll(el)) return null;
+    for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
+      const text = firstText(row, el);
+      if (!text) continue;
+      const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
+      const alone = fields.every(field => contains(el, field) || contains(field, el));
+      return alone ? text : null;
+    }
+    return null;
+  });
+  // A <label> that the page has not tied to its field.
+  const looseLabel = el => {
+    const text = !isTicked(el) && textBeside(el);
+    return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
+  };
+  // In a table's row with several fields: what the head of the table says.
+  const columnOf = el => {
+    const cell = el.closest('td');
+    const head = cell?.closest('table')?.rows[0]?.cells[cell.cellIndex];
+    return head && head !== cell ? tidy(head.textContent) : '';
+  };
+
+  // ---- The words of the program, where people read nothing
+
+  // Of "btn-remove-item_17", remove: not what kind of thing it is, and nothing that is made up, another one
+  // each time.
+  const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|el|elem|'
+    + 'element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|wrap|wrapper)$');
+  const programWords = s => {
+    const apart = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
+    const words = apart.split(/[^\p{L}\d]+/u).filter(word => word.length > 1 && !/\d/.test(word));
+    const telling = words.filter(word => !KINDS.test(word));
+    return [...new Set(telling.length ? telling : words)].join(' ');
+  };
+  const programName = el => {
+    const said = (name, from = el) => programWords(attribute(from, name));
+    const icon = [el, ...inside('*', el)].find(each => inIconFont(each, tidy(each.textContent)));
+    if (icon) return tidy(icon.textContent).replaceAll('_', ' ');
+    const tested = el.closest('[data-testid],:not(:only-child)') ?? el;
+    return (drawnSwitch(el) ? '' : said('data-action'))  // a switch's is to switch
+      || said('data-testid', tested)
+      || said('id')
+      || leads(el) && nameOfTwin(el)
+      || said('class')
+      || said('class', inside('[class]', el)[0] ?? el)
+      || attribute(el, 'href');
   };
   const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
-  const wordless = el => !tidy(el.textContent);
-  const labelOf = el => tidy(el.getAttribute('aria-label')) || tidy(el.getAttribute('title'));
-  const findName = el => {
-    const attribute = (name, from = el) => tidy(from.getAttribute(name));
-    const inside = (selector, root = el) => [...root.querySelectorAll(selector)];
-    const twin = () => inside(`a[href="${CSS.escape(attribute('href'))}"]`, bodyOf(el.ownerDocument))
-      .find(link => tidy(link.innerText));
-    const control = el.matches('input,select,textarea');
-    const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
-    const others = name => {
-      const found = attribute(name).split(' ').map(id => id && byId(el.ownerDocument, id));
-      return tidy(found.map(other => other?.textContent).join(' '));
-    };
-    // What a style sheet writes into an empty editor.
-    const hint = () => [el, ...inside('*')].map(each => getComputedStyle(each, '::before').content)
-      .find(content => /^"[^"]/.test(content))?.slice(1, -1);
-    // Without the words that programs make up, another one each time.
-    const readable = (name, from) => tidy(attribute(name, from).replace(/\S*(\d{3}|css-)\S*/g, ''));
-    const icons = inside('[aria-label],[title]').filter(
-      icon => wordless(icon) && icon.checkVisibility());
-    return attribute('aria-label')
-      || others('aria-labelledby')
-      || (control && el.labels?.length ? labelText(el.labels[0]) : '')
-      || (button ? tidy(el.value) || el.type : '')
-      || (control ? '' : tidy([el.innerText ?? el.textContent, ...icons.map(labelOf)].join(' ')))
-      || tidy(el.placeholder) || tidy(el.title) || others('aria-describedby')
-      || tidy(el.alt || el.querySelector('img[alt]')?.alt || el.querySelector('svg title')?.textContent)
-      || editor(el) && tidy(hint())
-      || tidy(el.name) || attribute('data-testid', el.closest('[data-testid],:not(:only-child)') ?? el)
-      || readable('id')
-      || leads(el) && tidy(twin()?.innerText)
-      || readable('class') || readable('class', inside('[class]')[0] ?? el) || attribute('href');
+  // Another link to the same place has a text.
+  const nameOfTwin = el => inside(`a[href="${CSS.escape(attribute(el, 'href'))}"]`, bodyOf(el.ownerDocument))
+    .map(link => tidy(link.innerText)).find(text => text);
+
+  // ---- The name
+
+  const picture = el => tidy(el.alt
+    || el.querySelector('img[alt]')?.alt
+    || el.querySelector('svg title')?.textContent
+    || el.querySelector('svg text')?.textContent);
+  // The text of an element and of the pictures in it. A title says more than a sign or two letters do.
+  const ownText = el => {
+    const icons = inside('[aria-label],[title]', el).filter(icon => wordless(icon) && icon.checkVisibility());
+    const text = tidy([seenText(el, FIELDS + ',svg'), ...icons.map(labelOf)].join(' '));
+    const title = attribute(el, 'title');
+    if (title && text.length < 3) return title.includes(text) ? title : `${text} ${title}`;
+
+    const number = text && !/\p{L}/u.test(text);
+    if (!number || !el.querySelector('svg,img')) return text;
+    return tidy(`${text} ${picture(el) || programWords(attribute(el, 'data-action'))}`);  // 12 beside a heart
   };
-  const found = new Map();  // a name may need a search of the page, and is asked for again
-  const nameOf = el => found.get(el) ?? found.set(el, findName(el)).get(el);
+  const labelsText = el => [...el.labels ?? []].map(labelText).find(text => text);
+  const textOfIds = (el, name) => {
+    const others = attribute(el, name).split(' ').map(id => id && byId(el.ownerDocument, id));
+    return tidy(others.map(other => other?.textContent).join(' '));
+  };
+  // What a style sheet writes into an empty editor.
+  const hint = el => [el, ...inside('*', el)].map(each => getComputedStyle(each, '::before').content)
+    .find(content => /^"[^"]/.test(content))?.slice(1, -1);
+
+  const nameOf = remembered(el => {
+    const field = el.matches('input,select,textarea');
+    const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
+    return attribute(el, 'aria-label')
+      || textOfIds(el, 'aria-labelledby')
+      || (field ? labelsText(el) || looseLabel(el) : '')
+      || (button ? tidy(el.value) || el.type : '')
+      || (field ? '' : ownText(el))
+      || tidy(el.placeholder)
+      || attribute(el, 'title')
+      || textOfIds(el, 'aria-describedby')
+      || picture(el)
+      || (editor(el) ? tidy(hint(el)) : '')
+      || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
+      || tidy(el.name)
+      || programName(el);
+  });
   // Whether a label's text is the name of a control that people see: then it is written with the control.
   const names = el => el.control && shown(el.control, getComputedStyle(el.control))
     && (boxOf(el.control) || el.control.matches('input[type=checkbox],input[type=radio]'))
     && nameOf(el.control) === labelText(el);
+
+  // ---- Kind and value
+
   const kindOf = el => {
     const type = el.localName === 'input' ? el.type : '';
     if (/^(checkbox|radio)$/.test(type)) return type;
     if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
     const named = role(el).replace('link', 'a').replace('switch', 'checkbox').replace('textbox', 'input');
-    return /^(checkbox|radio|button|a|input)$/.test(named) ? named : el.localName;
+    if (/^(checkbox|radio|button|a|input)$/.test(named)) return named;
+    return drawnSwitch(el) ? 'checkbox' : el.localName;
   };
+
+  // The last words of an element's classes: of "nav-item nav-item--active is-open", item, active and open. A class
+  // that denies something, or says it about something else, is no state.
+  const stateWords = el => [...el.classList]
+    .filter(name => !/^(has|no|not|non)[-_]|[:[]/.test(name))
+    .map(name => name.split(/[-_]+/).pop().toLowerCase());
+  const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
+  const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
+  // What they say about an element, or about the list item that it fills.
+  const stateOf = el => {
+    const item = el.matches('li > :only-child') ? parentOf(el) : el;
+    if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
+    const words = [...stateWords(el), ...stateWords(item)];
+    const says = word => words.includes(word);
+    if (says('unread')) return 'unread';
+    if (says('selected') || says('checked')) return 'selected';
+    if (kindOf(el) === 'button' && words.some(word => PRESSED.test(word))) return 'pressed';
+    if (!says('active') && !says('current') || !parentOf(item)) return '';
+    // "active" may also mean that a person or a plan is: then all rows of a list say so.
+    const alike = [...elementsIn(parentOf(item))].filter(other => other.localName === item.localName);
+    const all = alike.every(other => /active|current/.test(attributeOf(other, 'class')));
+    return all && alike.length > 1 ? '' : 'selected';
+  };
+
   const valueOf = el => {
     const kind = kindOf(el);
-    if (/^(checkbox|radio)$/.test(kind)) return (el.checked ?? el.ariaChecked === 'true') ? 'on' : 'off';
+    const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
+    if (/^(checkbox|radio)$/.test(kind)) {
+      if (el.indeterminate || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
+      const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
+      const drawnOn = words.some(word => /^(on|active|checked|selected|enabled)$/.test(word));
+      const on = el.checked ?? (drawnOn || ['checked', 'pressed', 'selected'].some(holds));
+      return on ? 'on' : 'off';
+    }
     if (kind === 'select') {
       const texts = options => [...options].map(option => tidy(option.label)).join(' | ');
       const some = texts([...el.options].slice(0, 60)), rest = el.options.length - 60;
@@ -268,10 +569,15 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     }
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
-      const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
-      return ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).join(', ');
+      const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds);
+      const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
+      const seen = asked ? '' : stateOf(el);
+      return [...said, seen].filter(state => state).join(', ');
     }
-    return el.type === 'password' ? (el.value ? '****' : '') : cut(tidy(el.value), 500);
+    if (el.type === 'password') return el.value ? '****' : '';
+    const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
+    if (value || !example || nameOf(el).includes(example)) return value;
+    return `(${cut(example, 100)})`;  // people see it in the field as long as that is empty
   };
 
   // What an element without text says: its label, or all its classes if it is a rating made of stars.
@@ -286,25 +592,36 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
 
   const observe = async (viewportOnly, maxChars) => {
     await window[WORK]?.done();
+    putBack();
     const elements = [], lines = [];
+    const titles = new Map();  // the text that a card is called by -> the card, which holds controls of its own
+    const beside = new Map();  // a text that is written as the name of a control -> that control
+    const cover = coverOf();
     let line = '', size = 0;
     let prefix = '';    // of a heading's lines
     let tight = false;  // the line ends in text with no white space behind it: what follows may join it
     let words = null;   // the parent of the line's first text
     let inert = false;  // nobody can use what stands here
+    let behind = !!cover;  // here is what a dialog covers
+    let left = false;   // something was left out for that
     let clips = [];     // the boxes that cut off what reaches out of them
     let cell = false;   // in a short table cell, whose parts stay in the row's line
     let pre = false;    // line breaks of the text are kept
     let aim = null;     // a usable container of much text: its first line gets its id
-    let card = null;    // a usable container that holds controls: its first text gets its id
     const put = (s, joined) => {
       if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s;
       tight = false;
     };
+    const tagged = (el, name, id) => {
+      const kind = kindOf(el), value = valueOf(el);
+      return `<${kind}>${name}${idText(id)}${value && ' = ' + escape(value)}</${kind}>`;
+    };
     const flush = () => {
       if (/[^|\s]/.test(line)) {  // not only empty cells
-        if (aim && words && !line.includes('<') && !covered(words)) {
-          line = `<${kindOf(aim)}>${line.trim()} ${elements.push(words) - 1}</${kindOf(aim)}>`;
+        const text = line.trim();
+        const initials = text.length < 3 && aim?.localName !== 'tr';  // an avatar is no first line
+        if (aim && words && !initials && !text.includes('<') && !covered(words)) {
+          line = tagged(aim, text, elements.push(words) - 1);
           aim = null;
         }
         lines.push(prefix + line.trim());
@@ -314,23 +631,60 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       tight = false;
       words = null;
     };
-    const described = (el, id = '') => {
-      const value = valueOf(el);
-      return escape(cut(nameOf(el), 300)) + id + (value && ' = ' + escape(value));
-    };
+    const nameText = el => escape(cut(nameOf(el), 300));
     // A picture and a title in a row that link to the same place count once, by the name that says more.
     const repeats = (el, last = elements.at(-1)) => last?.getAttribute('href') === el.getAttribute('href')
       && leads(el) && (wordless(el) || wordless(last))
       && nameOf(last).startsWith(nameOf(el).replace(/ ?(\.\.\.|…)$/, ''));
     const putUsable = el => {
       if (repeats(el)) return;
-      const control = standsForControl(el) ? el.control : el, kind = kindOf(control);
-      put(`<${kind}>${described(control, ` ${elements.length}`)}</${kind}>`);
+      const control = standsForControl(el) ? el.control : el;
+      put(tagged(control, nameText(control), elements.length));
       elements.push(el);
+    };
+    const putDisabled = el => {
+      const value = valueOf(el);
+      put(nameText(el) + (value && ' = ' + escape(value)) + ' (disabled)');
+    };
+    const leaveOut = () => {
+      if (left) return;
+      flush();
+      lines.push('[the page behind this dialog is left out]');
+      left = true;
+    };
+    const visible = node => within(node, clips) && (!viewportOnly || inWindow(node));
+    const putText = node => {
+      const control = beside.get(node);
+      const told = control && visible(control) && !titles.has(node);
+      if (told || !visible(node)) return;
+      (pre ? node.data.split('\n') : [node.data]).forEach((part, i) => {
+        if (i) flush();
+        const text = tidy(part);
+        if (!text) tight = false;
+        if (!text || inIconFont(parentOf(node), text)) return;
+        if (behind) return leaveOut();
+        words ??= parentOf(node);
+        const joined = tight && !/^\s/.test(part);
+        const card = titles.get(node);
+        titles.delete(node);
+        put(card ? tagged(card, escape(text), elements.push(parentOf(node)) - 1) : escape(text), joined);
+        tight = /\S$/.test(part);
+      });
+    };
+    // A text beside a checkbox, a switch or a field is written once, as the name of that.
+    const pairUp = root => {
+      for (const el of inside(`${FIELDS},${DRAWN}`, root)) {
+        const field = el.matches(FIELDS);
+        if (!field && !drawsSwitch(el) || !el.checkVisibility()) continue;
+        const text = nameOf(el) && textBeside(el);
+        if (!text || nameOf(el) !== tidy(text.data) || parentOf(text).closest('td,a[href]')) continue;
+        const shows = (field || clickable(el)) && !el.closest('[inert],[aria-hidden=true]') && !covered(el);
+        if (shows) beside.set(text, el);
+      }
     };
 
     const visit = node => {
-      const outside = [inert, clips, cell, pre];
+      const outside = [inert, clips, cell, pre, behind];
       try {
         look(node);
       } catch (error) {
@@ -338,25 +692,11 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
         else if (!(error instanceof RangeError)) throw error;  // nested too deeply: what is outside goes on
       }
       if (aim === node) aim = null;
-      [inert, clips, cell, pre] = outside;
+      [inert, clips, cell, pre, behind] = outside;
     };
     const look = node => {
       if (!node || size > maxChars) return;
-      if (nodeType(node) === TEXT) {
-        if (!within(node, clips) || viewportOnly && !inWindow(node)) return;
-        (pre ? node.data.split('\n') : [node.data]).forEach((part, i) => {
-          if (i) flush();
-          const text = tidy(part);
-          if (text) words ??= parentOf(node);
-          const joined = tight && !/^\s/.test(part);
-          if (text && card && contains(card, node) && reaches(parentOf(node), card)) {
-            put(`<${kindOf(card)}>${escape(text)} ${elements.push(parentOf(node)) - 1}</${kindOf(card)}>`, joined);
-            card = null;
-          } else put(escape(text), joined);
-          tight = /\S$/.test(part);
-        });
-        return;
-      }
+      if (nodeType(node) === TEXT) return putText(node);
       if (nodeType(node) !== ELEMENT) return;
       if (/^(script|style|noscript|template|head|embed)$/.test(node.localName)) return;
       if (node.localName === 'br') return cell ? put('') : flush();
@@ -368,16 +708,19 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       }
       pre = /pre|break/.test(style.whiteSpace);
       clips = clipsOf(node, style, clips);
-      if (node === bodyOf(node.ownerDocument)) inert ||= !!node.querySelector('dialog:modal');
-      if (inert && node.matches('dialog:modal')) inert = false;
+      if (node === bodyOf(node.ownerDocument)) {
+        behind ||= !!node.querySelector('dialog:modal');
+        pairUp(node);
+      }
+      if (behind && (node.matches('dialog:modal') || cover && inFront(node, style, cover))) behind = false;
       if (node.hasAttribute('inert')) inert = true;
-      const near = within(node, clips) && (!viewportOnly || inWindow(node));
-      const usable = near && !inert && clickable(node, style) && innermost(node);
+      const near = visible(node);
+      const usable = near && !inert && !behind && clickable(node) && innermost(node);
       const wide = usable && spread(node);
-      if (near && !inert && !usable && isCard(node, style)) card = node;
+      if (near && !inert && !behind && !usable && isCard(node, style)) titles.set(titleIn(node, visible), node);
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
       const block = wide || !inline && !usable && node.localName !== 'select' && !cell;
-      const apart = !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
+      const apart = setApart(style);
       if (block) flush();
       if (apart) tight = false;
       if (style.display === 'table-cell') {
@@ -394,7 +737,9 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       const children = () => {
         for (const child of childrenOf(el)) visit(child);
       };
-      if (el.localName === 'label' && names(el)) {
+      if (behind && !/^i?frame$/.test(el.localName)) {
+        children();
+      } else if (el.localName === 'label' && names(el)) {
         for (const inner of el.querySelectorAll(CONTROLS)) visit(inner);  // the text is the control's name
       } else if (usable) {
         if (!covered(el)) putUsable(el);
@@ -410,7 +755,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
       } else if (el.localName === 'img') {
         if (near) put(escape(tidy(el.alt) || labelOf(el)));
       } else if (el.matches('button,input,select,textarea') && (inert || disabled(el))) {
-        if (near) put(described(el) + ' (disabled)');
+        if (near) putDisabled(el);
       } else {
         const before = lines.length + line;
         children();
@@ -433,6 +778,49 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
 
   // ---- Actions
 
+  // Boxes that people cannot scroll, but scrollIntoView and focus do, and where they stood before.
+  let shifted = [];
+  const putBack = () => {
+    for (const {box, side, at} of shifted) box[side] = at;
+    shifted = [];
+  };
+  const around = el => {
+    const root = rootOf(el);
+    return el.assignedSlot || parentOf(el)
+      || (nodeType(root) === DOCUMENT ? root.defaultView?.frameElement : root.host);
+  };
+  const stuckAround = el => {
+    const found = [];
+    for (let box = around(el); box; box = around(box)) {
+      const page = box === scrollerOf(box.ownerDocument);
+      const styles = (page ? [box, bodyOf(box.ownerDocument)] : [box]).map(each => getComputedStyle(each));
+      const stuck = axis => styles.some(style => style[axis] === 'hidden');
+      const {scrollLeft, scrollTop} = box;
+      if (stuck('overflowX')) found.push({box, side: 'scrollLeft', at: scrollLeft});
+      if (stuck('overflowY')) found.push({box, side: 'scrollTop', at: scrollTop});
+    }
+    return found;
+  };
+  // Whether the mouse can hit el where it is now, or the label that stands for it.
+  const atHand = el => {
+    const {hit} = middleOf(el);
+    return contains(el, hit) || hit?.closest('label')?.control === el;
+  };
+  // Scrolls el to the middle of what people can scroll. If it is out of their reach, as in a window that is too
+  // small for its page, the other boxes move as well, until the next observation.
+  const reveal = el => {
+    const center = () => el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+    const stuck = stuckAround(el);
+    shifted = stuck;
+    center();
+    putBack();
+    forget();
+    if (atHand(el)) return;
+    shifted = stuck;
+    center();
+    forget();
+  };
+
   // Resolves once the work is done that the page has begun: see init.js.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
@@ -443,18 +831,20 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};
     if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
-    // A control that is styled away may be parked where nobody can scroll to: press its label instead.
+    // A control that is styled away may have no size, or be parked where nobody can scroll to: press its label.
     const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);
-    const aim = parked(el.getBoundingClientRect()) && el.labels?.[0] || el;
-    if (aim.ownerDocument !== document || !contains(drawn(aim), middleOf(aim).hit))
-      drawn(aim).scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+    const labels = [...el.labels ?? []];
+    const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
+    const aim = (parked(el.getBoundingClientRect()) || !boxOf(el)) && label || el;
+    if (aim.ownerDocument !== document || !atHand(drawn(aim))) reveal(drawn(aim));
     const r = boxOf(aim) || aim.getClientRects()[0];
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
     if (covered(aim)) return {error: `something else lies on top of element ${id}`};
     const {left, top, width, height} = outward(el, r);
-    const x = left + width / 2, y = top + height / 2, around = node => node.ownerDocument.defaultView.frameElement;
-    let frame = around(aim);
-    while (frame && around(frame)) frame = around(frame);
+    const x = left + width / 2, y = top + height / 2;
+    const frameOf = node => node.ownerDocument.defaultView.frameElement;
+    let frame = frameOf(aim);
+    while (frame && frameOf(frame)) frame = frameOf(frame);
     if (frame && hitBeside(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
     const field = aim.ownerDocument.activeElement;
     return {x, y, width, height, leaves: field !== aim && (field?.isContentEditable || field?.matches('input,textarea'))};
@@ -484,6 +874,7 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     const refusal = why => `element ${id} does not take text: it is ${why}`;
     if (!el.isContentEditable && !el.matches('input,textarea')) return refusal('no field');
     if (el.matches(':disabled,[readonly]')) return refusal('locked');
+    shifted = stuckAround(el);
     el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
     if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
     if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
@@ -504,7 +895,8 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
   // Scrolls the page, or the panel in its middle if the page is as high as the window. direction: -1 or 1.
   const scroll = direction => {
     const root = scrollerOf(document), longer = el => el.scrollHeight > el.clientHeight;
-    let el = root && longer(root) ? null : atPoint(document, innerWidth / 2, innerHeight / 2);
+    const stuck = [root, bodyOf(document)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
+    let el = root && longer(root) && !stuck ? null : atPoint(document, innerWidth / 2, innerHeight / 2);
     while (el && !(longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY))) el = el.parentElement;
     const height = el?.clientHeight || innerHeight;
     (el || window).scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
@@ -512,5 +904,9 @@ Object.defineProperty(window, 'page.js', {value: ([name, ...given]) => {
     return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
   };
 
-  return {observe, settled, locate, select, focus, typed, scroll}[name](...given);
-}});
+  const functions = {observe, settled, locate, select, focus, typed, scroll};
+  return ([name, ...given]) => {
+    forget();  // the page has changed since the last call
+    return functions[name](...given);
+  };
+})()});
