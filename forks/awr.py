@@ -20,7 +20,7 @@ paper's V is a network of its own, which would double the cost here. The release
 A (mean 0, deviation 1) and takes beta = 1. Here A stays as it is: where V is sure and right, A is
 near 0 and the weight near 1.
 
-Differs from mgrpo.py in 38 lines and shared.py: no groups, replayed episodes, a value head, another
+Differs from mgrpo.py: no groups, replayed episodes, a value head, another
 loss. So --beta and --eps have no effect. groups_kept counts episodes. value_loss is
 V's cross-entropy before this step's updates; the replayed half of the episodes it has seen before.
 """

@@ -17,7 +17,7 @@ price is that V is wrong at first.
 Differs from PPO: V is a probability, and no discount or lambda-return mixes in later predictions, since
 the one reward comes at the end.
 
-Differs from mgrpo.py in 40 lines: all valid episodes train, and the loss has A_t and a second term.
+Differs from mgrpo.py: all valid episodes train, and the loss has A_t and a second term.
 """
 import sys
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ cross-entropy on new episodes averages 0.69, like a coin's. The released code su
 not 1 / max_turns, adds the change in V_s without its weight, and filters offline episodes by
 reward. lam is its own.
 
-Differs from mgrpo.py in 66 lines and shared.py: two heads, replayed episodes, two filters, another
+Differs from mgrpo.py: two heads, replayed episodes, two filters, another
 loss. So --beta, --eps and --loss-norm have no effect. groups_kept counts the
 episodes before the filters, turns_cloned the turns after them.
 """

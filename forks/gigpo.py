@@ -14,7 +14,7 @@ there: the step that led to success sooner gets more, the detour gets less.
 Differs from the paper: groups whose rewards are all equal are dropped, as in mgrpo.py, and a page is
 compared as the policy read it, its error line included.
 
-Differs from mgrpo.py in 20 lines: `advantages` adds to what mgrpo.py sets.
+Differs from mgrpo.py: `advantages` adds to what mgrpo.py sets.
 """
 import sys
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ the highest rating, so we stop drawing at the first of these: q is the same (--l
 q). The paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all whose
 rewards vary.
 
-Differs from mgrpo.py in 47 lines: `collect` passes `best_of` to the rollout. By default it also
+Differs from mgrpo.py: `collect` passes `best_of` to the rollout. By default it also
 samples at temperature 1, not 0.7.
 """
 import re

@@ -27,7 +27,7 @@ and from 1/0.99 on, as only a tenth of the small clone's successful responses ex
 As printed, the loss counts both signs of A and sums the log-ratio over a response. The released
 code keeps only A >= 0, as 1, divides the log-ratio by the number of tokens and takes Smooth L1.
 
-Differs from mgrpo.py in 110 lines and shared.py: tasks, episodes, rewards, advantages and loss. So
+Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. So
 --eps and --loss-norm have no effect. kl is that to the step's first policy.
 """
 import random
