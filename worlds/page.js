@@ -68,9 +68,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const mean = k => xy.slice(0, 2 * n).reduce((sum, v, i) => sum + (i % 2 === k ? v / n : 0), 0);
       return new DOMRect(left + mean(0), top + mean(1), 1, 1);
     }
-    const range = new Range(), seen = r => r.width >= 1 && r.height >= 1;
-    range.selectNodeContents(el);
-    return [...el.getClientRects()].find(seen) || [...range.getClientRects()].find(seen);
+    const seen = r => r.width >= 1 && r.height >= 1;
+    const own = [...el.getClientRects()].find(seen);
+    if (own) return own;
+    const contents = new Range();
+    contents.selectNodeContents(el);
+    return [...contents.getClientRects()].find(seen);
   };
 
   // ---- What is visible
@@ -141,11 +144,17 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return {x, y, root: el.getRootNode(), hit: r && hitBeside(el, x, y)};
   });
 
+  // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on most
+  // pages they save the question for each element below the window.
+  const staysInMiddle = remembered(doc => [0.01, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99].some(
+    across => layerOf(atPoint(doc, across * innerWidth, innerHeight / 2), /fixed/)));
+
   // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
   const covered = remembered(el => {
     const {x, y, root, hit} = middleOf(el);
     if (hit === undefined) return !el.matches('input[type=checkbox],input[type=radio]');
     if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) {
+      if (!staysInMiddle(document)) return false;
       const there = atPoint(document, x < 0 || x >= innerWidth ? innerWidth / 2 : x, innerHeight / 2);
       const layer = layerOf(there, /fixed/);
       return root === document && !!layer && !contains(layer, el);
@@ -355,7 +364,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       }
       if (nodeType(node) !== ELEMENT || node.matches(without)) return;
       const style = getComputedStyle(node);
-      if (!shown(node, style)) return;
+      if (style.display === 'none' || style.visibility !== 'visible') return;
       const space = setApart(style) || node.localName === 'br' ? ' ' : '';
       text += space;
       if (node.localName === 'img' && alt) text += ` ${node.alt} `;
@@ -489,6 +498,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   const labelsText = el => [...el.labels ?? []].map(labelText).find(text => text);
   const textOfIds = (el, name) => {
+    if (!el.hasAttribute(name)) return '';
     const others = attribute(el, name).split(' ').map(id => id && byId(el.ownerDocument, id));
     return tidy(others.map(other => other?.textContent).join(' '));
   };
