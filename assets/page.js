@@ -309,8 +309,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether a click on this part of a card reaches the card and none of its controls.
   const reaches = (part, card) => {
     const {hit} = middleOf(part);
-    const beside = hit && !contains(card, hit) || inControl(hit ?? part, card);
-    return !beside && !covered(part);
+    return !inControl(contains(card, hit) ? hit : part, card) && !covered(part);
   };
   // The text that a card is called by: the first of more than two characters, since the letters of an avatar
   // often come before it.
@@ -425,17 +424,21 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return short;
   };
-  // It is the name if the nearest element around el that holds any text holds no other field.
+  // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 ="), and el is the row's only field.
+  const isNameIn = (row, text, el) => {
+    const called = tidy(text.data);
+    if (called.length > (isTicked(el) ? 100 : 40) || !/\p{L}{2}/u.test(called)) return false;
+    if (row !== closest(parentOf(text), BLOCKS) && contains(row, closest(parentOf(text), BLOCKS))) return false;
+    const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
+    return fields.every(field => contains(el, field) || contains(field, el));
+  };
+  // The row is the nearest element around el that holds any text.
   const textBeside = remembered(el => {
     if (el.closest('th') || ticksAll(el)) return null;
-    for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
-      const text = firstText(row, el);
-      if (!text) continue;
-      const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
-      const alone = fields.every(field => contains(el, field) || contains(field, el));
-      return alone ? text : null;
-    }
-    return null;
+    let row = parentOf(el);
+    let text = null;
+    while (row && !matches(row, BLOCKS) && !(text = firstText(row, el))) row = parentOf(row);
+    return text && isNameIn(row, text, el) ? text : null;
   });
   // A <label> that the page has not tied to its field.
   const looseLabel = el => {
@@ -456,10 +459,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|el|elem|'
     + 'element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|wrap|wrapper)$');
   const programWords = s => {
+    const letters = /\p{L}{2}/u;
+    if (s && !/\p{L}|\d{3}/u.test(s)) return s;  // "(-2,1)", a point of a plot
     const apart = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
-    const words = apart.split(/[^\p{L}\d]+/u).filter(word => word.length > 1 && !/\d/.test(word));
+    const words = apart.split(/[^\p{L}\d]+/u).filter(word => letters.test(word) ? !/\d{3}/.test(word) : /^\d\d?$/.test(word));
     const telling = words.filter(word => !KINDS.test(word));
-    return [...new Set(telling.length ? telling : words)].join(' ');
+    const said = telling.some(word => letters.test(word)) ? telling : words;
+    return letters.test(said) ? [...new Set(said)].join(' ') : '';
   };
   const programName = el => {
     const said = (name, from = el) => programWords(attribute(from, name));
@@ -672,7 +678,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         const text = tidy(part);
         if (!text) tight = false;
         if (!text || inIconFont(parentOf(node), text)) return;
-        if (behind) return leaveOut();
+        if (behind) return inWindow(node) && leaveOut();
         words ??= parentOf(node);
         const joined = tight && !/^\s/.test(part);
         const card = titles.get(node);
