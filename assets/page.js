@@ -144,8 +144,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return {x, y, root: el.getRootNode(), hit: r && hitBeside(el, x, y)};
   });
 
-  // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on most
-  // pages they save the question for each element below the window.
+  // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
+  // most pages they save the question for each element below the window.
   const staysInMiddle = remembered(doc => [0.01, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99].some(
     across => layerOf(atPoint(doc, across * innerWidth, innerHeight / 2), /fixed/)));
 
@@ -337,12 +337,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // Icon fonts draw a picture where a word such as account_balance_wallet stands. The class counts as well,
   // since the font itself may not have come.
-  const ICONS = /(^|\s)material-(icons|symbols)|^[^,]*(icon|symbol|glyph)/i;
+  const ICON_CLASS = /(^|\s)material-(icons|symbols)/;
+  const ICON_FAMILY = /^[^,]*(icon|symbol|glyph)/i;
   const hasIconFont = remembered(doc => !!bodyOf(doc).querySelector('[class*="material-" i]')
-    || [...fontsOf(doc)].some(font => ICONS.test(font.family)));
+    || [...fontsOf(doc)].some(font => ICON_FAMILY.test(font.family)));
   const inIconFont = (el, text) => {
     if (!/^[a-z\d_]{2,}$/.test(text) || !hasIconFont(el.ownerDocument)) return false;
-    return ICONS.test(attributeOf(el, 'class')) || ICONS.test(getComputedStyle(el).fontFamily);
+    return ICON_CLASS.test(attributeOf(el, 'class')) || ICON_FAMILY.test(getComputedStyle(el).fontFamily);
   };
 
   // Whether something is seen between an element and its neighbors in the line.
@@ -454,18 +455,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // ---- The words of the program, where people read nothing
 
-  // Of "btn-remove-item_17", remove: not what kind of thing it is, and nothing that is made up, another one
-  // each time.
-  const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|el|elem|'
-    + 'element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|wrap|wrapper)$');
+  // Of "btn-remove-item-a1b2c3", remove: not what kind of thing it is, and nothing that is made up, another one
+  // each time. A short number may be all that tells two cells apart.
+  const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|'
+    + 'el|elem|element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|'
+    + 'wrap|wrapper)$');
   const programWords = s => {
-    const letters = /\p{L}{2}/u;
     if (s && !/\p{L}|\d{3}/u.test(s)) return s;  // "(-2,1)", a point of a plot
+    const isWord = word => /\p{L}{2}/u.test(word) && !/\d{3}/.test(word);
+    const isNumber = word => /^\d\d?$/.test(word);
     const apart = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
-    const words = apart.split(/[^\p{L}\d]+/u).filter(word => letters.test(word) ? !/\d{3}/.test(word) : /^\d\d?$/.test(word));
+    const words = apart.split(/[^\p{L}\d]+/u).filter(word => isWord(word) || isNumber(word));
     const telling = words.filter(word => !KINDS.test(word));
-    const said = telling.some(word => letters.test(word)) ? telling : words;
-    return letters.test(said) ? [...new Set(said)].join(' ') : '';
+    const said = telling.some(isWord) ? telling : words;
+    return said.some(isWord) ? [...new Set(said)].join(' ') : '';
   };
   const programName = el => {
     const said = (name, from = el) => programWords(attribute(from, name));

@@ -227,7 +227,7 @@ NAMES = {
     "icon fonts are no text": (
         f"""{ICON}<h1><i class=material-icons>account_balance_wallet</i> Wallet</h1><button><i class=material-icons>star</i>
         Rewards</button><button><i class=material-icons>arrow_upward</i></button>
-        <button title=Help><i style='font-family:"Some Icons"'>help_outline</i></button><p class=material-note>wallet</p>""",
+        <button title=Help><i style='font-family:"Some Icons"'>help_outline</i></button><p class='material-note icon-text'>wallet</p>""",
         "# Wallet\n<button>Rewards 0</button> <button>arrow upward 1</button> <button>Help 2</button>\nwallet"),
     "parts that do not run together": (
         """<style>.a { background: red; padding-right: 4px } .b { padding-left: 4px }</style><label><input type=checkbox>
