@@ -204,8 +204,11 @@ NAMES = {
         "<checkbox>Sarah Chen 2 = off</checkbox>\nSC\n<input>Color 3 = #1E</input>"),
     "words of the program only where there is nothing else": (
         """<style>svg { width: 9px; height: 9px }</style><button class=post-action-btn data-action=bookmarkPost><svg></svg>
-        </button><button id=btn-remove-allergy-17><svg></svg></button><button class="icon-btn"><svg></svg></button>""",
-        "<button>bookmark post 0</button> <button>remove allergy 1</button> <button>icon btn 2</button>"),
+        </button><button id=btn-remove-allergy-a1b2c3><svg></svg></button><button class="icon-btn"><svg></svg></button>
+        <p><b id=cell-1 onclick=1><svg></svg></b><b id=cell-2 onclick=1><svg></svg></b></p>
+        <svg><circle r=4 id='(-2,1)' class=point onclick=1></circle></svg>""",
+        "<button>bookmark post 0</button> <button>remove allergy 1</button> <button>icon btn 2</button>\n"
+        "<b>cell 1 3</b> <b>cell 2 4</b>\n<circle>(-2,1) 5</circle>"),
     "a table's column": (
         """<table><tr><th>Medicine<th>Note<th>Stop<tr><td>Losartan<td><input name=n><td><input type=checkbox id=dc></table>""",
         "Medicine | Note | Stop\nLosartan | <input>Note 0</input> | <checkbox>Stop 1 = off</checkbox>"),
@@ -224,7 +227,7 @@ NAMES = {
     "icon fonts are no text": (
         f"""{ICON}<h1><i class=material-icons>account_balance_wallet</i> Wallet</h1><button><i class=material-icons>star</i>
         Rewards</button><button><i class=material-icons>arrow_upward</i></button>
-        <button title=Help><i style='font-family:"Some Icons"'>help_outline</i></button><p class=material-note>wallet</p>""",
+        <button title=Help><i style='font-family:"Some Icons"'>help_outline</i></button><p class='material-note icon-text'>wallet</p>""",
         "# Wallet\n<button>Rewards 0</button> <button>arrow upward 1</button> <button>Help 2</button>\nwallet"),
     "parts that do not run together": (
         """<style>.a { background: red; padding-right: 4px } .b { padding-left: 4px }</style><label><input type=checkbox>
@@ -244,9 +247,18 @@ NAMES = {
         "<radio>Weekly 2 = off</radio>\n<checkbox>HR 3 = off</checkbox>"),
     "texts that belong to others": (
         """<div>Size <input name=width> <input name=height></div><div><button>Send</button> <input name=city></div>
-        <form>Sign in <input name=user></form>""",
+        <form>Sign in <input name=user></form><div>8 + 8 = <input name=sum></div>
+        <div><p>Find the third word of this long sentence.</p><input name=word></div>
+        <div><table><tr><td>Religion<td>none</table><input name=answer></div>""",
         "Size <input>width 0</input> <input>height 1</input>\n<button>Send 2</button> <input>city 3</input>\n"
-        "Sign in <input>user 4</input>"),
+        "Sign in <input>user 4</input>\n8 + 8 = <input>sum 5</input>\nFind the third word of this long sentence.\n"
+        "<input>word 6</input>\nReligion | none\n<input>answer 7</input>"),
+    "cards further down in a panel": (
+        "<style>.card { cursor: pointer } .panel { height: 60px; overflow: auto }</style><div class=panel>" + "".join(
+            f"<div class=card><b>Mail {i}</b> <button>Star</button></div>" for i in range(5))
+        + "</div><div onclick=1>what lies there now</div>",
+        "\n".join(f"<div>Mail {i} {2 * i}</div> <button>Star {2 * i + 1}</button>" for i in range(5))
+        + "\n<div>what lies there now 10</div>"),
     "a long card begins with its title and not with an avatar": (
         f"<div onclick=1><div>JP</div><div>Jessica Park</div><p>{'words ' * 99}</p></div>",
         f"JP\n<div>Jessica Park 0</div>\n{('words ' * 99).strip()}"),

@@ -144,8 +144,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return {x, y, root: el.getRootNode(), hit: r && hitBeside(el, x, y)};
   });
 
-  // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on most
-  // pages they save the question for each element below the window.
+  // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
+  // most pages they save the question for each element below the window.
   const staysInMiddle = remembered(doc => [0.01, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99].some(
     across => layerOf(atPoint(doc, across * innerWidth, innerHeight / 2), /fixed/)));
 
@@ -309,8 +309,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether a click on this part of a card reaches the card and none of its controls.
   const reaches = (part, card) => {
     const {hit} = middleOf(part);
-    const beside = hit && !contains(card, hit) || inControl(hit ?? part, card);
-    return !beside && !covered(part);
+    return !inControl(contains(card, hit) ? hit : part, card) && !covered(part);
   };
   // The text that a card is called by: the first of more than two characters, since the letters of an avatar
   // often come before it.
@@ -338,12 +337,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // Icon fonts draw a picture where a word such as account_balance_wallet stands. The class counts as well,
   // since the font itself may not have come.
-  const ICONS = /(^|\s)material-(icons|symbols)|^[^,]*(icon|symbol|glyph)/i;
+  const ICON_CLASS = /(^|\s)material-(icons|symbols)/;
+  const ICON_FAMILY = /^[^,]*(icon|symbol|glyph)/i;
   const hasIconFont = remembered(doc => !!bodyOf(doc).querySelector('[class*="material-" i]')
-    || [...fontsOf(doc)].some(font => ICONS.test(font.family)));
+    || [...fontsOf(doc)].some(font => ICON_FAMILY.test(font.family)));
   const inIconFont = (el, text) => {
     if (!/^[a-z\d_]{2,}$/.test(text) || !hasIconFont(el.ownerDocument)) return false;
-    return ICONS.test(attributeOf(el, 'class')) || ICONS.test(getComputedStyle(el).fontFamily);
+    return ICON_CLASS.test(attributeOf(el, 'class')) || ICON_FAMILY.test(getComputedStyle(el).fontFamily);
   };
 
   // Whether something is seen between an element and its neighbors in the line.
@@ -425,17 +425,21 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return short;
   };
-  // It is the name if the nearest element around el that holds any text holds no other field.
+  // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 ="), and el is the row's only field.
+  const isNameIn = (row, text, el) => {
+    const called = tidy(text.data);
+    if (called.length > (isTicked(el) ? 100 : 40) || !/\p{L}{2}/u.test(called)) return false;
+    if (row !== closest(parentOf(text), BLOCKS) && contains(row, closest(parentOf(text), BLOCKS))) return false;
+    const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
+    return fields.every(field => contains(el, field) || contains(field, el));
+  };
+  // The row is the nearest element around el that holds any text.
   const textBeside = remembered(el => {
     if (el.closest('th') || ticksAll(el)) return null;
-    for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
-      const text = firstText(row, el);
-      if (!text) continue;
-      const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
-      const alone = fields.every(field => contains(el, field) || contains(field, el));
-      return alone ? text : null;
-    }
-    return null;
+    let row = parentOf(el);
+    let text = null;
+    while (row && !matches(row, BLOCKS) && !(text = firstText(row, el))) row = parentOf(row);
+    return text && isNameIn(row, text, el) ? text : null;
   });
   // A <label> that the page has not tied to its field.
   const looseLabel = el => {
@@ -451,15 +455,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // ---- The words of the program, where people read nothing
 
-  // Of "btn-remove-item_17", remove: not what kind of thing it is, and nothing that is made up, another one
-  // each time.
-  const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|el|elem|'
-    + 'element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|wrap|wrapper)$');
+  // Of "btn-remove-item-a1b2c3", remove: not what kind of thing it is, and nothing that is made up, another one
+  // each time. A short number may be all that tells two cells apart.
+  const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|'
+    + 'el|elem|element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|'
+    + 'wrap|wrapper)$');
   const programWords = s => {
+    if (s && !/\p{L}|\d{3}/u.test(s)) return s;  // "(-2,1)", a point of a plot
+    const isWord = word => /\p{L}{2}/u.test(word) && !/\d{3}/.test(word);
+    const isNumber = word => /^\d\d?$/.test(word);
     const apart = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
-    const words = apart.split(/[^\p{L}\d]+/u).filter(word => word.length > 1 && !/\d/.test(word));
+    const words = apart.split(/[^\p{L}\d]+/u).filter(word => isWord(word) || isNumber(word));
     const telling = words.filter(word => !KINDS.test(word));
-    return [...new Set(telling.length ? telling : words)].join(' ');
+    const said = telling.some(isWord) ? telling : words;
+    return said.some(isWord) ? [...new Set(said)].join(' ') : '';
   };
   const programName = el => {
     const said = (name, from = el) => programWords(attribute(from, name));
@@ -672,7 +681,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         const text = tidy(part);
         if (!text) tight = false;
         if (!text || inIconFont(parentOf(node), text)) return;
-        if (behind) return leaveOut();
+        if (behind) return inWindow(node) && leaveOut();
         words ??= parentOf(node);
         const joined = tight && !/^\s/.test(part);
         const card = titles.get(node);
