@@ -519,7 +519,6 @@ def main(cfg: Config, Method=MGRPO):
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
         return
-    directory = run.start_run(cfg, device, config_json(method.model), first)
 
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)
@@ -529,6 +528,7 @@ def main(cfg: Config, Method=MGRPO):
             held_out = worlds.load_tasks(cfg.held_out, sites, judge=env.judge is not None)
         if cfg.batch > len(tasks):
             raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks.")
+        directory = run.start_run(cfg, device, config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
         start = time.monotonic()

@@ -134,17 +134,25 @@ def likelihood(batch: list[Row], logp_N):
 # --------------------------------------------------------------------------------- replay buffer --
 
 
+def past_records(cfg, among: int = 2000) -> list[dict]:
+    """The newest valid episodes of the run's own training, as records. All ranks call it.
+
+    Only training counts: an evaluation may have written into the same file.
+    """
+    barrier()  # until rank 0 has written them
+    records, _ = newest(Path(cfg.out) / "trajectories.jsonl", count=10**6, size=10**9)
+    valid = [record for record in records
+             if record.get("split") == "train" and record["status"] == "ok"]
+    return valid[-among:]
+
+
 def recall(chat: Chat, cfg, count: int, step: int, among: int = 2000) -> list[Trajectory]:
     """This rank's share of `count` past episodes, drawn without repeats from the run's newest `among`.
 
-    Only episodes of training: an evaluation may have written into the same file. Their log-probs at
-    sampling time are not given: gap and change in the metrics count from the start of this step. All
-    ranks call it.
+    Their log-probs at sampling time are not given: gap and change in the metrics count from the start
+    of this step. All ranks call it.
     """
-    barrier()  # until rank 0 has written them
-    records, _ = newest(Path(cfg.out) / "trajectories.jsonl", among, 10**9)
-    valid = [record for record in records
-             if record.get("split") == "train" and record["turns"] and record["status"] == "ok"]
+    valid = [record for record in past_records(cfg, among) if record["turns"]]
     rng = random.Random(f"{cfg.seed}/{step}/recall")
     drawn = rng.sample(valid, min(count, len(valid)))
     return [remember(chat, record) for record in drawn[rank()::world_size()]]

@@ -45,7 +45,7 @@ import torch
 
 import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
-from forks.shared import add_heads, fit, predict, recall, response_rows, states, rewards_of
+from forks.shared import add_heads, fit, past_records, predict, recall, response_rows, states, rewards_of
 from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
 
@@ -83,12 +83,9 @@ def verdict(record: dict) -> float:
 
 def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks, drawn from the pool: the more often a template failed lately, the more."""
-    run.barrier()  # until rank 0 has written the last step's episodes
     lately = defaultdict(list)
-    records, _ = run.newest(Path(cfg.out) / "trajectories.jsonl")
-    for record in records:
-        if record["split"] == "train" and record["status"] == "ok":
-            lately[record["template"]].append(verdict(record))
+    for record in past_records(cfg):
+        lately[record["template"]].append(verdict(record))
 
     def weight(task):
         latest = lately[task.get("intent_template_id")][-20:]

@@ -120,6 +120,13 @@ def test_only_episodes_of_training_are_replayed(chat, tmp_path):
     assert sorted(tau.member for tau in shared.recall(chat, cfg, 99, 0)) == [0, 2, 6]
 
 
+def test_a_long_evaluation_after_training_hides_no_episode_of_training(chat, tmp_path):
+    """The newest 2,000 records were taken first and filtered then, which left nothing to replay."""
+    line = lambda split: json.dumps(trajectory(chat, 1.0, [3], member=4).to_json(chat, step=0, split=split)) + "\n"
+    (tmp_path / "trajectories.jsonl").write_text(line("train") + 2000 * line("sandbox:test"))
+    assert [tau.member for tau in shared.recall(chat, mgrpo.Config(out=str(tmp_path)), 99, 0)] == [4]
+
+
 def test_a_replayed_episode_keeps_the_reward_that_trained_it(chat, tmp_path):
     """Reward and success may differ in a fork: what trains is the reward, what counts is the success."""
     tau = trajectory(chat, 1.0, [3])

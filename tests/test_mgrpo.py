@@ -468,6 +468,15 @@ def files(directory):
             for path in directory.rglob("*") if path.is_file()}
 
 
+def test_a_refused_batch_leaves_an_earlier_run_as_it_was(chat, play, tmp_path):
+    """--no-resume once cleared the old run's folder before the tasks were counted."""
+    play(even_tasks_teach(chat), "x", steps=1)
+    before = files(tmp_path / "x")
+    with pytest.raises(ValueError, match="holds only 10 tasks"):
+        play(even_tasks_teach(chat), "x", batch=11, resume=False)
+    assert files(tmp_path / "x") == before
+
+
 def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkeypatch, capsys):
     """It once said "saved" and stamped the commit of newer code into the config.json of the old weights."""
     play(even_tasks_teach(chat), "x", steps=2)
