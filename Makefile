@@ -26,6 +26,7 @@ test-slow: setup ## the checks that take long
 
 pictures: setup ## redraw the README's pictures; two of them from a finished demo
 	$(PY) tests/tools/packing.py
+	$(PY) tests/tools/losses.py
 	$(PY) tests/tools/curves.py assets/results/demo-seed1?/r1-metrics.jsonl --out assets/training.svg
 	$(PY) tests/tools/pictures.py $(OUT)/r1
 
