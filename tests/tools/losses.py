@@ -159,10 +159,11 @@ def legend() -> list[str]:
 
 
 def draw() -> str:
+    old = '<tspan dy="3" font-size="9">old</tspan><tspan dy="-3">'
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
            STYLE, f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
            '<text x="20" y="30">How hard a loss pushes a token up (above 0) or down (below 0), over its ratio '
-           "ρ = π / π<tspan dy=\"3\" font-size=\"9\">old</tspan><tspan dy=\"-3\">; at ρ = 1 the push is A</tspan></text>"]
+           f"ρ = π / π{old}; at ρ = 1 the push is A</tspan></text>"]
     for loss in PANELS:
         svg += chart(loss)
     svg += legend()
