@@ -440,6 +440,7 @@ class Row:
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
     tau: Trajectory | None = None  # the episode and the turn that it comes from
     turn: Turn | None = None
+    after: list[bool] = field(default_factory=list)  # ids that a fork adds behind it: whether they are scored
 
     @property
     def ids(self) -> list[int]:
@@ -526,8 +527,9 @@ def pack(batch: list[Row], device="cpu") -> dict:
             written = row.ids
             seen = 0
         ids += written
-        action += [False] * (len(written) - row.n_action)
+        action += [False] * (len(written) - row.n_action - len(row.after))
         action += [True] * row.n_action
+        action += [False] * len(row.after)
         positions += range(seen, seen + len(written))
         segments.append((start, len(ids), trunk_start, trunk_start + seen))
 
