@@ -30,8 +30,9 @@ meets a required check earns nothing:
 Differs from CM2: a program checks, not a model; a failed required check costs the reward and does not
 end the episode; the success is an item (--success-weight 0: it is not). Our tasks have one user turn,
 so CM2's levels "trajectory" and "turn" coincide, and its steps are our turns; we leave out its discount of
-late steps. Differs from ASTRA: P is at most 1. A check that holds by accident, or for a moment, pays as
-well: a policy may learn to pass by, so watch the success and not the reward.
+late steps. Differs from ASTRA: P is at most 1. A check that holds by accident or for a moment pays as well:
+an address that must contain /trips/ is also that of /trips/new. Give such a check needs, and watch the
+success, not the reward.
 
 Differs from mgrpo.py: `reward` and `advantages`; `collect` looks at the checks before each action.
 """
@@ -82,6 +83,7 @@ def parts(task: dict) -> list[Part]:
     made = []
 
     def add(place: str, contents: dict, target=None):
+        # fuzzy_match, which a model judges, is one check.
         plain = {kind: references for kind, references in contents.items() if kind != "fuzzy_match"}
         n = len(contents_checks(plain, None, place)) + len(contents) - len(plain)
         made.append(Part(place, target, n))
