@@ -185,6 +185,17 @@ def test_an_update_has_the_gradient_of_both_losses(chat, model, budget):
             torch.testing.assert_close(grads[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
 
 
+def test_a_group_that_fails_as_a_whole_is_not_pulled_to_the_reference(chat, model):
+    """As in mgrpo.py: its loss is the cross-entropy alone, whatever beta is."""
+    failed = groups_of(chat)[3:]
+    reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
+    cfg = feedback.Config(G=3, beta=0.5, feedback=0.3)
+    method = method_of(chat, model, cfg, torch.optim.SGD(model.parameters(), lr=0.0), reference, feedback.Feedback)
+    rows, _ = method.learn_from(failed, 0)
+    line = mgrpo.update(method, rows)
+    assert line["kl"] > 0 and line["loss"] == pytest.approx(0.3 * line["feedback_loss"], rel=1e-5)
+
+
 def test_metrics_of_the_policy_do_not_count_the_news(chat, model):
     episodes = groups_of(chat)[:3]
     lines = []
