@@ -5,13 +5,12 @@ import math
 import re
 import statistics
 import sys
-from dataclasses import replace
 
+import answers
 import pytest
 import torch
 import walk
 import walk_page
-import walk_text
 from conftest import ROOT
 
 import mgrpo
@@ -38,13 +37,15 @@ EPISODES = [(0, "ok", [OPEN_LAMPS, OPEN_BLUE, (BLUE, "done", 'exit(message="done
             (1, "ok", [(START, "look", 'do(action="Click", element="1")'), OPEN_LAMPS, OPEN_RED, ADD, DONE]),
             (0, "ok", [OPEN_LAMPS, (LAMPS, "lost", "exit()")])]
 TEMPERATURE = 0.7
+LR = 1e-2  # with which three updates reach the clip
 
 
 def log_probs_by_hand(model, h_t, action_ids) -> list:
-    """Each token's log-prob by a whole forward pass over h_t and what came before it. Differentiable."""
+    """Each token's log-prob, from a forward pass over h_t and the whole response, alone. Differentiable."""
+    logits_TV = model(torch.tensor([h_t + action_ids]))[0] / TEMPERATURE
     out = []
     for k, token in enumerate(action_ids):
-        logits_V = model(torch.tensor([h_t + action_ids[:k]]))[0, -1] / TEMPERATURE
+        logits_V = logits_TV[len(h_t) + k - 1]
         out.append(logits_V[token] - logits_V.exp().sum().log())
     return out
 
@@ -83,7 +84,7 @@ def record(checkpoint):
 def pages(record, checkpoint, tmp_path_factory):
     """The folder that walk.write fills: walk.md, walk.html, walk/."""
     folder = tmp_path_factory.mktemp("walk")
-    walk.write(record, str(checkpoint), folder)
+    walk.write(record, str(checkpoint), folder, LR)
     return folder
 
 
@@ -159,7 +160,7 @@ def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, page
     data = data_of((pages / "walk.html").read_text())
     chat = open_chat(checkpoint, "")
     model = load(checkpoint)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
     group = [tau for tau in walk.read_group(record, chat) if tau.status == "ok"]
     shown = [episode for episode in data["episodes"] if episode["ok"]]
     tokens = sum(len(turn.action_ids) for tau in group for turn in tau.turns)
@@ -179,20 +180,26 @@ def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, page
 
 
 def test_a_changed_loss_changes_the_walk(record, checkpoint, tmp_path, monkeypatch):
-    def without_clip(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps, beta):
+    def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps, beta):
         rho_N = (logp_N - logp_old_N).exp()
-        return -(weight_N * rho_N * A_N).sum(), {"kl": 0.0, "clip_frac": 0.0}
+        surrogate_N = rho_N * A_N  # no clip
+        loss = -(weight_N * surrogate_N).sum()
+        return loss, {"kl": 0.0, "clip_frac": 0.0}
 
-    monkeypatch.setattr(mgrpo, "mgrpo_loss", without_clip)
-    walk.write(record, str(checkpoint), tmp_path)
+    monkeypatch.setattr(mgrpo, "mgrpo_loss", mgrpo_loss)
+    walk.write(record, str(checkpoint), tmp_path, LR)
     with pytest.raises(AssertionError):
         check_losses(record, (tmp_path / "walk.md").read_text(), data_of((tmp_path / "walk.html").read_text()))
 
 
-def test_the_step_makes_the_right_call_likelier_and_the_wrong_one_less_likely(record, checkpoint):
-    seen = walk.compute(record, str(checkpoint))
-    assert [seen.parting.right.member, seen.parting.wrong.member, seen.parting.turn] == [1, 0, 1]
-    assert seen.chances[-1].right > seen.chances[0].right and seen.chances[-1].wrong < seen.chances[0].wrong
+def test_the_step_moves_the_right_response_away_from_the_wrong_one(record, checkpoint):
+    seen = walk.compute(record, str(checkpoint), LR)
+    before, *_, after = seen.chances
+    turns = [episode["turns"][1] for episode in record["episodes"]]
+    assert [before.right_response, before.wrong_response] == pytest.approx([sum(turns[1]["logps"]), sum(turns[0]["logps"])], abs=1e-3)
+    k = seen.parting.token
+    assert [before.right, before.wrong] == pytest.approx([math.exp(turns[i]["logps"][k]) for i in (1, 0)], abs=1e-6)
+    assert after.right_response - after.wrong_response > before.right_response - before.wrong_response + 1
 
 
 def test_episodes_of_other_weights_are_refused(record, checkpoint):
@@ -204,7 +211,7 @@ def test_episodes_of_other_weights_are_refused(record, checkpoint):
 
 def test_attention_is_what_the_model_computes(record, checkpoint):
     """Each row sums to 1 and sees nothing later; changing a token that has no weight left changes nothing."""
-    seen = walk.compute(record, str(checkpoint))
+    seen = walk.compute(record, str(checkpoint), LR)
     h_t = context(seen.chat, seen.parting.right, 1)
     weights_LNT = seen.attention[1]
     assert weights_LNT.shape == (2, len(seen.turn.action_ids), len(h_t) + len(seen.turn.action_ids))
@@ -226,10 +233,13 @@ def test_the_walk_begins_where_a_success_and_a_failure_part_after_the_first_turn
     for tau in all_fail:
         tau.success = 0.0
     part_at_once = [group[3], group[4]]
-    a_success_made_it_as_well = walk.read_group(record, chat)[:2]
-    for tau in a_success_made_it_as_well:
+    no_second_turn = walk.read_group(record, chat)[:2]
+    for tau in no_second_turn:
         tau.turns = tau.turns[:1]
-    for other in (all_fail, part_at_once, a_success_made_it_as_well, []):
+    lucky = walk.read_group(record, chat)[0]
+    lucky.success = 1.0
+    a_success_made_it_as_well = [*walk.read_group(record, chat)[:2], lucky]
+    for other in (all_fail, part_at_once, no_second_turn, a_success_made_it_as_well, []):
         assert walk.find_parting(other, chat) is None
 
 
@@ -368,7 +378,7 @@ def test_a_hostile_page_cannot_become_markup(record, checkpoint, tmp_path, look_
         for tau, episode in zip(walk.read_group(hostile, chat), hostile["episodes"]):
             for t, turn in enumerate(episode["turns"]):
                 turn["logps"] = [x.item() for x in log_probs_by_hand(model, context(chat, tau, t), turn["action_ids"])]
-    walk.write(hostile, str(checkpoint), tmp_path)
+    walk.write(hostile, str(checkpoint), tmp_path, LR)
     seen, complaints, _ = look_at(tmp_path / "walk.html", "() => [document.title, document.querySelector('#intent').textContent]")
     assert complaints == [] and seen == ["One episode, from the page to the gradient", bad]
 
@@ -387,7 +397,7 @@ def test_the_code_in_the_committed_walk_is_the_code_of_the_files():
         assert starts, f"{name}.py has changed since assets/walk.md was written: run tests/tools/walk.py again"
 
 
-def test_the_committed_walk_agrees_with_the_method(monkeypatch):
+def test_the_committed_walk_agrees_with_the_method():
     """Its losses, from its recorded group and the log-probs in its page, by mgrpo.py of today and by hand."""
     text = (ROOT / "assets/walk.md").read_text()
     record = json.loads((ROOT / "assets/walk/group.json").read_text())
@@ -412,3 +422,59 @@ def test_the_committed_page_is_small_and_asks_for_nothing(look_at):
     assert path.stat().st_size < 1_000_000
     seen, complaints, asked = look_at(path, "() => document.documentElement.scrollWidth", width=390)
     assert complaints == [] and len(asked) == 1 and seen == 390
+
+
+# -------------------------------------------------------------------------------------- the exercises
+
+
+@pytest.fixture(scope="module")
+def given(record):
+    """The material of the exercises: the scripted episodes, and worlds/base as the policy."""
+    return answers.material(record, answers.BASE)
+
+
+def answer(number: int, given) -> list[float]:
+    """The numbers in a computed answer."""
+    return [float(x) for x in re.findall(r"[+-]?\d+\.?\d*(?:e[+-]\d+)?", answers.answer(number, given))]
+
+
+def test_the_answers_are_those_of_the_method_by_hand(given):
+    valid = [tau for tau in given.group if tau.status == "ok"]
+    turns = [turn for tau in valid for turn in tau.turns]
+    assert answer(1, given)[::2][:2] == [len(turns), sum(len(turn.action_ids) for turn in turns)]
+    before, after = answer(2, given)
+    assert abs(before - after) > 1e-4
+    assert answer(3, given) == [1.5, -0.5, -0.5, -0.5]
+    assert answer(4, given) == [0, 0]
+    assert answer(5, given) == [4, 1.5, -0.5, -0.5, -0.5]
+    assert answers.answer(6, given).endswith("that one among them: False")
+    *_, right, _, _, wrong = answer(7, given)
+    assert right < 1e-5 and wrong > 1e-3
+    assert answer(8, given)[2::3] == [0.0, -0.5, 1.5, 0.0]
+    assert [line.split()[7] for line in answers.answer(9, given).splitlines()] == ["1.000", "0.125", "1.000"]
+    longest = max(given.group, key=lambda tau: len(tau.turns))
+    _, *lengths = answer(10, given)[-3:]
+    assert lengths[0] < lengths[1] and len(answers.answer(10, given).splitlines()) == len(longest.turns)
+    assert answer(11, given)[3] < 0.8
+    assert answers.answer(12, given).endswith("+0.7500, -0.2500, -0.2500, -0.2500: right")
+
+
+def test_a_readers_fork_is_checked(given, tmp_path):
+    wrong = tmp_path / "mine.py"
+    wrong.write_text(answers.SOLUTION.replace("tau.reward - mean", "tau.reward"))
+    assert answers.check_fork(given, wrong).endswith("not r - mean(r)")
+    wrong.write_text("x = 1\n")
+    with pytest.raises(ValueError, match="mine.py has no class made from mgrpo.MGRPO"):
+        answers.check_fork(given, wrong)
+
+
+def test_every_command_of_the_exercises_runs_and_unknown_numbers_are_one_sentence(pages, monkeypatch, capsys):
+    text = (pages / "walk.md").read_text()
+    commands = re.findall(r"^    python tests/tools/answers.py (.*)$", text, re.MULTILINE)
+    assert commands == [*map(str, range(1, 12)), "12 forks/mine.py"] and text.count("<details>") == 12
+    monkeypatch.setattr(sys, "argv", ["answers.py", "3"])
+    answers.main()
+    assert capsys.readouterr().out == "advantages: +1.5000, -0.5000, -0.5000, -0.5000\n"
+    monkeypatch.setattr(sys, "argv", ["answers.py", "13"])
+    with pytest.raises(ValueError, match="there is no exercise 13; they are 1 to 12"):
+        answers.main()

@@ -198,6 +198,7 @@ class Walk:
     group: list[Trajectory]
     parting: Parting
     parameters: int
+    lr: float = 0.0
     trained: list[Trajectory] = field(default_factory=list)  # the group, without episodes that broke
     rows: list[Row] = field(default_factory=list)            # of all its turns, with advantages and weights
     passes: list[dict] = field(default_factory=list)         # what mgrpo.update returns
@@ -330,9 +331,10 @@ def look(walk: Walk, model):
             walk.drawn = ids_N.tolist()
 
 
-def compute(record: dict, model_dir: str) -> Walk:
-    """Trains a copy of the model on the recorded group, as mgrpo.main does, and measures on the way.
+def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
+    """Trains the model on the recorded group, as mgrpo.main does, and measures on the way. No file changes.
 
+    lr: the learning rate; None: that of the first step of training.
     Raises ValueError if other weights sampled the group.
     """
     cfg = replace(settings(model_dir), G=record["G"], temperature=record["temperature"])
@@ -360,8 +362,9 @@ def compute(record: dict, model_dir: str) -> Walk:
     walk.slope = logit_slopes(walk, method.model)
     walk.chances.append(chances_now(walk, method.model))
 
-    # 3) The updates of a step, at the peak of the learning rate.
-    method.optimizer.param_groups[0]["lr"] = cfg.lr
+    # 3) The updates of the first step of training.
+    walk.lr = lr or mgrpo.warmup_linear(STEP, cfg)
+    method.optimizer.param_groups[0]["lr"] = walk.lr
     for _ in range(method.updates(STEP)):
         walk.passes.append(mgrpo.update(method, walk.rows))
         walk.logps.append(score_rows(method.model, walk.rows, cfg))
@@ -369,11 +372,11 @@ def compute(record: dict, model_dir: str) -> Walk:
     return walk
 
 
-def write(record: dict, model_dir: str, assets: Path):
+def write(record: dict, model_dir: str, assets: Path, lr: float | None = None):
     """ASSETS/walk.md, ASSETS/walk.html and the pictures in ASSETS/walk/."""
     import walk_page
     import walk_text
-    walk = compute(record, model_dir)
+    walk = compute(record, model_dir, lr)
     (assets / "walk").mkdir(parents=True, exist_ok=True)
     (assets / "walk/row.svg").write_text(walk_text.row_picture(walk), encoding="utf-8")
     (assets / "walk.md").write_text(walk_text.text(walk), encoding="utf-8")
@@ -388,13 +391,14 @@ def main():
     parser.add_argument("--model", default="runs/demo-0/bc", help="the clone that plays and is trained")
     parser.add_argument("--group", type=Path, help="a recorded group.json: play nothing, write the pages again")
     parser.add_argument("--out", type=Path, default=ROOT / "assets", help="the folder of the pages")
+    parser.add_argument("--lr", type=float, help="of the updates; by default that of mgrpo.py's first step")
     args = parser.parse_args()
     torch.set_num_threads(1)
     group = args.group
     if group is None:
         play(args.model, args.out / "walk")
         group = args.out / "walk/group.json"
-    write(run.read_json(group), args.model, args.out)
+    write(run.read_json(group), args.model, args.out, args.lr)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Each stop of the walk is a function that returns Markdown. Shown code is cut out of the source files, so it is
 what runs. Shown numbers come from a Walk, or from a call of the six files' functions right here.
 """
+import difflib
 import inspect
 import json
 import math
@@ -11,6 +12,7 @@ import textwrap
 import torch
 from packing import STYLE, bars
 
+import answers
 import bc
 import compress
 import evaluate
@@ -25,8 +27,14 @@ from model import sample
 def code(source, first: str, last: str) -> str:
     """Lines of a function's or class's source: from the one that begins with `first` to the next with `last`."""
     lines = inspect.getsource(source).splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.strip().startswith(first))
-    end = next(i for i, line in enumerate(lines) if i >= begin and line.strip().startswith(last))
+    starts = [i for i, line in enumerate(lines) if line.strip().startswith(first)]
+    if not starts:
+        raise ValueError(f"{source.__qualname__} has no line that begins with {first!r}; choose other lines to show.")
+    begin = starts[0]
+    ends = [i for i, line in enumerate(lines) if i >= begin and line.strip().startswith(last)]
+    if not ends:
+        raise ValueError(f"{source.__qualname__} has no line that begins with {last!r}; choose other lines to show.")
+    end = ends[0]
     shown = textwrap.dedent("\n".join(lines[begin:end + 1]))
     return f"From `{source.__module__}.{source.__qualname__}`:\n\n```python\n{shown}\n```"
 
@@ -76,6 +84,13 @@ def signed(number: float) -> str:
     return f"{number:+.4f}"
 
 
+def small(number: float) -> str:
+    """Four decimals, or the order of magnitude of what they would hide."""
+    if number == 0 or abs(number) >= 5e-5:
+        return f"{number:.4f}"
+    return f"{number:.0e}"
+
+
 # ------------------------------------------------------------------------------------------ the stops
 
 
@@ -92,9 +107,13 @@ at a task. A *turn* is one page and the policy's *response* to it, which holds o
 of the same task.
 
 The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior cloning: it has imitated a
-few demonstrations, and now it is to get better by itself. Nothing below is typed in: `python tests/tools/walk.py` plays
-the group, computes each number with the functions that it shows, and writes this page. It takes the first training task
-(number {record['number']}, counted from 0) in which a success and a failure can be compared well; the tool's first lines state the rule."""
+few demonstrations, and now it is to get better by itself. Nothing below is typed in:
+
+    python tests/tools/walk.py --model {record['model']}
+
+plays the group, computes each number with the functions that it shows, and writes this page. It takes the first training task
+(number {record['number']}, counted from 0) in which a success and a failure can be compared well; the tool's first lines state the rule. (Another
+machine may round differently, and then sample other episodes.)"""
 
 
 def person(walk) -> str:
@@ -170,9 +189,9 @@ def sampling(walk) -> str:
     rows = []
     for k, (token, logp) in enumerate(zip(turn.action_ids, turn.logps)):
         others = [(i, p) for i, p in walk.likeliest[parting.turn][k] if i != token]
-        other = f"{visible(token_text(chat, others[0][0]))} {others[0][1]:.4f}"
+        other = f"{visible(token_text(chat, others[0][0]))} {small(others[0][1])}"
         mark = " ←" if k == parting.token else ""
-        rows.append([visible(token_text(chat, token)) + mark, token, f"{logp:.4f}", f"{math.exp(logp):.4f}", other])
+        rows.append([visible(token_text(chat, token)) + mark, token, small(logp), f"{math.exp(logp):.4f}", other])
     total = sum(turn.logps)
     k = parting.token
     drawn = walk.drawn[k]
@@ -198,6 +217,11 @@ Why does training not simply take the likeliest token? Because then all episodes
 would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is: logits are divided by it before the softmax."""
 
 
+def changed_lines(before: str, after: str) -> str:
+    compared = difflib.ndiff(before.splitlines(), after.splitlines())
+    return "\n".join(line for line in compared if line[0] in "-+")
+
+
 def acting(walk) -> str:
     parting = walk.parting
     right, t = parting.right, parting.turn
@@ -208,20 +232,28 @@ def acting(walk) -> str:
         does = "It ends the episode."
     else:
         does = f"The browser runs `{method.__qualname__}` with {call.given()}."
+    turn, last = walk.turn, t + 1 == len(right.turns)
     lines = [f"""## 5. What does the response do?
 
 The response is text again, and a parser finds the one call in it. No text of a policy is ever run as code:
 
-{fenced(walk.turn.response)}
+{fenced(turn.response)}
 
 {code(rollout.take_turns, "call = parse", "await session.execute")}
 
 `parse` returns `{call}`. {does}"""]
-    if t + 1 < len(right.turns):
+    if not last:
         after = right.turns[t + 1]
-        lines.append(f"""The address goes from `{walk.turn.url}` to `{after.url}`, and turn {t + 2} begins with another page:
+        where = f"The browser goes from `{turn.url}` to `{after.url}`."
+        if after.url == turn.url:
+            where = f"The address stays `{turn.url}`."
+        lines.append(f"""{where} Turn {t + 2} begins with this page:
 
-![the page at turn {t + 2}](walk/turn-{t + 2}.jpg)""")
+![the page at turn {t + 2}](walk/turn-{t + 2}.jpg)
+
+In the text that the policy reads, these lines have gone (-) and come (+):
+
+{fenced(changed_lines(turn.observation, after.observation), "diff")}""")
     lines.append(f"""Episode {parting.wrong.member}, which parted from ours at the arrow, wrote
 
 {fenced(wrong_turn.response)}
@@ -305,8 +337,8 @@ Every turn of the group becomes one row: the same ids that the policy saw, then 
 
 {code(compress.trajectory_rows, "leaf = ", "advantage=advantage")}
 
-The group has {len(walk.rows)} rows. Together they are {seen} ids, of which {n_tokens} train. Pages are never trained: the policy shall not learn to
-write pages, it shall learn what to write after them. Past responses are context in this row; each is trained in its
+The group has {len(walk.rows)} rows. Together they are {seen} ids, of which {n_tokens} train. Pages are never trained: the policy should
+learn what to write after a page, not how to write pages. Past responses are context in this row; each is trained in its
 own row, where it stands under the page that it answered. ([The picture of a whole episode](packing.svg) shows how rows share
 their trunk.)"""
 
@@ -329,12 +361,13 @@ def chosen_tokens(walk, done: int) -> list[tuple[str, Row, int]]:
     for why, tau in (("right call", parting.right), ("wrong call", parting.wrong)):
         out.append((why, walk.rows[walk.row_of(tau, parting.turn)], parting.token))
 
-    # The furthest token of each kind that lies outside 1 - eps to 1 + eps.
+    # The furthest other token of each kind that lies outside 1 - eps to 1 + eps.
     furthest = {}
     for row in walk.rows:
         for k in range(row.n_action):
             rho = per_token(walk, done, row, k)["rho"]
-            if abs(rho - 1) <= eps:
+            same = row.turn.action_ids[k] in (parting.right_ids[parting.token], parting.wrong_ids[parting.token])
+            if abs(rho - 1) <= eps or same:
                 continue
             kind = (row.advantage > 0, rho > 1)
             if kind not in furthest or abs(math.log(rho)) > furthest[kind][0]:
@@ -375,15 +408,15 @@ token once it has moved by more than eps = {cfg.eps} in the direction that its a
 
 {code(mgrpo.mgrpo_loss, "rho_N", "surrogate_N")}
 
-Before the first update, training and sampling are the same policy, so $\\rho = 1$. This is a test that few trainers pass. Here, over
-all {n_tokens} tokens, the largest difference between the stored log-prob and the one that training computes is {first:.1e}: rounding.
+Before the first update, training and sampling are the same policy, so $\\rho = 1$. Over all {n_tokens} tokens here, the stored log-prob and
+the one that training computes differ by {first:.1e} at most: rounding. (`logp_gap` in `metrics.jsonl` checks this at every step.)
 
-After {done} updates it looks different. Below are the two tokens where the calls part, and the furthest token of each kind
-outside [{low:.1f}, {high:.1f}]:
+After {done} updates it looks different. Below are the two tokens where the calls part, and of each kind of other tokens
+outside [{low:.1f}, {high:.1f}] the furthest:
 
 {table(["token", "old log-prob", "new", "rho", "A", "min(rho A, clip(rho) A)", "d / d log-prob"], rows)}
 
-The last column is how much the loss gains by making the token likelier. Where it says "ended", the clipped value is the
+The last column is a slope: how fast the token's share of the objective rises with its log-prob. Where it says "ended", the clipped value is the
 smaller one, and it does not depend on the policy: no gradient. That happens to {outside:.0f} of the {n_tokens} tokens. A token that moved against
 its advantage keeps its gradient, however far it is: `min` takes the side that can still be corrected.
 
@@ -444,11 +477,13 @@ def step(walk) -> str:
     rows = []
     for done, chance in enumerate(walk.chances):
         name = f"after update {done}" if done else "before"
-        rows.append([name, f"{chance.right:.4f}", f"{chance.wrong:.4f}", f"{math.exp(chance.right_response):.4f}",
-                     f"{math.exp(chance.wrong_response):.4f}"])
+        rows.append([name, small(chance.right), small(chance.wrong), small(math.exp(chance.right_response)),
+                     small(math.exp(chance.wrong_response))])
     updates = []
     for i, metrics in enumerate(walk.passes):
         updates.append([i + 1, f"{metrics['loss']:.6f}", f"{metrics['grad_norm']:.4f}", f"{metrics['clip_frac']:.1%}"])
+    sampled = [logp for row in walk.rows for logp in row.logps]
+    unsure = sum(math.exp(logp) < 0.99 for logp in sampled)
     moved = {}
     for row, before, after in zip(walk.rows, walk.logps[0], walk.logps[-1]):
         changes = [now - then for now, then in zip(after, before)]
@@ -466,30 +501,36 @@ d loss / d logit of the wrong token = +weight A / T p       = +{scale:.6f} x {sl
 Autograd through `mgrpo_loss` says {slope['right']:+.6f} and {slope['wrong']:+.6f}. The optimizer goes against it: the right token's logit rises,
 the wrong token's falls. The other episode pulls in the same direction, since its token {wrong} has a negative advantage.
 
-All {sum(row.n_action for row in walk.rows)} tokens pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and handed to AdamW, here with
-the learning rate {cfg.lr:g}, the peak of the schedule:
+Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {unsure} of the {len(sampled)} tokens of the group were drawn with a
+probability below 0.99. There the policy made its decisions, and there it learns.
+
+All of them pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and handed to AdamW, here with
+the learning rate of the first step of training, {walk.lr:g}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
-{table(["update", "loss", "gradient norm", "tokens whose gradient was ended"], updates)}
+{table(["update", "loss", "gradient norm", "tokens that the clip leaves out"], updates)}
 
 And this is what it is all for. The probability of the two tokens where the calls part, and of the two whole responses:
 
 {table(["", f"right token {right}", f"wrong token {wrong}", "right response", "wrong response"], rows)}
 
 On average over all tokens of the group, those of successful episodes changed their log-prob by {praised:+.4f}, those of failed
-episodes by {blamed:+.4f}."""
+episodes by {blamed:+.4f}.
+
+One group of one task moves the policy this far because AdamW's first steps change every weight by about the learning rate,
+however small its gradient is. In training the gradient is that of many groups, and it has to agree on what helps."""
 
 
 def after(walk) -> str:
     return f"""## 12. And then?
 
 That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards
-differ. `make demo` makes {mgrpo.Config.steps} steps. This is the whole loop:
+differ. `make demo` makes {mgrpo.Config.steps} steps. The loop begins like this, and goes on with the updates of stop 11:
 
 {code(mgrpo.main, "# 1) Collect", "rows, measured")}
 
-You have now met every function of the method. `mgrpo.py` is the next thing to read; its opening repeats the formula of
+You have now met the functions of the method. `mgrpo.py` is the next thing to read; its opening repeats the formula of
 stop 9. `forks/` holds methods that change one stop: other advantages (`forks/gigpo.py`), a critic instead of the group
 (`forks/critic.py`), other losses (`forks/webrl.py`)."""
 
@@ -552,7 +593,36 @@ def row_picture(walk) -> str:
     return "\n".join([*svg, "</svg>\n"])
 
 
-STOPS = (opening, person, policy_reads, history, sampling, acting, rewards, advantage, training_row, ratio, loss, step, after)
+def exercises(walk) -> str:
+    given = answers.material(walk.record, answers.BASE)
+    lines = ["""## Exercises
+
+Answer first, then run the command, then unfold. The commands compute with these episodes and with `worlds/base` as the policy.
+"""]
+    for number, exercise in enumerate(answers.EXERCISES, 1):
+        command = f"python tests/tools/answers.py {number}"
+        solution = ""
+        if exercise.compute is answers.own_fork:
+            command += " forks/mine.py"
+            solution = "\n\n" + fenced(answers.SOLUTION.rstrip(), "python")
+        computed = fenced(exercise.compute(given))
+        lines.append(f"""**{number}.** {exercise.question}
+
+    {command}
+
+<details><summary>Answer</summary>
+
+{exercise.answer}{solution}
+
+{computed}
+
+</details>
+""")
+    return "\n".join(lines).rstrip()
+
+
+STOPS = (opening, person, policy_reads, history, sampling, acting, rewards, advantage, training_row, ratio, loss, step, after,
+         exercises)
 
 
 def text(walk) -> str:
