@@ -331,6 +331,9 @@ def test_the_page_computes_what_mgrpo_computes(record, pages, checkpoint, look_a
         by_method = by_mgrpo(record, checkpoint, data, case)
         assert loss == pytest.approx(by_method[0], abs=1e-7), case
         assert pushes == pytest.approx(by_method[1], abs=1e-7), case
+    seen_walk = walk.compute(record, str(checkpoint), LR)
+    pull, _, _ = look_at(pages / "walk.html", "() => compute({...settings, done: 0}).episodes[data.walked].turns[data.turn][data.token].pull")
+    assert pull == pytest.approx(-seen_walk.slope["right"], rel=1e-4)
     assert seen[1][0][0] == pytest.approx(printed_losses((pages / "walk.md").read_text())[1], abs=2e-6)
 
 
@@ -415,6 +418,11 @@ def test_the_committed_walk_agrees_with_the_method():
                 total += loss.item()
         assert shown == pytest.approx(total, abs=2e-6)
     assert "the recorded one" in text and "not the recorded one" not in text
+
+
+def test_every_picture_and_link_of_the_committed_walk_exists():
+    links = re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / "assets/walk.md").read_text())
+    assert len(links) >= 8 and all((ROOT / "assets" / link).exists() for link in links)
 
 
 def test_the_committed_page_is_small_and_asks_for_nothing(look_at):

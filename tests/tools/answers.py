@@ -279,7 +279,7 @@ EXERCISES = [
              "compared with one of the success?",
              "With `paper`: the means over turns and tokens give both episodes the same weight in total, and the failure spreads "
              "it over 160 tokens instead of 20. So a long failure is blamed only a little for each token. `token` and `constant` weigh all tokens "
-             "alike; they differ once batches do.", three_norms),
+             "of a batch alike; with `constant` the weight does not depend on how long the batch's episodes are.", three_norms),
     Exercise("How long would the contexts of the longest episode be without compression?",
              "Without it every page stays. The difference to the compressed context grows by a page with each turn.", without_compression),
     Exercise("Does clipping at eps = 0.2 keep every rho within 0.8 and 1.2?",

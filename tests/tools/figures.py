@@ -27,7 +27,7 @@ import random  # noqa: E402
 import torch  # noqa: E402
 
 import mgrpo  # noqa: E402
-from compress import Chat, Trajectory, Turn, context, open_chat, replay  # noqa: E402
+from compress import Chat, Row, Trajectory, Turn, context, open_chat, replay  # noqa: E402
 from model import load  # noqa: E402
 from rollout import Engine, Request  # noqa: E402
 
@@ -77,13 +77,14 @@ class Panel:
         return (f'<rect class="{kind}" x="{self.x(x):.1f}" y="{top:.1f}" '
                 f'width="{self.x(x + width) - self.x(x):.1f}" height="{bottom - top:.1f}"/>')
 
-    def axes(self, title: str, x_marks: list, y_marks: list, x_name: str, form: str = "g") -> list[str]:
+    def axes(self, title: str, x_marks: list, y_marks: list, x_name: str, names: dict = {}) -> list[str]:
+        """names: how values of the vertical axis are written; by default as numbers."""
         bottom = self.top + self.height
         svg = [f'<text class="title" x="{self.left}" y="{self.top - 14}">{title}</text>']
         for value in y_marks:
             kind = "axis" if value == 0 else "grid"
             svg.append(f'<path class="{kind}" d="M{self.left} {self.y(value):.1f}h{self.width}"/>')
-            svg.append(f'<text class="tick end" x="{self.left - 7}" y="{self.y(value) + 4:.1f}">{value:{form}}</text>')
+            svg.append(f'<text class="tick end" x="{self.left - 7}" y="{self.y(value) + 4:.1f}">{names.get(value, f"{value:g}")}</text>')
         for value in x_marks:
             svg.append(f'<text class="tick middle" x="{self.x(value):.1f}" y="{bottom + 17}">{value:g}</text>')
         svg.append(f'<text class="tick middle" x="{self.left + self.width / 2}" y="{bottom + 34}">{x_name}</text>')
@@ -120,12 +121,13 @@ def advantages(successes: int, G: int) -> tuple[float, float] | None:
 
 def advantage_figure(G: int = 8) -> str:
     panel = Panel(60, 46, 560, 240, -0.5, G + 0.5, -2.8, 2.8)
-    svg = panel.axes(f"advantage in a group of {G} episodes", list(range(G + 1)), [-2, -1, 0, 1, 2], "episodes that succeed", "+g")
+    signs = {-2: "-2", -1: "-1", 0: "0", 1: "+1", 2: "+2"}
+    svg = panel.axes(f"advantage in a group of {G} episodes", list(range(G + 1)), list(signs), "episodes that succeed", signs)
     for k in range(G + 1):
         both = advantages(k, G)
         if both is None:
-            svg.append(panel.box(k - 0.42, 0.84, panel.y_low, panel.y_high, "wash"))
-            for i, word in enumerate(("all equal:", "the group", "is dropped")):
+            svg.append(panel.box(k - 0.46, 0.92, panel.y_low, panel.y_high, "wash"))
+            for i, word in enumerate(("all equal:", "dropped")):
                 svg.append(label(panel.x(k), panel.y(0.45) + 15 * i, word, "tick middle"))
             continue
         success, failure = both
@@ -169,34 +171,43 @@ def clip_figure(eps: float = 0.2) -> str:
         svg.append(panel.line([(rho, rho * A) for rho in points], "kept thin"))
         svg.append(panel.line([(rho, value) for rho, (value, _) in zip(points, values)], "up" if A > 0 else "down"))
         middle = panel.x((ended[0] + ended[-1]) / 2)
-        y = panel.y(0.35 * A) + 4
+        y = panel.y(0.35 if A > 0 else -1.4) + 4
         svg.append(label(middle, y, "no gradient:", "soft middle"))
         svg.append(label(middle, y + 15, "moved enough", "soft middle"))
-        svg.append(label(panel.x(1.58 if A > 0 else 1.6), panel.y(1.84 * A if A > 0 else 1.28 * A), "rho A", "soft middle"))
-    svg.append(label(60, 326, "Solid: min(rho A, clip(rho, 1 - eps, 1 + eps) A), what the token adds to the objective, with eps = "
-                     f"{eps}. Dashed: rho A, without clipping.", "soft"))
-    return picture(850, 342, svg)
+    svg.append(label(60, 326, f"Solid: min(rho A, clip(rho, 1 - eps, 1 + eps) A), what the token adds to the objective, with eps = {eps}.", "soft"))
+    svg.append(label(60, 343, "Dashed: rho A, without clipping. Where a token has moved against its advantage, both are the same: it keeps its gradient.",
+                     "soft"))
+    return picture(850, 360, svg)
 
 
 # ----------------------------------------------------------------------------------------- loss norms
 
 
+SUCCESS = (8, 22)  # tokens of the responses
+FAILURE = (20, 8, 22, 16, 8, 24, 12, 20)
+
+
+def weighed(norm: str, success: Trajectory, failure: Trajectory) -> list[Row]:
+    """The rows of a group of two, with advantages and weights."""
+    chat = open_chat(ROOT / "worlds/base", actions_help="")
+    cfg = mgrpo.Config(loss_norm=norm, max_turns=16, max_new_tokens=24)
+    return mgrpo.weigh([mgrpo.group_advantages([success, failure])], chat, cfg)
+
+
 def loss_norms_figure() -> str:
     """A success of two turns and a failure of eight, token by token."""
-    success = made_up(1.0, (8, 22))
-    failure = made_up(0.0, (20, 8, 22, 16, 8, 24, 12, 20))
-    chat = open_chat(ROOT / "worlds/base", actions_help="")
-    A = {"success": mgrpo.group_advantages([success, failure])[0].advantage, "failure": failure.advantage}
+    success, failure = made_up(1.0, SUCCESS), made_up(0.0, FAILURE)
     gap = 6  # tokens of room between responses
     whole = sum(len(turn.action_ids) + gap for tau in (success, failure) for turn in tau.turns)
     svg = []
     for i, norm in enumerate(("token", "paper", "constant")):
-        cfg = mgrpo.Config(loss_norm=norm, max_turns=10, max_new_tokens=24)
-        rows = mgrpo.weigh([[success, failure]], chat, cfg)
+        rows = weighed(norm, success, failure)
+        longer = weighed(norm, made_up(1.0, SUCCESS), made_up(0.0, 2 * FAILURE))
+        change = longer[0].weight / rows[0].weight
         highest = max(row.weight * abs(row.advantage) for row in rows)
-        panel = Panel(150, 58 + 118 * i, 670, 84, 0, whole, -1.05, 1.05)
+        panel = Panel(106, 62 + 118 * i, 720, 84, 0, whole, -1.05, 1.05)
         svg.append(f'<path class="axis" d="M{panel.left} {panel.y(0):.1f}h{panel.width}"/>')
-        svg.append(label(20, panel.y(0) - 4, f"--loss-norm {norm}", "title"))
+        svg.append(label(20, panel.y(0) + 5, norm, "title"))
         held = {"success": 0.0, "failure": 0.0}
         x = 0.0
         for row in rows:
@@ -207,11 +218,13 @@ def loss_norms_figure() -> str:
             held[name] += row.weight * row.n_action
             x += row.n_action + gap
         share = held["failure"] / (held["success"] + held["failure"])
-        svg.append(label(20, panel.y(0) + 16, f"failure: {share:.0%} of the weight", "soft tick"))
-    left = 150
-    turn_of_failure = left + 670 * (30 + 2 * gap) / whole
-    svg.append(label(left, 34, f"success, 2 turns, A = {A['success']:+.2f}"))
-    svg.append(label(turn_of_failure, 34, f"failure, 8 turns, A = {A['failure']:+.2f}"))
+        begin_of_failure = panel.x(sum(SUCCESS) + len(SUCCESS) * gap)
+        svg.append(label(begin_of_failure, panel.y(0) - 24, f"The failure has {share:.0%} of the weight. If it were twice as long,", "soft"))
+        svg.append(label(begin_of_failure, panel.y(0) - 8, f"a token of the success would weigh {change:.2f} times as much.", "soft"))
+    for x, name, tau in ((panel.left, "success", success), (begin_of_failure, "failure", failure)):
+        svg.append(label(x, 28, f"{name}, {len(tau.turns)} turns"))
+        svg.append(label(x, 45, f"A = {tau.advantage:+.2f}", "soft"))
+    left = 20
     svg.append(label(left, 414, "A block is a response: its width is its number of tokens, its height how hard each token is pushed (weight times A),",
                      "soft"))
     svg.append(label(left, 431, "its area how hard the response is pushed. Each row is scaled to its strongest token.", "soft"))
@@ -260,7 +273,8 @@ def compression_figure() -> str:
         x = panel.left + panel.width + 14
         svg.append(label(x, panel.y(values[-1]) + 4, f"{values[-1]:,} ids"))
         svg.append(label(x, panel.y(values[-1]) + 21, name, "soft"))
-    return picture(850, 330, svg)
+    svg.append(label(panel.left, 336, f"The scripted expert's episode in assets/episode.jsonl, {turns} turns.", "soft"))
+    return picture(850, 352, svg)
 
 
 class Counter:

@@ -181,7 +181,11 @@ would have {whole} ids, and the gap grows with every turn.
 {code(compress.context, "return", "return")}
 
 Token by token, with a bar between tokens (⏎ is the end of a line):""", *blocks, f"""The words `<|im_start|>` and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake
-them: if it contains that text, it is spelled out in ordinary characters."""])
+them: if it contains that text, it is spelled out in ordinary characters.
+
+Over a longer episode, compression keeps the context nearly flat:
+
+![ids in the context over the turns of an episode](figures/compression.svg)"""])
 
 
 def sampling(walk) -> str:
@@ -212,6 +216,11 @@ The log-probs add up to {total:.4f}. So this response, as a whole, had a probabi
 
 Remember the token with the arrow. There the random number was {walk.draws[k]:.6f}, and `sample` makes token {drawn} of it ({same}).
 Episode {parting.wrong.member} was at the same place, with the same {len(context(chat, parting.right, parting.turn)) + k} ids before it, but its random number picked {visible(token_text(chat, parting.wrong_ids[k]))}.
+
+The model does not read everything again at each turn. Keys and values of the common beginning are still there from the turn
+before; only what follows it is computed:
+
+![ids that each turn computes, and those that it keeps](figures/cache.svg)
 
 Why does training not simply take the likeliest token? Because then all episodes of a group would be the same, and there
 would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is: logits are divided by it before the softmax."""
@@ -320,7 +329,9 @@ By the function, in the order of the episodes: {computed}.
 
 The tokens of an episode all get its advantage. This is crude: a needless click of a successful episode is praised like
 the decisive one. It works on average, because over many groups good clicks stand in successful episodes more often. If all
-rewards were equal, the group would teach nothing, and the function returns no episode."""
+rewards were equal, the group would teach nothing, and the function returns no episode:
+
+![the advantage by the number of successes in a group of eight](figures/advantage.svg)"""
 
 
 def training_row(walk) -> str:
@@ -420,12 +431,16 @@ The last column is a slope: how fast the token's share of the objective rises wi
 smaller one, and it does not depend on the policy: no gradient. That happens to {outside:.0f} of the {n_tokens} tokens. A token that moved against
 its advantage keeps its gradient, however far it is: `min` takes the side that can still be corrected.
 
+![what a token adds to the objective, over rho](figures/clip.svg)
+
 Last, the *weight*. `--loss-norm {cfg.loss_norm}` gives each token of the batch the same, 1 / {n_tokens} = {1 / n_tokens:.6f}:
 
 {code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / n_tokens")}
 
 The paper's choice (`paper`) first takes the mean over a response, then over an episode, then over the group. Then a token
-of a short response, or of an episode with few turns, weighs more."""
+of a short response, or of an episode with few turns, weighs more:
+
+![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
 
 
 def loss_table(walk, done: int) -> tuple[str, float]:
