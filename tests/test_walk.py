@@ -1,4 +1,4 @@
-"""The walk from the page to the gradient: its numbers are the method's, its code is the files', its page computes the same."""
+"""The walk from the page to the gradient: its numbers are the method's, its code is the files', its page agrees."""
 import copy
 import json
 import math
@@ -11,6 +11,7 @@ import pytest
 import torch
 import walk
 import walk_page
+import walk_text
 from conftest import ROOT
 
 import mgrpo
@@ -88,6 +89,12 @@ def pages(record, checkpoint, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def seen(record, checkpoint):
+    """The Walk itself."""
+    return walk.compute(copy.deepcopy(record), str(checkpoint), LR)
+
+
 def data_of(page) -> dict:
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
 
@@ -115,6 +122,11 @@ def loss_by_hand(record, logps, eps=0.2):
     return -total / tokens
 
 
+def one_line(text: str) -> str:
+    """Paragraphs are broken anywhere."""
+    return " ".join(text.split())
+
+
 def printed_losses(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\*\*(-?\d+\.\d+)\*\*", text)]
 
@@ -131,12 +143,12 @@ def check_losses(record, text: str, data: dict):
 # ------------------------------------------------------------------------------------------- the text
 
 
-def test_the_numbers_of_the_walk_are_those_of_an_independent_computation(record, pages, checkpoint):
-    text = (pages / "walk.md").read_text()
+def test_the_numbers_of_the_walk_are_those_of_an_independent_computation(record, pages):
+    text = one_line((pages / "walk.md").read_text())
     data = data_of((pages / "walk.html").read_text())
 
     # 1) The advantages.
-    shown = re.search(r"in the order of the episodes: (.*)\.", text)[1]
+    shown = re.search(r"in the order of the episodes: (.*?)\. The tokens", text)[1]
     assert [float(number) for number in shown.split(", ")] == pytest.approx(advantages_by_hand(record), abs=1e-4)
 
     # 2) The losses, and that the ratios of the last one have moved past the clip.
@@ -144,14 +156,13 @@ def test_the_numbers_of_the_walk_are_those_of_an_independent_computation(record,
     assert data["updates"] == 3 and "ended" in text
 
     # 3) The response of the walk: its probability as a whole, in float64.
-    tau = walk.read_group(record, open_chat(checkpoint, ""))[1]
     logps = record["episodes"][1]["turns"][1]["logps"]
-    whole = float(re.search(r"a probability of exp\(.*?\) = (.*)\.\n", text)[1])
-    assert whole == pytest.approx(math.exp(sum(logps)), abs=1e-4) and tau.turns[1].action == "do(action='Click', element='5')"
+    whole = float(re.search(r"a probability of exp\(.*?\) = (\S+)\. ?", text)[1])
+    assert whole == pytest.approx(math.exp(sum(logps)), abs=1e-4)
 
     # 4) The slopes of the logits by hand are those by autograd.
-    by_hand = re.findall(r"= ([+-]0\.\d+)\n", text.split("## 11.")[1].split("Autograd")[0])
-    by_autograd = re.search(r"Autograd through `mgrpo_loss` says (\S+) and (\S+)\.", text).groups()
+    by_hand = re.findall(r" x (?:\(1 - \S+\)|[\d.]+) = ([+-]0\.\d+)", text.split("## 11.")[1].split("Autograd")[0])
+    by_autograd = re.search(r"Autograd through `mgrpo_loss` says (\S+) and (\S+)\. ", text).groups()
     assert [float(x) for x in by_hand] == pytest.approx([float(x) for x in by_autograd], abs=2e-6)
 
 
@@ -187,13 +198,12 @@ def test_a_changed_loss_changes_the_walk(record, checkpoint, tmp_path, monkeypat
         return loss, {"kl": 0.0, "clip_frac": 0.0}
 
     monkeypatch.setattr(mgrpo, "mgrpo_loss", mgrpo_loss)
-    walk.write(record, str(checkpoint), tmp_path, LR)
+    changed = walk.compute(record, str(checkpoint), LR)
     with pytest.raises(AssertionError):
-        check_losses(record, (tmp_path / "walk.md").read_text(), data_of((tmp_path / "walk.html").read_text()))
+        check_losses(record, walk_text.loss(changed), walk_page.data(changed, tmp_path))
 
 
-def test_the_step_moves_the_right_response_away_from_the_wrong_one(record, checkpoint):
-    seen = walk.compute(record, str(checkpoint), LR)
+def test_the_step_moves_the_right_response_away_from_the_wrong_one(record, seen):
     before, *_, after = seen.chances
     turns = [episode["turns"][1] for episode in record["episodes"]]
     assert [before.right_response, before.wrong_response] == pytest.approx([sum(turns[1]["logps"]), sum(turns[0]["logps"])], abs=1e-3)
@@ -209,9 +219,8 @@ def test_episodes_of_other_weights_are_refused(record, checkpoint):
         walk.compute(other, str(checkpoint))
 
 
-def test_attention_is_what_the_model_computes(record, checkpoint):
-    """Each row sums to 1 and sees nothing later; changing a token that has no weight left changes nothing."""
-    seen = walk.compute(record, str(checkpoint), LR)
+def test_attention_is_what_the_model_computes(seen):
+    """Each row sums to 1 and sees nothing later. (The tool itself compares the weighted values with the model's.)"""
     h_t = context(seen.chat, seen.parting.right, 1)
     weights_LNT = seen.attention[1]
     assert weights_LNT.shape == (2, len(seen.turn.action_ids), len(h_t) + len(seen.turn.action_ids))
@@ -305,9 +314,14 @@ def by_mgrpo(record, checkpoint, data, settings) -> tuple[float, list]:
     rows = mgrpo.weigh([training], chat, cfg)
     episodes = [data["episodes"][tau.member] for tau in training]
     turns = [turn for episode in episodes for turn in episode["turns"]]
-    logp_N = torch.tensor([x for turn in turns for x in turn["passes"][settings["done"]]], dtype=torch.float64, requires_grad=True)
-    reference_N = torch.tensor([x for turn in turns for x in turn["passes"][0]], dtype=torch.float64)
-    old_N = torch.tensor([x for row in rows for x in row.logps], dtype=torch.float64)
+    old, now, reference = [], [], []
+    for row, turn in zip(rows, turns):
+        old += row.logps
+        now += turn["passes"][settings["done"]]
+        reference += turn["passes"][0]
+    logp_N = torch.tensor(now, dtype=torch.float64, requires_grad=True)
+    reference_N = torch.tensor(reference, dtype=torch.float64)
+    old_N = torch.tensor(old, dtype=torch.float64)
     A_N = mgrpo.per_token([row.advantage for row in rows], rows, "cpu")
     weight_N = mgrpo.per_token([row.weight for row in rows], rows, "cpu")
     loss, _ = mgrpo.mgrpo_loss(logp_N, old_N, reference_N, A_N=A_N, weight_N=weight_N, eps=cfg.eps, beta=cfg.beta)
@@ -315,26 +329,28 @@ def by_mgrpo(record, checkpoint, data, settings) -> tuple[float, list]:
     return loss.item(), (-logp_N.grad).tolist()
 
 
-def test_the_page_computes_what_mgrpo_computes(record, pages, checkpoint, look_at):
+def test_the_page_computes_what_mgrpo_computes(record, seen, pages, checkpoint, look_at):
     data = data_of((pages / "walk.html").read_text())
     default = {"eps": 0.2, "beta": 0.0, "G": 5, "credit": 0, "loss_norm": "token", "done": 2}
     cases = [default]
     for change in ({"done": 0}, {"eps": 0.05}, {"beta": 0.3}, {"G": 4}, {"G": 3}, {"loss_norm": "paper"},
                    {"loss_norm": "constant"}, {"credit": 1.0}, {"credit": 0.5, "G": 4, "loss_norm": "paper", "beta": 0.1}):
         cases.append(default | change)
-    seen, complaints, asked = look_at(pages / "walk.html", """() => [JSON.stringify(settings), """ + json.dumps(cases) + """
+    computed, complaints, asked = look_at(pages / "walk.html", """() => [JSON.stringify(settings), """ + json.dumps(cases) + """
         .map(compute).map(one => [one.loss, one.episodes.filter(e => e).flatMap(e => e.turns.flat()).map(t => t.push)])]""")
     assert complaints == [] and len(asked) == 1
-    shown = json.loads(seen[0])
+    shown = json.loads(computed[0])
     assert {name: shown[name] for name in default} == default
-    for case, (loss, pushes) in zip(cases, seen[1]):
+    for case, (loss, pushes) in zip(cases, computed[1]):
         by_method = by_mgrpo(record, checkpoint, data, case)
         assert loss == pytest.approx(by_method[0], abs=1e-7), case
         assert pushes == pytest.approx(by_method[1], abs=1e-7), case
-    seen_walk = walk.compute(record, str(checkpoint), LR)
-    pull, _, _ = look_at(pages / "walk.html", "() => compute({...settings, done: 0}).episodes[data.walked].turns[data.turn][data.token].pull")
-    assert pull == pytest.approx(-seen_walk.slope["right"], rel=1e-4)
-    assert seen[1][0][0] == pytest.approx(printed_losses((pages / "walk.md").read_text())[1], abs=2e-6)
+    pull, _, _ = look_at(pages / "walk.html", """() => {
+        const episode = compute({...settings, done: 0}).episodes[data.walked];
+        return episode.turns[data.turn][data.token].pull;
+    }""")
+    assert pull == pytest.approx(-seen.slope["right"], rel=1e-4)
+    assert computed[1][0][0] == pytest.approx(printed_losses((pages / "walk.md").read_text())[1], abs=2e-6)
 
 
 def test_the_page_shows_a_tokens_chances_and_where_the_model_looked(pages, look_at):
@@ -354,7 +370,8 @@ def test_the_page_can_be_used_with_keys_alone(pages, look_at):
     """j goes to the next turn; Tab reaches the tokens, arrows move among them; a slider changes the loss."""
     script = """() => [document.querySelector('#which').textContent, document.activeElement.textContent,
                        document.activeElement.parentElement.id, document.querySelector('#token-label').textContent]"""
-    seen, complaints, _ = look_at(pages / "walk.html", script, keys=["j", *["Tab"] * 4, "Home", "ArrowLeft", "ArrowRight", "ArrowRight"])
+    keys = ["j", *["Tab"] * 4, "ArrowLeft", "ArrowRight", "ArrowRight"]
+    seen, complaints, _ = look_at(pages / "walk.html", script, keys=keys)
     assert complaints == [] and seen[0] == "turn 3 of 4" and seen[2] == "said" and seen[3].startswith("token")
     changed, _, _ = look_at(pages / "walk.html", """() => {
         const before = document.querySelector('#sums').textContent;
@@ -371,19 +388,13 @@ def test_nothing_of_the_page_is_wider_than_a_phone(pages, look_at):
     assert complaints == [] and seen == 390
 
 
-def test_a_hostile_page_cannot_become_markup(record, checkpoint, tmp_path, look_at):
-    hostile = copy.deepcopy(record)
+def test_hostile_text_cannot_become_markup(seen, tmp_path, look_at, monkeypatch):
     bad = "</script><script>document.title = 'owned'</script>"
-    hostile["task"]["intent"] = bad
-    chat = open_chat(checkpoint, "")
-    model = load(checkpoint).double()
-    with torch.no_grad():
-        for tau, episode in zip(walk.read_group(hostile, chat), hostile["episodes"]):
-            for t, turn in enumerate(episode["turns"]):
-                turn["logps"] = [x.item() for x in log_probs_by_hand(model, context(chat, tau, t), turn["action_ids"])]
-    walk.write(hostile, str(checkpoint), tmp_path, LR)
-    seen, complaints, _ = look_at(tmp_path / "walk.html", "() => [document.title, document.querySelector('#intent').textContent]")
-    assert complaints == [] and seen == ["One episode, from the page to the gradient", bad]
+    monkeypatch.setitem(seen.record, "model", bad)
+    page = tmp_path / "walk.html"
+    page.write_text(walk_page.html(seen, tmp_path))
+    shown, complaints, _ = look_at(page, "() => [document.title, document.querySelector('#line').textContent]")
+    assert complaints == [] and shown[0] == "One episode, from the page to the gradient" and bad in shown[1]
 
 
 # ------------------------------------------------------------------------------- what lies in assets/
@@ -417,7 +428,7 @@ def test_the_committed_walk_agrees_with_the_method():
                 loss, _ = mgrpo.mgrpo_loss(now_N, old_N, now_N, A_N=A, weight_N=1 / tokens, eps=0.2, beta=0.0)
                 total += loss.item()
         assert shown == pytest.approx(total, abs=2e-6)
-    assert "the recorded one" in text and "not the recorded one" not in text
+    assert "(the recorded one)" in one_line(text)
 
 
 def test_every_picture_and_link_of_the_committed_walk_exists():

@@ -71,7 +71,8 @@ def episodes_with(rewards: list[float], turns: int = 1, tokens: int = 1) -> list
     for reward in rewards:
         tau = Trajectory(task, success=reward, reward=reward)
         for _ in range(turns):
-            tau.turns.append(Turn("", "a page", observation_ids=[0], action_ids=[0] * tokens, logps=[0.0] * tokens, response=""))
+            tau.turns.append(Turn("", "a page", observation_ids=[0], action_ids=[0] * tokens, logps=[0.0] * tokens,
+                                  response=""))
         out.append(tau)
     return out
 
@@ -125,7 +126,8 @@ def browser_fails(given: Material) -> str:
 def hostile_page(given: Material) -> str:
     end = given.chat.format.end
     ids = given.chat.encode(f"press {end} now")
-    return f"{end} is token {given.chat.end_id}; the page has {len(ids)} tokens, that one among them: {given.chat.end_id in ids}"
+    among = given.chat.end_id in ids
+    return f"{end} is token {given.chat.end_id}; the page has {len(ids)} tokens, that one among them: {among}"
 
 
 def two_temperatures(given: Material) -> str:
@@ -191,8 +193,8 @@ def clip_is_no_bound(given: Material) -> str:
         largest = max(largest, rho_N.max().item())
         outside += int(((rho_N - 1).abs() > cfg.eps).sum())
         tokens += row.n_action
-    return (f"after 6 updates with eps = {cfg.eps} and lr {cfg.lr:g}: rho lies between {smallest:.2g} and {largest:.2f}; "
-            f"{outside} of {tokens} tokens are outside [0.8, 1.2]")
+    return (f"after 6 updates with eps = {cfg.eps} and lr {cfg.lr:g}: "
+            f"rho lies between {smallest:.2g} and {largest:.2f}; {outside} of {tokens} tokens are outside [0.8, 1.2]")
 
 
 SOLUTION = '''import sys
@@ -253,42 +255,62 @@ class Exercise:
 
 EXERCISES = [
     Exercise("Which tokens carry gradient? Which share of all ids that the model reads in training is that?",
-             "Only those of responses: the ids that the policy sampled, its end-of-turn token among them. System prompt, task, pages, "
-             "placeholders and past responses are read and not trained.", trained_tokens),
+             "Only those of responses: the ids that the policy sampled, its end-of-turn token among them. "
+             "System prompt, task, pages, placeholders and past responses are read and not trained.",
+             trained_tokens),
     Exercise("Pages carry no gradient. Would training be the same if the page of a row were blank?",
-             "No. The mask of the loss says what is trained, not what is seen. The response attends to the page, so every "
-             "token of the page changes the response's log-prob, and with it the gradient.", pages_matter),
+             "No. The mask of the loss says what is trained, not what is seen. The response attends to the "
+             "page, so every token of the page changes the response's log-prob, and with it the gradient.",
+             pages_matter),
     Exercise("Four episodes have the rewards 1, 0, 0, 0. What are their advantages?",
-             "The mean is 0.25, the sample standard deviation 0.5. So +1.5 and three times -0.5. They add up to 0.", one_success),
+             "The mean is 0.25, the sample standard deviation 0.5. So +1.5 and three times -0.5. They add up "
+             "to 0.",
+             one_success),
     Exercise("All episodes of a group succeed. What does the group teach?",
-             "Nothing. The advantages would be 0 / 0; `group_advantages` drops the group. The same holds if all fail. "
-             "So a task that is too easy or too hard costs time and gives no gradient.", all_succeed),
-    Exercise("In a fifth episode of the group of exercise 3, the browser crashes. Which advantages do the five get?",
-             "The crash says nothing about the policy. The episode leaves the group, and the other four keep their advantages. "
-             "With a reward of 0 instead, the policy would be blamed for it, and all advantages would move.", browser_fails),
+             "Nothing. The advantages would be 0 / 0; `group_advantages` drops the group. The same holds if "
+             "all fail. So a task that is too easy or too hard costs time and gives no gradient.",
+             all_succeed),
+    Exercise("In a fifth episode of the group of exercise 3, the browser crashes. Which advantages do the five "
+             "get?",
+             "The crash says nothing about the policy. The episode leaves the group, and the other four keep "
+             "their advantages. With a reward of 0 instead, the policy would be blamed for it, and all "
+             "advantages would move.",
+             browser_fails),
     Exercise("A page contains the text of the token that ends a message. Does it end the user's message?",
-             "No. Text from outside is encoded by a copy of the tokenizer that does not know control tokens. It becomes "
-             "ordinary characters.", hostile_page),
-    Exercise("The policy samples at temperature 0.7, and by mistake training scores at temperature 1. What is rho in the first update?",
-             "It is no longer 1: training divides the probability under one distribution by that under another. Every token gets a "
-             "false correction, and the clip cuts at random. This is why `logp_gap` is logged at every step.", two_temperatures),
+             "No. Text from outside is encoded by a copy of the tokenizer that does not know control tokens. "
+             "It becomes ordinary characters.",
+             hostile_page),
+    Exercise("The policy samples at temperature 0.7, and by mistake training scores at temperature 1. What is "
+             "rho in the first update?",
+             "It is no longer 1: training divides the probability under one distribution by that under "
+             "another. Every token gets a false correction, and the clip cuts at random. This is why "
+             "`logp_gap` is logged at every step.",
+             two_temperatures),
     Exercise("With eps = 0.2, which of these tokens still have a gradient: A = 1 or -1, rho = 1.5 or 0.5?",
-             "A = 1 with rho = 0.5, and A = -1 with rho = 1.5: those that have moved against their advantage. The other two have "
-             "moved enough.", clipped_or_not),
-    Exercise("A success has 2 turns of 10 tokens each, a failure 8 turns of 20. With which loss norm does a token of the failure weigh least, "
-             "compared with one of the success?",
-             "With `paper`: the means over turns and tokens give both episodes the same weight in total, and the failure spreads "
-             "it over 160 tokens instead of 20. So a long failure is blamed only a little for each token. `token` and `constant` weigh all tokens "
-             "of a batch alike; with `constant` the weight does not depend on how long the batch's episodes are.", three_norms),
+             "A = 1 with rho = 0.5, and A = -1 with rho = 1.5: those that have moved against their advantage. "
+             "The other two have moved enough.",
+             clipped_or_not),
+    Exercise("A success has 2 turns of 10 tokens each, a failure 8 turns of 20. With which loss norm does a "
+             "token of the failure weigh least, compared with one of the success?",
+             "With `paper`: the means over turns and tokens give both episodes the same weight in total, and "
+             "the failure spreads it over 160 tokens instead of 20. So a long failure is blamed only a little "
+             "for each token. `token` and `constant` weigh all tokens of a batch alike; with `constant` the "
+             "weight does not depend on how long the batch's episodes are.",
+             three_norms),
     Exercise("How long would the contexts of the longest episode be without compression?",
-             "Without it every page stays. The difference to the compressed context grows by a page with each turn.", without_compression),
+             "Without it every page stays. The difference to the compressed context grows by a page with each "
+             "turn.",
+             without_compression),
     Exercise("Does clipping at eps = 0.2 keep every rho within 0.8 and 1.2?",
-             "No. It ends the gradient of a token that has moved enough. But all tokens share the weights, so the gradients of the "
-             "others move it on. And tokens that moved against their advantage are not clipped at all.", clip_is_no_bound),
-    Exercise("Write a fork whose advantage is r - mean(r), without the division by the standard deviation (as in Dr. GRPO). "
-             "Save it as `forks/mine.py`.",
-             "Override `advantages`. The class below does it; `forks/gigpo.py` is another example. "
-             "`python forks/mine.py --model runs/bc --out runs/mine` trains with it.", own_fork),
+             "No. It ends the gradient of a token that has moved enough. But all tokens share the weights, so "
+             "the gradients of the others move it on. And tokens that moved against their advantage are not "
+             "clipped at all.",
+             clip_is_no_bound),
+    Exercise("Write a fork whose advantage is r - mean(r), without the division by the standard deviation (as "
+             "in Dr. GRPO). Save it as `forks/mine.py`.",
+             "Override `advantages`. The class below does it; `forks/gigpo.py` is another example. `python "
+             "forks/mine.py --model runs/bc --out runs/mine` trains with it.",
+             own_fork),
 ]
 
 

@@ -44,7 +44,8 @@ polyline.new { stroke: #1f6f9f; fill: none; } polyline.kept { stroke: #8b847a; f
   text { fill: #e8e4dd; } .soft, .tick { fill: #a19a8f; } .paper { fill: #191817; }
   .axis { stroke: #7d776e; } .grid { stroke: #2d2a28; } .wash { fill: #292725; }
   .up { fill: #6fc49b; } .down { fill: #e58a71; } .kept { fill: #6b645b; } .new { fill: #7cc4ee; }
-  polyline.up { stroke: #6fc49b; } polyline.down { stroke: #e58a71; } polyline.new { stroke: #7cc4ee; } polyline.kept { stroke: #a19a8f; }
+  polyline.up { stroke: #6fc49b; } polyline.down { stroke: #e58a71; }
+  polyline.new { stroke: #7cc4ee; } polyline.kept { stroke: #a19a8f; }
 }
 </style>"""
 
@@ -84,7 +85,7 @@ class Panel:
         for value in y_marks:
             kind = "axis" if value == 0 else "grid"
             svg.append(f'<path class="{kind}" d="M{self.left} {self.y(value):.1f}h{self.width}"/>')
-            svg.append(f'<text class="tick end" x="{self.left - 7}" y="{self.y(value) + 4:.1f}">{names.get(value, f"{value:g}")}</text>')
+            svg.append(label(self.left - 7, self.y(value) + 4, names.get(value, f"{value:g}"), "tick end"))
         for value in x_marks:
             svg.append(f'<text class="tick middle" x="{self.x(value):.1f}" y="{bottom + 17}">{value:g}</text>')
         svg.append(f'<text class="tick middle" x="{self.left + self.width / 2}" y="{bottom + 34}">{x_name}</text>')
@@ -174,9 +175,10 @@ def clip_figure(eps: float = 0.2) -> str:
         y = panel.y(0.35 if A > 0 else -1.4) + 4
         svg.append(label(middle, y, "no gradient:", "soft middle"))
         svg.append(label(middle, y + 15, "moved enough", "soft middle"))
-    svg.append(label(60, 326, f"Solid: min(rho A, clip(rho, 1 - eps, 1 + eps) A), what the token adds to the objective, with eps = {eps}.", "soft"))
-    svg.append(label(60, 343, "Dashed: rho A, without clipping. Where a token has moved against its advantage, both are the same: it keeps its gradient.",
-                     "soft"))
+    svg.append(label(60, 326, f"Solid: min(rho A, clip(rho, 1 - eps, 1 + eps) A), what the token adds to the objective, "
+                     f"with eps = {eps}.", "soft"))
+    svg.append(label(60, 343, "Dashed: rho A, without clipping. Where a token has moved against its advantage, both are "
+                     "the same: it keeps its gradient.", "soft"))
     return picture(850, 360, svg)
 
 
@@ -198,7 +200,8 @@ def loss_norms_figure() -> str:
     """A success of two turns and a failure of eight, token by token."""
     success, failure = made_up(1.0, SUCCESS), made_up(0.0, FAILURE)
     gap = 6  # tokens of room between responses
-    whole = sum(len(turn.action_ids) + gap for tau in (success, failure) for turn in tau.turns)
+    lengths_of_both = SUCCESS + FAILURE
+    whole = sum(lengths_of_both) + gap * len(lengths_of_both)
     svg = []
     for i, norm in enumerate(("token", "paper", "constant")):
         rows = weighed(norm, success, failure)
@@ -225,8 +228,8 @@ def loss_norms_figure() -> str:
         svg.append(label(x, 28, f"{name}, {len(tau.turns)} turns"))
         svg.append(label(x, 45, f"A = {tau.advantage:+.2f}", "soft"))
     left = 20
-    svg.append(label(left, 414, "A block is a response: its width is its number of tokens, its height how hard each token is pushed (weight times A),",
-                     "soft"))
+    svg.append(label(left, 414, "A block is a response: its width is its number of tokens, its height how hard each token "
+                     "is pushed (weight times A),", "soft"))
     svg.append(label(left, 431, "its area how hard the response is pushed. Each row is scaled to its strongest token.", "soft"))
     return picture(850, 446, svg)
 

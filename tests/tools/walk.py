@@ -209,6 +209,7 @@ class Walk:
     draws: list[float] = field(default_factory=list)         # the random numbers of the walk's response
     drawn: list[int] = field(default_factory=list)           # the ids that `sample` makes of them
     slope: dict = field(default_factory=dict)                # see `logit_slopes`
+    gap: float = 0.0                                         # see `largest_gap`
 
     @property
     def turn(self) -> Turn:
@@ -236,6 +237,15 @@ def score_rows(model, rows: list[Row], cfg: mgrpo.Config) -> list[list[float]]:
         for row, logp in zip(batch, logp_N.split([row.n_action for row in batch])):
             found[id(row)] = logp.tolist()
     return [found[id(row)] for row in rows]
+
+
+def largest_gap(walk: Walk) -> float:
+    """The largest |log-prob in training - log-prob when sampled|, before the first update."""
+    largest = 0.0
+    for row, logps in zip(walk.rows, walk.logps[0]):
+        for now, then in zip(logps, row.logps):
+            largest = max(largest, abs(now - then))
+    return largest
 
 
 def chances_now(walk: Walk, model) -> Chances:
@@ -354,9 +364,9 @@ def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
 
     # 2) The policy that sampled.
     walk.logps.append(score_rows(method.model, walk.rows, cfg))
-    gap = max(abs(now - then) for row, logps in zip(walk.rows, walk.logps[0]) for now, then in zip(logps, row.logps))
-    if gap > 1e-2:
-        raise ValueError(f"{model_dir} did not sample this group: a log-prob differs by {gap:.2g}. Give the --model "
+    walk.gap = largest_gap(walk)
+    if walk.gap > 1e-2:
+        raise ValueError(f"{model_dir} did not sample this group: a log-prob differs by {walk.gap:.2g}. Give the --model "
                          "that did, or leave out --group to play a new one.")
     look(walk, method.model)
     walk.slope = logit_slopes(walk, method.model)

@@ -7,6 +7,7 @@ import difflib
 import inspect
 import json
 import math
+import re
 import textwrap
 
 import torch
@@ -98,39 +99,48 @@ def opening(walk) -> str:
     record = walk.record
     return f"""# Follow one episode, from the page to the gradient
 
-We follow one attempt of a language model at one task in a browser: from the page that it saw to the change of its
-weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. It takes about
+We follow one attempt of a language model at one task in a browser: from the page that it saw to the change
+of its
+weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. It
+takes about
 twenty minutes. [walk.html](walk.html) is the same episode to play with: save the file and open it in a browser.
 
-Six words are enough. The *policy* is the language model. A *task* is a sentence and a check. An *episode* is one attempt
-at a task. A *turn* is one page and the policy's *response* to it, which holds one action. A *group* is {record['G']} episodes
+Six words are enough. The *policy* is the language model. A *task* is a sentence and a check. An *episode* is
+one attempt
+at a task. A *turn* is one page and the policy's *response* to it, which holds one action. A *group* is
+{record['G']} episodes
 of the same task.
 
-The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior cloning: it has imitated a
+The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after
+behavior cloning: it has imitated a
 few demonstrations, and now it is to get better by itself. Nothing below is typed in:
 
     python tests/tools/walk.py --model {record['model']}
 
-plays the group, computes each number with the functions that it shows, and writes this page. It takes the first training task
-(number {record['number']}, counted from 0) in which a success and a failure can be compared well; the tool's first lines state the rule. (Another
+plays the group, computes each number with the functions that it shows, and writes this page. It takes the
+first training task
+(number {record['number']}, counted from 0) in which a success and a failure can be compared well; the tool's
+first lines state the rule. (Another
 machine may round differently, and then sample other episodes.)"""
 
 
 def person(walk) -> str:
     tau, t = walk.parting.right, walk.parting.turn
+    check = {name: value for name, value in tau.task["eval"].items() if value}
     return f"""## 1. What does a person see?
 
 The task, in words:
 
 > {tau.task['intent']}
 
-The browser at turn {t + 1} of episode {tau.member}, the one that we follow. The frame shows where it is about to click:
+The browser at turn {t + 1} of episode {tau.member}, the one that we follow. The frame shows where it is
+about to click:
 
 ![the page at turn {t + 1}, with a frame around the element that the action is for](walk/turn-{t + 1}.jpg)
 
 A program decides at the end whether the task is done. This is all that it checks:
 
-{fenced(json.dumps(tau.task['eval'], indent=1), "json")}"""
+{fenced(json.dumps(check, indent=1), "json")}"""
 
 
 def policy_reads(walk) -> str:
@@ -138,14 +148,16 @@ def policy_reads(walk) -> str:
     page_tokens = len(chat.encode(turn.observation))
     return f"""## 2. What does the policy read?
 
-A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements that one can use have tags, and each
+A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements that one can
+use have tags, and each
 tag ends with a number, the element's id:
 
 {fenced(turn.observation, "html")}
 
 {code(rollout.take_turns, "# 1) Observe", "page = f")}
 
-If the last action failed, the page opens with a line that says why. To the policy, its mistakes are text as well."""
+If the last action failed, the page opens with a line that says why. To the policy, its mistakes are text as
+well."""
 
 
 def parts_of(walk) -> list[tuple[str, list[int]]]:
@@ -172,15 +184,20 @@ def history(walk) -> str:
     whole += len(tau.turns[t].observation_ids)
     return "\n\n".join([f"""## 3. What exactly stands before the response?
 
-The policy does not see the page alone. It sees the history $h_t$, one list of {len(h_t)} token ids. Every past response is in it;
-every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context compression*. With whole pages the list
+The policy does not see the page alone. It sees the history $h_t$, one list of {len(h_t)} token ids. Every
+past response is in it;
+every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context compression*. With
+whole pages the list
 would have {whole} ids, and the gap grows with every turn.
 
 {code(compress.past, "turn = trajectory", "return")}
 
+`trunk` puts the system prompt and the past turns one after the other, and then comes the page:
+
 {code(compress.context, "return", "return")}
 
-Token by token, with a bar between tokens (⏎ is the end of a line):""", *blocks, f"""The words `<|im_start|>` and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake
+Token by token, with a bar between tokens (⏎ is the end of a line):""", *blocks, """The words `<|im_start|>`
+and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake
 them: if it contains that text, it is spelled out in ordinary characters.
 
 Over a longer episode, compression keeps the context nearly flat:
@@ -199,31 +216,43 @@ def sampling(walk) -> str:
     total = sum(turn.logps)
     k = parting.token
     drawn = walk.drawn[k]
-    same = "the recorded one" if drawn == turn.action_ids[k] else "not the recorded one: this machine rounds differently"
+    before = len(context(chat, parting.right, parting.turn)) + k
+    same = "the recorded one"
+    if drawn != turn.action_ids[k]:
+        same = "not the recorded one: this machine rounds differently"
     return f"""## 4. What does it write, and how likely was that?
 
-The policy writes one token after the other. Each time, the model gives a probability to every token of its vocabulary,
+The policy writes one token after the other. Each time, the model gives a probability to every token of its
+vocabulary,
 and a random number picks one:
 
 {code(sample, "cdf_BV", "ids_B = torch.searchsorted")}
 
-The response of turn {parting.turn + 1}. `log-prob` is the logarithm of the probability with which the token was drawn. It is stored at that
+The response of turn {parting.turn + 1}. `log-prob` is the logarithm of the probability with which the token
+was drawn. It is stored at that
 moment, and training will need it:
 
 {table(["token", "id", "log-prob", "probability", "the likeliest other token"], rows)}
 
-The log-probs add up to {total:.4f}. So this response, as a whole, had a probability of exp({total:.4f}) = {math.exp(total):.4f}.
+The log-probs add up to {total:.4f}. So this response, as a whole, had a probability of exp({total:.4f}) =
+{math.exp(total):.4f}.
 
-Remember the token with the arrow. There the random number was {walk.draws[k]:.6f}, and `sample` makes token {drawn} of it ({same}).
-Episode {parting.wrong.member} was at the same place, with the same {len(context(chat, parting.right, parting.turn)) + k} ids before it, but its random number picked {visible(token_text(chat, parting.wrong_ids[k]))}.
+Remember the token with the arrow. There the random number was {walk.draws[k]:.6f}, and `sample` makes token
+{drawn} of it ({same}).
+Episode {parting.wrong.member} was at the same place, with the same {before} ids before it, but its random
+number
+picked {visible(token_text(chat, parting.wrong_ids[k]))}.
 
-The model does not read everything again at each turn. Keys and values of the common beginning are still there from the turn
+The model does not read everything again at each turn. Keys and values of the common beginning are still
+there from the turn
 before; only what follows it is computed:
 
 ![ids that each turn computes, and those that it keeps](figures/cache.svg)
 
-Why does training not simply take the likeliest token? Because then all episodes of a group would be the same, and there
-would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is: logits are divided by it before the softmax."""
+Why does training not simply take the likeliest token? Because then all episodes of a group would be the
+same, and there
+would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is: logits
+are divided by it before the softmax."""
 
 
 def changed_lines(before: str, after: str) -> str:
@@ -267,7 +296,8 @@ In the text that the policy reads, these lines have gone (-) and come (+):
 
 {fenced(wrong_turn.response)}
 
-so its call is `{wrong_turn.action}`. From now on we call ours the *right call* and the other the *wrong call*, since that is how they
+so its call is `{wrong_turn.action}`. From now on we call ours the *right call* and the other the *wrong
+call*, since that is how they
 will turn out: in this group no failed episode made ours here, and no successful episode made the other.""")
     return "\n\n".join(lines)
 
@@ -286,7 +316,11 @@ def rewards(walk) -> str:
         if tau.status != "ok":
             reward = "none: the browser failed"
         rows.append([f"{tau.member}{marks.get(tau.member, '')}", len(tau.turns), tokens, last, reward])
-    checks = "\n".join(f"- {name}: {'yes' if passed else 'no'}. {detail}" for name, passed, detail in walk.parting.right.checks)
+    checks = []
+    for name, passed, detail in walk.parting.right.checks:
+        verdict = "yes" if passed else "no"
+        checks.append(f"- {name}: {verdict}. {detail}")
+    checks = "\n".join(checks)
     return f"""## 6. Did it work?
 
 When an episode ends, the check of stop 1 runs once. For ours:
@@ -295,7 +329,8 @@ When an episode ends, the check of stop 1 runs once. For ours:
 
 {code(evaluate.score, "made = await", "return")}
 
-The result is the *reward*: 1 if everything holds, else 0. There is no other signal. Nobody says which click was good, and no
+The result is the *reward*: 1 if everything holds, else 0. There is no other signal. Nobody says which click
+was good, and no
 gradient runs through the browser or the check. All {len(walk.group)} episodes of the group:
 
 {table(["episode", "turns", "tokens written", "last call", "reward r"], rows)}"""
@@ -309,14 +344,16 @@ def advantage(walk) -> str:
     std = math.sqrt(squares / (n - 1))
     added = " + ".join(f"{value:.0f}" for value in r)
     best, worst = max(r), min(r)
+    sum_of_squares = f"{r.count(best)} x ({best:.0f} - {mean:.4f})^2 + {r.count(worst)} x ({worst:.0f} - {mean:.4f})^2"
     by_hand = f"""mean = ({added}) / {n} = {mean:.4f}
-std  = sqrt(({r.count(best)} x ({best:.0f} - {mean:.4f})^2 + {r.count(worst)} x ({worst:.0f} - {mean:.4f})^2) / {n - 1}) = {std:.4f}
+std  = sqrt(({sum_of_squares}) / {n - 1}) = {std:.4f}
 A    = ({best:.0f} - {mean:.4f}) / {std:.4f} = {signed((best - mean) / std)}   for a success
 A    = ({worst:.0f} - {mean:.4f}) / {std:.4f} = {signed((worst - mean) / std)}   for a failure"""
     computed = ", ".join(signed(tau.advantage) for tau in walk.trained)
     return f"""## 7. How good was it, compared with the others?
 
-A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group. The *advantage*
+A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group.
+The *advantage*
 $A_i$ says by how many standard deviations its reward lies above the group's mean:
 
 {code(mgrpo.group_advantages, "if len(valid)", "tau.advantage = ")}
@@ -327,8 +364,10 @@ By hand:
 
 By the function, in the order of the episodes: {computed}.
 
-The tokens of an episode all get its advantage. This is crude: a needless click of a successful episode is praised like
-the decisive one. It works on average, because over many groups good clicks stand in successful episodes more often. If all
+The tokens of an episode all get its advantage. This is crude: a needless click of a successful episode is
+praised like
+the decisive one. It works on average, because over many groups good clicks stand in successful episodes more
+often. If all
 rewards were equal, the group would teach nothing, and the function returns no episode:
 
 ![the advantage by the number of successes in a group of eight](figures/advantage.svg)"""
@@ -341,25 +380,29 @@ def training_row(walk) -> str:
     return f"""## 8. Which tokens train?
 
 Every turn of the group becomes one row: the same ids that the policy saw, then the ids that it wrote. Ours has
-{len(row.ids)} ids: {row.prefix} of the shared history (the *trunk*), then the page and the response of this turn (the *leaf*). A mask marks the
+{len(row.ids)} ids: {row.prefix} of the shared history (the *trunk*), then the page and the response of this
+turn (the *leaf*). A mask marks the
 {row.n_action} ids of the response. The model reads all of them; only the marked ones enter the loss:
 
 ![the row of this turn, to scale](walk/row.svg)
 
 {code(compress.trajectory_rows, "leaf = ", "advantage=advantage")}
 
-The group has {len(walk.rows)} rows. Together they are {seen} ids, of which {n_tokens} train. Pages are never trained: the policy should
-learn what to write after a page, not how to write pages. Past responses are context in this row; each is trained in its
-own row, where it stands under the page that it answered. ([The picture of a whole episode](packing.svg) shows how rows share
+The group has {len(walk.rows)} rows. Together they are {seen} ids, of which {n_tokens} train. Pages are never
+trained: the policy should
+learn what to write after a page, not how to write pages. Past responses are context in this row; each is
+trained in its
+own row, where it stands under the page that it answered. ([The picture of a whole episode](packing.svg)
+shows how rows share
 their trunk.)"""
 
 
 def per_token(walk, done: int, row: Row, k: int) -> dict:
-    """What mgrpo_loss makes of one token after `done` updates: weight 1, so the numbers are those of the token alone."""
+    """What mgrpo_loss makes of one token after `done` updates. With weight 1 the numbers are those of the token alone."""
     logp_1 = torch.tensor([walk.logps[done][walk.rows.index(row)][k]], dtype=torch.float64, requires_grad=True)
     old_1 = torch.tensor([row.logps[k]], dtype=torch.float64)
-    loss, measured = mgrpo.mgrpo_loss(logp_1, old_1, logp_1.detach(), A_N=row.advantage, weight_N=1.0, eps=walk.cfg.eps,
-                                      beta=walk.cfg.beta)
+    loss, measured = mgrpo.mgrpo_loss(logp_1, old_1, logp_1.detach(), A_N=row.advantage, weight_N=1.0,
+                                      eps=walk.cfg.eps, beta=walk.cfg.beta)
     loss.backward()
     return {"rho": (logp_1 - old_1).exp().item(), "counts": -loss.item(), "slope": -logp_1.grad.item(),
             "clipped": bool(measured["clip_frac"]), "old": old_1.item(), "now": logp_1.item()}
@@ -403,41 +446,50 @@ def ratio(walk) -> str:
         token = visible(token_text(walk.chat, row.turn.action_ids[k]))
         rows.append([f"{token} ({why})", f"{said['old']:.4f}", f"{said['now']:.4f}", f"{said['rho']:.4f}",
                      signed(row.advantage), signed(said["counts"]), gradient])
-    first = max(abs(now - old) for row, logps in zip(walk.rows, walk.logps[0]) for now, old in zip(logps, row.logps))
     n_tokens = sum(row.n_action for row in walk.rows)
     outside = walk.passes[done]["clip_frac"] * n_tokens
     return f"""## 9. What does one token add?
 
-We want to make the tokens of good episodes likelier and those of bad ones less likely. The obvious loss is $-A \\log \\pi$ for each
-token: a cross-entropy whose weight may be negative. But playing {len(walk.group)} episodes is slow, so the same tokens are used for
+We want to make the tokens of good episodes likelier and those of bad ones less likely. The obvious loss is
+$-A \\log \\pi$ for each
+token: a cross-entropy whose weight may be negative. But playing {len(walk.group)} episodes is slow, so the
+same tokens are used for
 {len(walk.passes)} updates. After the first, the policy is no longer the one that sampled. The ratio
 
 $$\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-corrects for that: it weighs a token by how much more often the new policy would write it. And *clipping* stops pushing a
+corrects for that: it weighs a token by how much more often the new policy would write it. And *clipping*
+stops pushing a
 token once it has moved by more than eps = {cfg.eps} in the direction that its advantage asks for:
 
 {code(mgrpo.mgrpo_loss, "rho_N", "surrogate_N")}
 
-Before the first update, training and sampling are the same policy, so $\\rho = 1$. Over all {n_tokens} tokens here, the stored log-prob and
-the one that training computes differ by {first:.1e} at most: rounding. (`logp_gap` in `metrics.jsonl` checks this at every step.)
+Before the first update, training and sampling are the same policy, so $\\rho = 1$. Over all {n_tokens}
+tokens here, the stored log-prob and
+the one that training computes differ by {walk.gap:.1e} at most: rounding. (`logp_gap` in `metrics.jsonl`
+checks this at every step.)
 
-After {done} updates it looks different. Below are the two tokens where the calls part, and of each kind of other tokens
+After {done} updates it looks different. Below are the two tokens where the calls part, and of each kind of
+other tokens
 outside [{low:.1f}, {high:.1f}] the furthest:
 
 {table(["token", "old log-prob", "new", "rho", "A", "min(rho A, clip(rho) A)", "d / d log-prob"], rows)}
 
-The last column is a slope: how fast the token's share of the objective rises with its log-prob. Where it says "ended", the clipped value is the
-smaller one, and it does not depend on the policy: no gradient. That happens to {outside:.0f} of the {n_tokens} tokens. A token that moved against
+The last column is a slope: how fast the token's share of the objective rises with its log-prob. Where it
+says "ended", the clipped value is the
+smaller one, and it does not depend on the policy: no gradient. That happens to {outside:.0f} of the
+{n_tokens} tokens. A token that moved against
 its advantage keeps its gradient, however far it is: `min` takes the side that can still be corrected.
 
 ![what a token adds to the objective, over rho](figures/clip.svg)
 
-Last, the *weight*. `--loss-norm {cfg.loss_norm}` gives each token of the batch the same, 1 / {n_tokens} = {1 / n_tokens:.6f}:
+Last, the *weight*. `--loss-norm {cfg.loss_norm}` gives each token of the batch the same, 1 / {n_tokens} =
+{1 / n_tokens:.6f}:
 
 {code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / n_tokens")}
 
-The paper's choice (`paper`) first takes the mean over a response, then over an episode, then over the group. Then a token
+The paper's choice (`paper`) first takes the mean over a response, then over an episode, then over the group.
+Then a token
 of a short response, or of an episode with few turns, weighs more:
 
 ![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
@@ -472,10 +524,13 @@ Yes. In the first update every $\\rho$ is 1, so an episode adds its advantage ti
 
 {code(mgrpo.mgrpo_loss, "loss = ", "loss = ")}
 
-The weight is 1 / {n_tokens} for all tokens, and beta = {walk.cfg.beta:g} leaves out the last term. So the loss is minus the sum divided by
-{n_tokens}: {first_loss:.6f}. What `mgrpo.update` printed for the first update: **{walk.passes[0]['loss']:.6f}**.
+The weight is 1 / {n_tokens} for all tokens, and beta = {walk.cfg.beta:g} leaves out the last term. So the
+loss is minus the sum divided by
+{n_tokens}: {first_loss:.6f}. What `mgrpo.update` printed for the first update:
+**{walk.passes[0]['loss']:.6f}**.
 
-The value itself says little: it only says whether successes or failures are longer. Its gradient is what counts. Before
+The value itself says little: it only says whether successes or failures are longer. Its gradient is what
+counts. Before
 update {last + 1} the ratios have moved:
 
 {last_table}
@@ -489,6 +544,11 @@ def step(walk) -> str:
     wrong = visible(token_text(chat, parting.wrong_ids[parting.token]))
     A = parting.right.advantage
     scale = slope["weight"] * A / cfg.temperature
+    p_right, p_wrong = slope["p_right"], slope["p_wrong"]
+    by_hand = f"""d loss / d logit of the right token = -weight A / T (1 - p)
+                                    = -{scale:.6f} x (1 - {p_right:.4f}) = {-scale * (1 - p_right):+.6f}
+d loss / d logit of the wrong token = +weight A / T p
+                                    = +{scale:.6f} x {p_wrong:.4f} = {scale * p_wrong:+.6f}"""
     rows = []
     for done, chance in enumerate(walk.chances):
         name = f"after update {done}" if done else "before"
@@ -496,8 +556,11 @@ def step(walk) -> str:
                      small(math.exp(chance.wrong_response))])
     updates = []
     for i, metrics in enumerate(walk.passes):
-        updates.append([i + 1, f"{metrics['loss']:.6f}", f"{metrics['grad_norm']:.4f}", f"{metrics['clip_frac']:.1%}"])
-    sampled = [logp for row in walk.rows for logp in row.logps]
+        updates.append([i + 1, f"{metrics['loss']:.6f}", f"{metrics['grad_norm']:.4f}",
+                        f"{metrics['clip_frac']:.1%}"])
+    sampled = []
+    for row in walk.rows:
+        sampled += row.logps
     unsure = sum(math.exp(logp) < 0.99 for logp in sampled)
     moved = {}
     for row, before, after in zip(walk.rows, walk.logps[0], walk.logps[-1]):
@@ -507,46 +570,58 @@ def step(walk) -> str:
     blamed = sum(moved[False]) / len(moved[False])
     return f"""## 11. What does the gradient do?
 
-Look at the arrow of stop 4 once more. The token {right} of our episode has A = {signed(A)}. The derivative of $\\log p$ by a logit is 1 - p for the
+Look at the arrow of stop 4 once more. The token {right} of our episode has A = {signed(A)}. The derivative
+of $\\log p$ by a logit is 1 - p for the
 token itself and -p for any other, divided by the temperature. So this one token pulls at the logits with
 
-{fenced(f'''d loss / d logit of the right token = -weight A / T (1 - p) = -{scale:.6f} x (1 - {slope['p_right']:.4f}) = {-scale * (1 - slope['p_right']):+.6f}
-d loss / d logit of the wrong token = +weight A / T p       = +{scale:.6f} x {slope['p_wrong']:.4f}       = {scale * slope['p_wrong']:+.6f}''')}
+{fenced(by_hand)}
 
-Autograd through `mgrpo_loss` says {slope['right']:+.6f} and {slope['wrong']:+.6f}. The optimizer goes against it: the right token's logit rises,
-the wrong token's falls. The other episode pulls in the same direction, since its token {wrong} has a negative advantage.
+Autograd through `mgrpo_loss` says {slope['right']:+.6f} and {slope['wrong']:+.6f}. The optimizer goes
+against it: the right token's logit rises,
+the wrong token's falls. The other episode pulls in the same direction, since its token {wrong} has a
+negative advantage.
 
-Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {unsure} of the {len(sampled)} tokens of the group were drawn with a
+Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {unsure} of the {len(sampled)}
+tokens of the group were drawn with a
 probability below 0.99. There the policy made its decisions, and there it learns.
 
-All of them pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and handed to AdamW, here with
+All of them pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and
+handed to AdamW, here with
 the learning rate of the first step of training, {walk.lr:g}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
 {table(["update", "loss", "gradient norm", "tokens that the clip leaves out"], updates)}
 
-And this is what it is all for. The probability of the two tokens where the calls part, and of the two whole responses:
+And this is what it is all for. The probability of the two tokens where the calls part, and of the two whole
+responses:
 
 {table(["", f"right token {right}", f"wrong token {wrong}", "right response", "wrong response"], rows)}
 
-On average over all tokens of the group, those of successful episodes changed their log-prob by {praised:+.4f}, those of failed
+On average over all tokens of the group, those of successful episodes changed their log-prob by
+{praised:+.4f}, those of failed
 episodes by {blamed:+.4f}.
 
-One group of one task moves the policy this far because AdamW's first steps change every weight by about the learning rate,
-however small its gradient is. In training the gradient is that of many groups, and it has to agree on what helps."""
+One group of one task moves the policy this far because AdamW's first steps change every weight by about the
+learning rate,
+however small its gradient is. In training the gradient is that of many groups, and it has to agree on what
+helps."""
 
 
 def after(walk) -> str:
     return f"""## 12. And then?
 
-That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards
-differ. `make demo` makes {mgrpo.Config.steps} steps. The loop begins like this, and goes on with the updates of stop 11:
+That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each,
+and makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards
+differ. `make demo` makes {mgrpo.Config.steps} steps. The loop begins like this, and goes on with the updates
+of stop 11:
 
 {code(mgrpo.main, "# 1) Collect", "rows, measured")}
 
-You have now met the functions of the method. `mgrpo.py` is the next thing to read; its opening repeats the formula of
-stop 9. `forks/` holds methods that change one stop: other advantages (`forks/gigpo.py`), a critic instead of the group
+You have now met the functions of the method. `mgrpo.py` is the next thing to read; its opening repeats the
+formula of
+stop 9. `forks/` holds methods that change one stop: other advantages (`forks/gigpo.py`), a critic instead of
+the group
 (`forks/critic.py`), other losses (`forks/webrl.py`)."""
 
 
@@ -579,8 +654,8 @@ def row_picture(walk) -> str:
 
     fork = left + row.prefix * scale
     end = width - right
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 236" width="{width}" height="236">', ROW_STYLE,
-           f'<rect class="paper" width="{width}" height="236" rx="8"/>']
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 236" width="{width}" height="236">',
+           ROW_STYLE, f'<rect class="paper" width="{width}" height="236" rx="8"/>']
     x = 20
     legend = {"system": "system prompt", "placeholder": "placeholder", "context": "past response", "page": "page",
               "trained": "response of this turn"}
@@ -603,8 +678,8 @@ def row_picture(walk) -> str:
     svg.append(f'<text class="soft" style="text-anchor:end" x="{end}" y="{top + 102}">yes: {row.n_action} ids, '
                f'each with A = {row.advantage:+.4f} and weight {row.weight:.6f}</text>')
     svg.append(f'<path class="line" d="M{middle:.1f} {top + 84}v5"/>')
-    svg.append(f'<text class="soft" x="{left}" y="{top + 126}">numbers below the bar are tokens; the response attends to '
-               "everything on its left</text>")
+    svg.append(f'<text class="soft" x="{left}" y="{top + 126}">numbers below the bar are tokens; the response attends '
+               "to everything on its left</text>")
     return "\n".join([*svg, "</svg>\n"])
 
 
@@ -612,7 +687,8 @@ def exercises(walk) -> str:
     given = answers.material(walk.record, answers.BASE)
     lines = ["""## Exercises
 
-Answer first, then run the command, then unfold. The commands compute with these episodes and with `worlds/base` as the policy.
+Answer first, then run the command, then unfold. The commands compute with these episodes and with
+`worlds/base` as the policy.
 """]
     for number, exercise in enumerate(answers.EXERCISES, 1):
         command = f"python tests/tools/answers.py {number}"
@@ -636,9 +712,24 @@ Answer first, then run the command, then unfold. The commands compute with these
     return "\n".join(lines).rstrip()
 
 
-STOPS = (opening, person, policy_reads, history, sampling, acting, rewards, advantage, training_row, ratio, loss, step, after,
-         exercises)
+STOPS = (opening, person, policy_reads, history, sampling, acting, rewards, advantage, training_row, ratio,
+         loss, step, after, exercises)
+
+
+def filled(markdown: str, width: int = 120) -> str:
+    """Breaks the lines of paragraphs anew, since the length of their numbers is not known beforehand."""
+    out = []
+    code_block = False
+    for block in re.split(r"(\n\n+)", markdown):
+        outside = not code_block
+        if block.count("```") % 2:
+            code_block = not code_block
+        prose = outside and re.match(r"[A-Za-z*`(\[\"]", block) and "```" not in block and "<details>" not in block
+        if prose:
+            block = textwrap.fill(" ".join(block.split()), width, break_long_words=False, break_on_hyphens=False)
+        out.append(block)
+    return "".join(out)
 
 
 def text(walk) -> str:
-    return "\n\n".join(stop(walk) for stop in STOPS) + "\n"
+    return filled("\n\n".join(stop(walk) for stop in STOPS)) + "\n"
