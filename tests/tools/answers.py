@@ -225,7 +225,8 @@ if __name__ == "__main__":
 
 def check_fork(given: Material, path: Path) -> str:
     """What a fork's method makes of 1, 0, 0, 0, and whether that is r - mean(r)."""
-    names = runpy.run_path(str(path))
+    with run.reading(path):
+        names = runpy.run_path(str(path))
     methods = [value for value in names.values() if isinstance(value, type) and issubclass(value, mgrpo.MGRPO)]
     if not methods:
         raise ValueError(f"{path} has no class made from mgrpo.MGRPO.")

@@ -113,7 +113,7 @@ of the same task.
 
 The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after
 behavior cloning: it has imitated a
-few demonstrations, and now it is to get better by itself. Nothing below is typed in:
+few demonstrations, and now it is to get better by itself. (`make demo` leaves such a clone.) Nothing below is typed in:
 
     python tests/tools/walk.py --model {record['model']}
 
@@ -200,7 +200,7 @@ Token by token, with a bar between tokens (⏎ is the end of a line):""", *block
 and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake
 them: if it contains that text, it is spelled out in ordinary characters.
 
-Over a longer episode, compression keeps the context nearly flat:
+With compression the context grows by a placeholder and a response each turn, not by a page. In a longer episode:
 
 ![ids in the context over the turns of an episode](figures/compression.svg)"""])
 
@@ -716,6 +716,13 @@ STOPS = (opening, person, policy_reads, history, sampling, acting, rewards, adva
          loss, step, after, exercises)
 
 
+NO_BREAK = "\0"  # stands for a space at which no line may end
+
+
+def unbroken(found: re.Match) -> str:
+    return found[0].replace(" ", NO_BREAK)
+
+
 def filled(markdown: str, width: int = 120) -> str:
     """Breaks the lines of paragraphs anew, since the length of their numbers is not known beforehand."""
     out = []
@@ -726,7 +733,10 @@ def filled(markdown: str, width: int = 120) -> str:
             code_block = not code_block
         prose = outside and re.match(r"[A-Za-z*`(\[\"]", block) and "```" not in block and "<details>" not in block
         if prose:
-            block = textwrap.fill(" ".join(block.split()), width, break_long_words=False, break_on_hyphens=False)
+            block = " ".join(block.split())
+            block = re.sub(r"\$[^$]+\$|`[^`]+`|\]\([^)]+\)", unbroken, block)
+            block = textwrap.fill(block, width, break_long_words=False, break_on_hyphens=False)
+            block = block.replace(NO_BREAK, " ")
         out.append(block)
     return "".join(out)
 
