@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-from compress import PLACEHOLDER, Chat, Trajectory, past
+from walk_text import parts_of
+
+from compress import Chat, Trajectory, context
 
 TEMPLATE = Path(__file__).with_name("walk_page.html")
 GAMMA = 0.95  # forks/gigpo.py's discount a turn
@@ -22,13 +24,7 @@ def texts(chat: Chat, ids: list[int]) -> list[str]:
 
 def history(chat: Chat, tau: Trajectory, t: int) -> list[dict]:
     """h_t in parts: {"name", "tokens"}."""
-    parts = [("system prompt", chat.system_ids())]
-    for k in range(t):
-        placeholder = chat.user_ids(tau.task, k, PLACEHOLDER)
-        parts.append((f"turn {k + 1}: placeholder for its page", placeholder))
-        parts.append((f"turn {k + 1}: response", past(chat, tau, k)[len(placeholder):]))
-    parts.append((f"turn {t + 1}: the page, whole", tau.turns[t].observation_ids))
-    return [{"name": name, "tokens": texts(chat, ids)} for name, ids in parts]
+    return [{"name": name, "tokens": texts(chat, ids)} for name, ids in parts_of(chat, tau, t)]
 
 
 def packed(weights_NT: torch.Tensor) -> str:
@@ -39,17 +35,10 @@ def packed(weights_NT: torch.Tensor) -> str:
 def copying_layer(walk) -> int:
     """The layer that looks most at earlier places of the very token that it is about to write."""
     chat, tau, t = walk.chat, walk.parting.right, walk.parting.turn
-    ids = []
-    for part in history_ids(chat, tau, t):
-        ids += part
-    ids = torch.tensor(ids + tau.turns[t].action_ids)
+    ids_T = torch.tensor(context(chat, tau, t) + tau.turns[t].action_ids)
     weights_LNT = walk.attention[t]
-    same_NT = ids == torch.tensor(tau.turns[t].action_ids)[:, None]
+    same_NT = ids_T == torch.tensor(tau.turns[t].action_ids)[:, None]
     return int((weights_LNT * same_NT).sum((1, 2)).argmax())
-
-
-def history_ids(chat: Chat, tau: Trajectory, t: int) -> list[list[int]]:
-    return [chat.system_ids(), *[past(chat, tau, k) for k in range(t)], tau.turns[t].observation_ids]
 
 
 def walked_turns(walk, pictures: Path) -> list[dict]:

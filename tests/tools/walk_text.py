@@ -99,29 +99,25 @@ def opening(walk) -> str:
     record = walk.record
     return f"""# Follow one episode, from the page to the gradient
 
-We follow one attempt of a language model at one task in a browser: from the page that it saw to the change
-of its
-weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. It
-takes about
-twenty minutes. [walk.html](walk.html) is the same episode to play with: save the file and open it in a browser.
+We follow one attempt of a language model at one task in a browser: from the page that it saw to the change of
+its weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. It
+takes about twenty minutes. [walk.html](walk.html) is the same episode to play with: save the file and open it
+in a browser.
 
 Six words are enough. The *policy* is the language model. A *task* is a sentence and a check. An *episode* is
-one attempt
-at a task. A *turn* is one page and the policy's *response* to it, which holds one action. A *group* is
-{record['G']} episodes
-of the same task.
+one attempt at a task. A *turn* is one page and the policy's *response* to it, which holds one action. A *group*
+is {record['G']} episodes of the same task.
 
-The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after
-behavior cloning: it has imitated a
-few demonstrations, and now it is to get better by itself. (`make demo` leaves such a clone.) Nothing below is typed in:
+The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior
+cloning: it has imitated a few demonstrations, and now it is to get better by itself. (`make demo` leaves such a
+clone.) Nothing below is typed in:
 
     python tests/tools/walk.py --model {record['model']}
 
-plays the group, computes each number with the functions that it shows, and writes this page. It takes the
-first training task
-(number {record['number']}, counted from 0) in which a success and a failure can be compared well; the tool's
-first lines state the rule. (Another
-machine may round differently, and then sample other episodes.)"""
+plays the group, computes each number with the functions that it shows, and writes this page. It takes the first
+training task (number {record['number']}, counted from 0) in which a success and a failure can be compared well;
+the tool's first lines state the rule. (Another machine may round differently, and then sample other
+episodes.)"""
 
 
 def person(walk) -> str:
@@ -133,8 +129,8 @@ The task, in words:
 
 > {tau.task['intent']}
 
-The browser at turn {t + 1} of episode {tau.member}, the one that we follow. The frame shows where it is
-about to click:
+The browser at turn {t + 1} of episode {tau.member}, the one that we follow. The frame shows where it is about
+to click:
 
 ![the page at turn {t + 1}, with a frame around the element that the action is for](walk/turn-{t + 1}.jpg)
 
@@ -148,9 +144,8 @@ def policy_reads(walk) -> str:
     page_tokens = len(chat.encode(turn.observation))
     return f"""## 2. What does the policy read?
 
-A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements that one can
-use have tags, and each
-tag ends with a number, the element's id:
+A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements that one can use
+have tags, and each tag ends with a number, the element's id:
 
 {fenced(turn.observation, "html")}
 
@@ -160,9 +155,8 @@ If the last action failed, the page opens with a line that says why. To the poli
 well."""
 
 
-def parts_of(walk) -> list[tuple[str, list[int]]]:
-    """h_t of the walk's turn, cut into (what it is, its ids)."""
-    chat, tau, t = walk.chat, walk.parting.right, walk.parting.turn
+def parts_of(chat: Chat, tau: Trajectory, t: int) -> list[tuple[str, list[int]]]:
+    """h_t of a turn, cut into (what it is, its ids)."""
     parts = [("system prompt", chat.system_ids())]
     for k in range(t):
         placeholder = chat.user_ids(tau.task, k, PLACEHOLDER)
@@ -175,7 +169,7 @@ def parts_of(walk) -> list[tuple[str, list[int]]]:
 def history(walk) -> str:
     chat, tau, t = walk.chat, walk.parting.right, walk.parting.turn
     blocks = []
-    for name, ids in parts_of(walk):
+    for name, ids in parts_of(chat, tau, t):
         blocks.append(f"*{name}* ({len(ids)} tokens)\n\n{fenced(spelled(chat, ids))}")
     h_t = context(chat, tau, t)
     whole = len(chat.system_ids())
@@ -184,11 +178,9 @@ def history(walk) -> str:
     whole += len(tau.turns[t].observation_ids)
     return "\n\n".join([f"""## 3. What exactly stands before the response?
 
-The policy does not see the page alone. It sees the history $h_t$, one list of {len(h_t)} token ids. Every
-past response is in it;
-every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context compression*. With
-whole pages the list
-would have {whole} ids, and the gap grows with every turn.
+The policy does not see the page alone. It sees the history $h_t$, one list of {len(h_t)} token ids. Every past
+response is in it; every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context
+compression*. With whole pages the list would have {whole} ids, and the gap grows with every turn.
 
 {code(compress.past, "turn = trajectory", "return")}
 
@@ -197,10 +189,11 @@ would have {whole} ids, and the gap grows with every turn.
 {code(compress.context, "return", "return")}
 
 Token by token, with a bar between tokens (⏎ is the end of a line):""", *blocks, """The words `<|im_start|>`
-and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake
-them: if it contains that text, it is spelled out in ordinary characters.
+and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake them: if it
+contains that text, it is spelled out in ordinary characters.
 
-With compression the context grows by a placeholder and a response each turn, not by a page. In a longer episode:
+With compression the context grows by a placeholder and a response each turn, not by a page. In a longer
+episode:
 
 ![ids in the context over the turns of an episode](figures/compression.svg)"""])
 
@@ -223,14 +216,12 @@ def sampling(walk) -> str:
     return f"""## 4. What does it write, and how likely was that?
 
 The policy writes one token after the other. Each time, the model gives a probability to every token of its
-vocabulary,
-and a random number picks one:
+vocabulary, and a random number picks one:
 
 {code(sample, "cdf_BV", "ids_B = torch.searchsorted")}
 
-The response of turn {parting.turn + 1}. `log-prob` is the logarithm of the probability with which the token
-was drawn. It is stored at that
-moment, and training will need it:
+The response of turn {parting.turn + 1}. `log-prob` is the logarithm of the probability with which the token was
+drawn. It is stored at that moment, and training will need it:
 
 {table(["token", "id", "log-prob", "probability", "the likeliest other token"], rows)}
 
@@ -238,21 +229,17 @@ The log-probs add up to {total:.4f}. So this response, as a whole, had a probabi
 {math.exp(total):.4f}.
 
 Remember the token with the arrow. There the random number was {walk.draws[k]:.6f}, and `sample` makes token
-{drawn} of it ({same}).
-Episode {parting.wrong.member} was at the same place, with the same {before} ids before it, but its random
-number
-picked {visible(token_text(chat, parting.wrong_ids[k]))}.
+{drawn} of it ({same}). Episode {parting.wrong.member} was at the same place, with the same {before} ids before
+it, but its random number picked {visible(token_text(chat, parting.wrong_ids[k]))}.
 
-The model does not read everything again at each turn. Keys and values of the common beginning are still
-there from the turn
-before; only what follows it is computed:
+The model does not read everything again at each turn. Keys and values of the common beginning are still there
+from the turn before; only what follows it is computed:
 
 ![ids that each turn computes, and those that it keeps](figures/cache.svg)
 
-Why does training not simply take the likeliest token? Because then all episodes of a group would be the
-same, and there
-would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is: logits
-are divided by it before the softmax."""
+Why does training not simply take the likeliest token? Because then all episodes of a group would be the same,
+and there would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is:
+logits are divided by it before the softmax."""
 
 
 def changed_lines(before: str, after: str) -> str:
@@ -296,9 +283,9 @@ In the text that the policy reads, these lines have gone (-) and come (+):
 
 {fenced(wrong_turn.response)}
 
-so its call is `{wrong_turn.action}`. From now on we call ours the *right call* and the other the *wrong
-call*, since that is how they
-will turn out: in this group no failed episode made ours here, and no successful episode made the other.""")
+so its call is `{wrong_turn.action}`. From now on we call ours the *right call* and the other the *wrong call*,
+since that is how they will turn out: in this group no failed episode made ours here, and no successful episode
+made the other.""")
     return "\n\n".join(lines)
 
 
@@ -329,9 +316,8 @@ When an episode ends, the check of stop 1 runs once. For ours:
 
 {code(evaluate.score, "made = await", "return")}
 
-The result is the *reward*: 1 if everything holds, else 0. There is no other signal. Nobody says which click
-was good, and no
-gradient runs through the browser or the check. All {len(walk.group)} episodes of the group:
+The result is the *reward*: 1 if everything holds, else 0. There is no other signal. Nobody says which click was
+good, and no gradient runs through the browser or the check. All {len(walk.group)} episodes of the group:
 
 {table(["episode", "turns", "tokens written", "last call", "reward r"], rows)}"""
 
@@ -352,9 +338,8 @@ A    = ({worst:.0f} - {mean:.4f}) / {std:.4f} = {signed((worst - mean) / std)}  
     computed = ", ".join(signed(tau.advantage) for tau in walk.trained)
     return f"""## 7. How good was it, compared with the others?
 
-A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group.
-The *advantage*
-$A_i$ says by how many standard deviations its reward lies above the group's mean:
+A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group. The
+*advantage* $A_i$ says by how many standard deviations its reward lies above the group's mean:
 
 {code(mgrpo.group_advantages, "if len(valid)", "tau.advantage = ")}
 
@@ -365,10 +350,9 @@ By hand:
 By the function, in the order of the episodes: {computed}.
 
 The tokens of an episode all get its advantage. This is crude: a needless click of a successful episode is
-praised like
-the decisive one. It works on average, because over many groups good clicks stand in successful episodes more
-often. If all
-rewards were equal, the group would teach nothing, and the function returns no episode:
+praised like the decisive one. It works on average, because over many groups good clicks stand in successful
+episodes more often. If all rewards were equal, the group would teach nothing, and the function returns no
+episode:
 
 ![the advantage by the number of successes in a group of eight](figures/advantage.svg)"""
 
@@ -381,20 +365,17 @@ def training_row(walk) -> str:
 
 Every turn of the group becomes one row: the same ids that the policy saw, then the ids that it wrote. Ours has
 {len(row.ids)} ids: {row.prefix} of the shared history (the *trunk*), then the page and the response of this
-turn (the *leaf*). A mask marks the
-{row.n_action} ids of the response. The model reads all of them; only the marked ones enter the loss:
+turn (the *leaf*). A mask marks the {row.n_action} ids of the response. The model reads all of them; only the
+marked ones enter the loss:
 
 ![the row of this turn, to scale](walk/row.svg)
 
 {code(compress.trajectory_rows, "leaf = ", "advantage=advantage")}
 
 The group has {len(walk.rows)} rows. Together they are {seen} ids, of which {n_tokens} train. Pages are never
-trained: the policy should
-learn what to write after a page, not how to write pages. Past responses are context in this row; each is
-trained in its
-own row, where it stands under the page that it answered. ([The picture of a whole episode](packing.svg)
-shows how rows share
-their trunk.)"""
+trained: the policy should learn what to write after a page, not how to write pages. Past responses are context
+in this row; each is trained in its own row, where it stands under the page that it answered. ([The picture of a
+whole episode](packing.svg) shows how rows share their trunk.)"""
 
 
 def per_token(walk, done: int, row: Row, k: int) -> dict:
@@ -451,35 +432,30 @@ def ratio(walk) -> str:
     return f"""## 9. What does one token add?
 
 We want to make the tokens of good episodes likelier and those of bad ones less likely. The obvious loss is
-$-A \\log \\pi$ for each
-token: a cross-entropy whose weight may be negative. But playing {len(walk.group)} episodes is slow, so the
-same tokens are used for
-{len(walk.passes)} updates. After the first, the policy is no longer the one that sampled. The ratio
+$-A \\log \\pi$ for each token: a cross-entropy whose weight may be negative. But playing {len(walk.group)}
+episodes is slow, so the same tokens are used for {len(walk.passes)} updates. After the first, the policy is no
+longer the one that sampled. The ratio
 
 $$\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-corrects for that: it weighs a token by how much more often the new policy would write it. And *clipping*
-stops pushing a
-token once it has moved by more than eps = {cfg.eps} in the direction that its advantage asks for:
+corrects for that: it weighs a token by how much more often the new policy would write it. And *clipping* stops
+pushing a token once it has moved by more than eps = {cfg.eps} in the direction that its advantage asks for:
 
 {code(mgrpo.mgrpo_loss, "rho_N", "surrogate_N")}
 
-Before the first update, training and sampling are the same policy, so $\\rho = 1$. Over all {n_tokens}
-tokens here, the stored log-prob and
-the one that training computes differ by {walk.gap:.1e} at most: rounding. (`logp_gap` in `metrics.jsonl`
-checks this at every step.)
+Before the first update, training and sampling are the same policy, so $\\rho = 1$. Over all {n_tokens} tokens
+here, the stored log-prob and the one that training computes differ by {walk.gap:.1e} at most: rounding.
+(`logp_gap` in `metrics.jsonl` checks this at every step.)
 
 After {done} updates it looks different. Below are the two tokens where the calls part, and of each kind of
-other tokens
-outside [{low:.1f}, {high:.1f}] the furthest:
+other tokens outside [{low:.1f}, {high:.1f}] the furthest:
 
 {table(["token", "old log-prob", "new", "rho", "A", "min(rho A, clip(rho) A)", "d / d log-prob"], rows)}
 
-The last column is a slope: how fast the token's share of the objective rises with its log-prob. Where it
-says "ended", the clipped value is the
-smaller one, and it does not depend on the policy: no gradient. That happens to {outside:.0f} of the
-{n_tokens} tokens. A token that moved against
-its advantage keeps its gradient, however far it is: `min` takes the side that can still be corrected.
+The last column is a slope: how fast the token's share of the objective rises with its log-prob. Where it says
+"ended", the clipped value is the smaller one, and it does not depend on the policy: no gradient. That happens
+to {outside:.0f} of the {n_tokens} tokens. A token that moved against its advantage keeps its gradient, however
+far it is: `min` takes the side that can still be corrected.
 
 ![what a token adds to the objective, over rho](figures/clip.svg)
 
@@ -489,8 +465,7 @@ Last, the *weight*. `--loss-norm {cfg.loss_norm}` gives each token of the batch 
 {code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / n_tokens")}
 
 The paper's choice (`paper`) first takes the mean over a response, then over an episode, then over the group.
-Then a token
-of a short response, or of an episode with few turns, weighs more:
+Then a token of a short response, or of an episode with few turns, weighs more:
 
 ![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
 
@@ -524,14 +499,12 @@ Yes. In the first update every $\\rho$ is 1, so an episode adds its advantage ti
 
 {code(mgrpo.mgrpo_loss, "loss = ", "loss = ")}
 
-The weight is 1 / {n_tokens} for all tokens, and beta = {walk.cfg.beta:g} leaves out the last term. So the
-loss is minus the sum divided by
-{n_tokens}: {first_loss:.6f}. What `mgrpo.update` printed for the first update:
+The weight is 1 / {n_tokens} for all tokens, and beta = {walk.cfg.beta:g} leaves out the last term. So the loss
+is minus the sum divided by {n_tokens}: {first_loss:.6f}. What `mgrpo.update` printed for the first update:
 **{walk.passes[0]['loss']:.6f}**.
 
 The value itself says little: it only says whether successes or failures are longer. Its gradient is what
-counts. Before
-update {last + 1} the ratios have moved:
+counts. Before update {last + 1} the ratios have moved:
 
 {last_table}
 
@@ -570,24 +543,21 @@ d loss / d logit of the wrong token = +weight A / T p
     blamed = sum(moved[False]) / len(moved[False])
     return f"""## 11. What does the gradient do?
 
-Look at the arrow of stop 4 once more. The token {right} of our episode has A = {signed(A)}. The derivative
-of $\\log p$ by a logit is 1 - p for the
-token itself and -p for any other, divided by the temperature. So this one token pulls at the logits with
+Look at the arrow of stop 4 once more. The token {right} of our episode has A = {signed(A)}. The derivative of
+$\\log p$ by a logit is 1 - p for the token itself and -p for any other, divided by the temperature. So this one
+token pulls at the logits with
 
 {fenced(by_hand)}
 
-Autograd through `mgrpo_loss` says {slope['right']:+.6f} and {slope['wrong']:+.6f}. The optimizer goes
-against it: the right token's logit rises,
-the wrong token's falls. The other episode pulls in the same direction, since its token {wrong} has a
-negative advantage.
+Autograd through `mgrpo_loss` says {slope['right']:+.6f} and {slope['wrong']:+.6f}. The optimizer goes against
+it: the right token's logit rises, the wrong token's falls. The other episode pulls in the same direction, since
+its token {wrong} has a negative advantage.
 
-Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {unsure} of the {len(sampled)}
-tokens of the group were drawn with a
-probability below 0.99. There the policy made its decisions, and there it learns.
+Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {unsure} of the {len(sampled)} tokens
+of the group were drawn with a probability below 0.99. There the policy made its decisions, and there it learns.
 
-All of them pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and
-handed to AdamW, here with
-the learning rate of the first step of training, {walk.lr:g}:
+All of them pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and handed
+to AdamW, here with the learning rate of the first step of training, {walk.lr:g}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
@@ -598,31 +568,26 @@ responses:
 
 {table(["", f"right token {right}", f"wrong token {wrong}", "right response", "wrong response"], rows)}
 
-On average over all tokens of the group, those of successful episodes changed their log-prob by
-{praised:+.4f}, those of failed
-episodes by {blamed:+.4f}.
+On average over all tokens of the group, those of successful episodes changed their log-prob by {praised:+.4f},
+those of failed episodes by {blamed:+.4f}.
 
 One group of one task moves the policy this far because AdamW's first steps change every weight by about the
-learning rate,
-however small its gradient is. In training the gradient is that of many groups, and it has to agree on what
-helps."""
+learning rate, however small its gradient is. In training the gradient is that of many groups, and it has to
+agree on what helps."""
 
 
 def after(walk) -> str:
     return f"""## 12. And then?
 
-That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each,
-and makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards
-differ. `make demo` makes {mgrpo.Config.steps} steps. The loop begins like this, and goes on with the updates
-of stop 11:
+That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and
+makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards differ. `make demo` makes
+{mgrpo.Config.steps} steps. The loop begins like this, and goes on with the updates of stop 11:
 
 {code(mgrpo.main, "# 1) Collect", "rows, measured")}
 
 You have now met the functions of the method. `mgrpo.py` is the next thing to read; its opening repeats the
-formula of
-stop 9. `forks/` holds methods that change one stop: other advantages (`forks/gigpo.py`), a critic instead of
-the group
-(`forks/critic.py`), other losses (`forks/webrl.py`)."""
+formula of stop 9. `forks/` holds methods that change one stop: other advantages (`forks/gigpo.py`), a critic
+instead of the group (`forks/critic.py`), other losses (`forks/webrl.py`)."""
 
 
 # ---------------------------------------------------------------------------------------- the picture
@@ -687,8 +652,8 @@ def exercises(walk) -> str:
     given = answers.material(walk.record, answers.BASE)
     lines = ["""## Exercises
 
-Answer first, then run the command, then unfold. The commands compute with these episodes and with
-`worlds/base` as the policy.
+Answer first, then run the command, then unfold. The commands compute with these episodes and with `worlds/base`
+as the policy.
 """]
     for number, exercise in enumerate(answers.EXERCISES, 1):
         command = f"python tests/tools/answers.py {number}"
