@@ -574,3 +574,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
             # Frees memory even if something still holds the engine.
             engine.cache = None
             engine.graphed = None
+
+
+if __name__ == "__main__":  # python rollout.py URL "a task"
+    import one_task  # it stands above this file, since it judges as well
+    one_task.command_line()
