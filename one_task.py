@@ -253,32 +253,43 @@ class Looking(Environment):
         port = urlsplit(task["start_url"]).port
         await visit(page, self.address.replace("{port}", str(port)))
         self.state = await text_of(page)
+        self.settings = await evaluate_js(page, SETTINGS)
         return 0.0
 
 
+TEXT = "document.body.innerText"
+# What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
+SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
+  const selector = el.id ? '#' + CSS.escape(el.id) : `[name="${CSS.escape(el.getAttribute('name'))}"]`;
+  const read = `document.querySelector('${selector}')`;
+  return ['value', 'checked', 'ariaChecked', 'ariaPressed', 'ariaSelected', 'className']
+    .filter(key => el.type !== 'hidden' && /^(string|boolean)$/.test(typeof el[key]))
+    .map(key => [`${read}.${key}`, String(el[key])]);
+}))"""
+
+
 async def text_of(page) -> list[str]:
-    text = await evaluate_js(page, "document.body.innerText")
+    text = await evaluate_js(page, TEXT)
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
-    """At most two lines that only `after` has, first those with something that was typed."""
+    """At most two lines that only `after` has: those with something that was typed, if there are any."""
     told = []
     for line in after:
         is_time = re.search(r"\d:\d\d", line)
         if line not in before and line not in told and 2 < len(line) < 120 and not is_time:
             told.append(line)
-    told.sort(key=lambda line: not any(text in line for text in typed))
-    return told[:2]
+    with_typed = [line for line in told if any(text in line for text in typed)]
+    return (with_typed or told)[:2]
 
 
 def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: list[str]) -> list[dict]:
     """Values of "eval" that what was done may be told by, the best first."""
     answers = {"eval_types": ["string_match"], "reference_answers": {"must_include": [answer]}}
 
-    def on_page(url: str, lines: list[str]) -> dict:
-        target = {"url": url, "locator": "document.body.innerText",
-                  "required_contents": {"must_include": lines}}
+    def on_page(url: str, locator: str, contents: dict) -> dict:
+        target = {"url": url, "locator": locator, "required_contents": contents}
         check = {"eval_types": ["program_html"], "program_html": [target]}
         if answer:
             check = {**answers, **check, "eval_types": ["string_match", "program_html"]}
@@ -287,14 +298,18 @@ def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: lis
     possible = []
     state = news(nothing.state, replayed.state, typed)
     if state:
-        possible.append(on_page(replayed.address, state))
+        possible.append(on_page(replayed.address, TEXT, {"must_include": state}))
+    for locator, value in replayed.settings.items():
+        if nothing.settings.get(locator, value) != value:
+            possible.append(on_page(replayed.address, locator, {"exact_match": value}))
+            break
     if answer:
         possible.append(answers)
     elif replayed.url != nothing.url:
         possible.append({"eval_types": ["url_match"], "reference_url": replayed.url})
     shown = news(nothing.shown, replayed.shown, typed)
     if shown:
-        possible.append(on_page("last", shown))
+        possible.append(on_page("last", TEXT, {"must_include": shown}))
     return possible
 
 

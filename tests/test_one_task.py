@@ -19,14 +19,16 @@ from worlds.recorder import Person, Wish
 # A site with a state: a city and a size. Its page counts what it hears of its field.
 SITE = '''
 import http.server, sys, urllib.parse
-state = {"city": "rome", "size": "small"}
+state = {"city": "rome", "size": "small", "news": ""}
 HOME = "<title>home</title> <a href=/settings>settings</a> <a href=/about>about</a>"
-FORM = """<title>settings</title><form method=post><input name=city aria-label=city value="%(city)s" oninput="heard.textContent++">
+FORM = """<title>settings</title><a href=/settings>settings</a><form method=post><input name=city aria-label=city value="%(city)s" oninput="heard.textContent++">
 <select name=size aria-label=size><option>small<option>large</select><button>save</button></form>
+<label><input type=checkbox id=news %(news)s onchange="location = '/settings?news=' + this.checked">news</label>
 <p id=heard>0</p><p>lives in %(city)s and wears %(size)s"""
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        page = {"/settings": FORM % state, "/about": "<title>about</title> founded in 1912"}.get(self.path, HOME)
+        if "news=" in self.path: state["news"] = "checked" if "true" in self.path else ""
+        page = {"/settings": FORM % state, "/about": "<title>about</title> founded in 1912"}.get(self.path.split("?")[0], HOME)
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
@@ -196,24 +198,34 @@ def test_a_step_is_told_by_name_and_found_again_under_another_id():
 
 
 def test_news_are_lines_that_only_the_second_text_has():
+    assert news(["a lamp"], ["a lamp", "saved at 12:30", "all is well", "ok", "more", "most"], ["oslo"]) == ["all is well", "more"]
     assert news(["a lamp", "rome"], ["a lamp", "saved at 12:30", "all is well", "oslo is your city", "ok", "more"], ["oslo"]) \
-        == ["oslo is your city", "all is well"]
+        == ["oslo is your city"]
 
 
 class Look:
-    def __init__(self, state, url, shown):
-        self.state, self.url, self.shown, self.address = state, url, shown, "http://x/settings"
+    address = "http://x/settings"
+
+    def __init__(self, state, url="http://x/", shown=(), checked="false"):
+        self.state, self.url, self.shown = state, url, list(shown)
+        self.settings = {"document.querySelector('#spell').checked": checked}
+
+
+SPELL = {"url": Look.address, "locator": "document.querySelector('#spell').checked", "required_contents": {"exact_match": "true"}}
 
 
 @pytest.mark.parametrize("after, answer, kinds", [
-    (Look(["oslo"], "http://x/", []), "", [["program_html"]]),
-    (Look(["oslo"], "http://x/", []), "12", [["string_match", "program_html"], ["string_match"]]),
+    (Look(["oslo"]), "", [["program_html"]]),
+    (Look(["oslo"]), "12", [["string_match", "program_html"], ["string_match"]]),
+    (Look(["rome"], checked="true"), "", [["program_html"]]),
     (Look(["rome"], "http://x/about", ["founded"]), "", [["url_match"], ["program_html"]]),
-    (Look(["rome"], "http://x/about", []), "12", [["string_match"]]),
-    (Look(["rome"], "http://x/", []), "", [])])
+    (Look(["rome"], "http://x/about"), "12", [["string_match"]]),
+    (Look(["rome"]), "", [])])
 def test_the_check_follows_from_what_was_done(after, answer, kinds):
-    possible = possible_checks(Look(["rome"], "http://x/", []), after, answer, [])
+    possible = possible_checks(Look(["rome"]), after, answer, [])
     assert [check["eval_types"] for check in possible] == kinds
+    if after.settings != Look([]).settings:
+        assert possible[0]["program_html"] == [SPELL]
 
 
 # --------------------------------------------------------------------------- recorded, from end to end
@@ -269,6 +281,13 @@ def test_an_answer_is_asked_for_and_checked(recorded, tmp_path):
     assert [task["task_id"] for task in tasks] == [0, 1]
     assert tasks[0]["eval"] == {"eval_types": ["string_match"], "reference_answers": {"must_include": ["1912"]}}
     assert tasks[1]["eval"] == {"eval_types": ["url_match"], "reference_url": "http://127.0.0.1:{port}/settings"}
+
+
+def test_a_setting_that_no_text_tells_is_checked(recorded, tmp_path):
+    recorded("get news", [presses("a[href='/settings']"), presses("#news"), presses("a[href='/settings']"), close])
+    [task] = json.loads((tmp_path / "demos/a.tasks.json").read_text())
+    assert [(target["locator"], target["required_contents"]) for target in task["eval"]["program_html"]] \
+        == [("document.querySelector('#news').checked", {"exact_match": "true"})]
 
 
 def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded, tmp_path):
