@@ -3,6 +3,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import http.server
 import os
 import re
 import signal
@@ -450,6 +451,30 @@ def test_no_page_reaches_the_server_of_its_chromium(site, browser_server):
     settings = replace(SETTINGS, browser=address)
     assert asyncio.run(reached(settings, sites_of([task_at(base)]), base, server)) is False
     assert asyncio.run(reached(settings, None, base, site({"/": "y"}))) is True
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_sites_elsewhere_may_have_any_kind_of_address(browser_server, host):
+    class Listener(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            answer(self, b"x")
+
+        def log_message(self, *_):
+            pass
+
+    try:
+        listener = Listener((host.strip("[]"), 0), Handler)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
+    base = f"http://{host}:{listener.server_port}/"
+    settings = replace(SETTINGS, browser=browser_server("--unsafe")["address"])
+    assert asyncio.run(reached(settings, sites_of([task_at(base)]), base, base)) is True
+    listener.shutdown()
+    listener.server_close()
 
 
 def test_a_server_that_drops_our_flags_is_refused_unless_pages_may_reach_everything(site, browser_server):

@@ -230,7 +230,8 @@ async def connect(playwright, settings: BrowserSettings, flags: list[str], sites
     if sites is None:
         out = "*"
     else:
-        out = ",".join(urlsplit(site).netloc for site in sorted(sites))
+        hosts = [urlsplit(site).netloc for site in sorted(sites)]
+        out = ",".join(hosts).replace("[", "").replace("]", "")  # Playwright's [::1]:80 is ::1:80
         flags = [*flags, *KEEP_IN]
     address, _, program = settings.browser.partition("#")
     options = {"args": [*flags, "--enable-automation"], "headless": True}  # so that it tells its flags
