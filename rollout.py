@@ -58,6 +58,7 @@ class Settings(BrowserSettings):
     cuda_graph: bool = True        # on a GPU: decode with a CUDA graph instead of kernel by kernel
 
     def __post_init__(self):
+        super().__post_init__()
         if self.max_new_tokens >= self.max_context:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for a page within "
                              f"--max-context {self.max_context}; make one smaller or the other larger.")

@@ -1,18 +1,29 @@
 """The browser side on real pages in a real Chromium: observing, acting, loading, tabs, the fence, attacks."""
 import asyncio
 import base64
+import contextlib
 import hashlib
+import http.server
+import os
+import re
+import signal
 import socket
+import socketserver
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
-from conftest import PAGE, act, answer, execute, redirect, task_at
+from conftest import PAGE, Env, act, answer, execute, redirect, task_at
+from playwright.async_api import BrowserType, async_playwright
 
-from rollout import Call
-from worlds.browser import ActionError, Browser, BrowserSettings, EnvError, Session, sites_of
+from rollout import Call, Settings, play
+from worlds.browser import (ActionError, Browser, BrowserSettings, EnvError, PlaywrightError, Session, find_chromium,
+                            sites_of)
 
 SETTINGS = BrowserSettings(timeout=5)
 
@@ -376,6 +387,174 @@ def test_a_page_is_stopped_for_what_went_wrong_not_always_for_being_slow(site, b
     browse(test, site({"/": GARBLED % 1}))
 
 
+# ------------------------------------------------------------------------------------ Chromium elsewhere
+
+
+@pytest.fixture
+def browser_server(tmp_path):
+    """start(*flags, port) -> a Playwright server: its "address", for --browser, and "stop", which kills it.
+
+    It has no Chromium of Playwright's, so the address names this machine's own.
+    """
+    started = []
+
+    async def own_chromium():
+        async with async_playwright() as playwright:
+            return find_chromium(playwright)
+
+    def start(*flags, port=0):
+        command = [sys.executable, "-m", "playwright", "run-server", "--host", "127.0.0.1", "--port", str(port), *flags]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                                   env={**os.environ, "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path / "browsers")})
+        started.append(process)
+        address = process.stdout.readline().split()[-1]  # Listening on ws://127.0.0.1:1234/
+
+        def stop():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+        return {"address": f"{address}#{asyncio.run(own_chromium())}", "stop": stop}
+
+    yield start
+    for process in started:
+        with process, contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def anywhere(request):
+    """Settings of a Browser on this machine, and of one behind a Playwright server."""
+    if request.param == "here":
+        return SETTINGS
+    server = request.getfixturevalue("browser_server")("--unsafe")
+    return replace(SETTINGS, browser=server["address"])
+
+
+REACHED = "url => fetch(url, {mode: 'no-cors'}).then(() => true, () => false)"
+
+
+async def reached(settings, sites, start_url, url) -> bool:
+    """Whether a page reaches an address."""
+    async with Browser(settings, sites) as browser:
+        session = await browser.open(task_at(start_url))
+        try:
+            return await session.page.evaluate(REACHED, url)
+        finally:
+            await session.close()
+
+
+def test_no_page_reaches_the_server_of_its_chromium(site, browser_server):
+    """It starts programs for everybody who asks."""
+    address = browser_server("--unsafe")["address"]
+    base = site({"/": "x"})
+    server = address.partition("#")[0].replace("ws", "http")
+    settings = replace(SETTINGS, browser=address)
+    assert asyncio.run(reached(settings, sites_of([task_at(base)]), base, server)) is False
+    assert asyncio.run(reached(settings, None, base, site({"/": "y"}))) is True
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_sites_elsewhere_may_have_any_kind_of_address(browser_server, host):
+    class Listener(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            answer(self, b"x")
+
+        def log_message(self, *_):
+            pass
+
+    try:
+        listener = Listener((host.strip("[]"), 0), Handler)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
+    base = f"http://{host}:{listener.server_port}/"
+    settings = replace(SETTINGS, browser=browser_server("--unsafe")["address"])
+    assert asyncio.run(reached(settings, sites_of([task_at(base)]), base, base)) is True
+    listener.shutdown()
+    listener.server_close()
+
+
+def test_a_server_that_drops_our_flags_is_refused_unless_pages_may_reach_everything(site, browser_server):
+    """Without --unsafe a server ignores flags and program."""
+    server = browser_server()
+    base = site({"/": "x"})
+    settings = replace(SETTINGS, browser=server["address"])
+    address, _, program = server["address"].partition("#")
+
+    async def missing():
+        async with async_playwright() as playwright:
+            await playwright.chromium.connect(address)
+
+    with pytest.raises(ValueError, match="has no Chromium there; run `playwright install chromium` there"):
+        asyncio.run(reached(settings, set(), base, base))
+    with pytest.raises(PlaywrightError) as caught:
+        asyncio.run(missing())
+    path = Path(re.search(r"Executable doesn't exist at (\S+)", str(caught.value))[1])
+    path.parent.mkdir(parents=True)
+    path.symlink_to(program)
+    with pytest.raises(ValueError, match="did not take our flags.*start it with --unsafe, or add --allow all"):
+        asyncio.run(reached(settings, sites_of([task_at(base)]), base, base))
+    assert asyncio.run(reached(settings, None, base, base)) is True
+
+
+def test_an_address_without_a_server_is_one_sentence(browser_server, site):
+    async def enter(address, **more):
+        async with Browser(BrowserSettings(timeout=5, browser=address), set(), **more):
+            pass
+
+    def says(address, **more):
+        with pytest.raises(ValueError) as caught:
+            asyncio.run(enter(address, **more))
+        assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+        return str(caught.value)
+
+    for address in ("127.0.0.1:9000", "http://127.0.0.1:9000", "ws://"):
+        assert "write ws://HOST:PORT" in says(address)
+    assert "ECONNREFUSED" in says("ws://127.0.0.1:9")
+    assert "check host and port" in says(site({"/": "x"}).replace("http", "ws"))
+    assert "--watch" in says("ws://127.0.0.1:9", visible=True)
+
+
+def test_another_version_of_playwright_is_named(browser_server, monkeypatch):
+    settings = BrowserSettings(timeout=10, browser=browser_server("--unsafe")["address"])
+
+    async def enter():
+        async with Browser(settings, set()):
+            pass
+
+    connect = BrowserType.connect
+
+    def as_old(*given, headers, **more):
+        return connect(*given, headers={**headers, "User-Agent": "Playwright/1.40.0"}, **more)
+
+    monkeypatch.setattr(BrowserType, "connect", as_old)
+    with pytest.raises(ValueError, match=r"Playwright is [\d.]+ there and 1\.40 here; install the same version on both"):
+        asyncio.run(enter())
+
+
+def test_a_connection_that_breaks_costs_an_attempt_and_the_run_connects_again(site, chat, browser_server):
+    """The server is back only after a while, which costs no episode."""
+    server = browser_server("--unsafe")
+    port = urlsplit(server["address"]).port
+    back = []
+
+    async def acting(trajectory, slot):
+        if not back:
+            back.append(None)
+            server["stop"]()
+            asyncio.get_running_loop().run_in_executor(None, lambda: (time.sleep(1.5), browser_server("--unsafe", port=port)))
+        return [*chat.encode("exit('done')"), chat.end_id], [], True
+
+    settings = Settings(timeout=20, concurrency=1, browser=server["address"])
+    tasks = [task_at(site({"/": "x"})), task_at(site({"/": "y"}))]
+    played = asyncio.run(play(acting, chat, tasks, Env(), settings))
+    assert [tau.status for tau in played] == ["ok", "ok"], [tau.checks for tau in played]
+    assert played[0].fault and not played[1].fault
+
+
 # --------------------------------------------------------------------------------------------- Chromium and the fence
 
 
@@ -390,7 +569,7 @@ def test_no_chromium_is_one_sentence_with_the_remedy(monkeypatch):
         asyncio.run(run())
 
 
-def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site):
+def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site, anywhere):
     reached = []
 
     def elsewhere(request):
@@ -408,7 +587,7 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site):
                    "/hop": redirect(f"{outside}/redirect")})
 
     async def run():
-        async with Browser(SETTINGS, sites_of([{"start_url": inside}])) as browser:
+        async with Browser(anywhere, sites_of([{"start_url": inside}])) as browser:
             session = await browser.open({"start_url": inside})
             await session.observe()
             for element in range(5):
@@ -422,7 +601,7 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site):
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_calls_between_browsers_do_not_pass_the_fence(site, fenced):
+def test_calls_between_browsers_do_not_pass_the_fence(site, fenced, anywhere):
     """WebRTC speaks UDP to bare addresses, which no resolver is asked for."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
         outside.bind(("127.0.0.1", 0))
@@ -434,7 +613,7 @@ def test_calls_between_browsers_do_not_pass_the_fence(site, fenced):
             call.createOffer().then(offer => call.setLocalDescription(offer));</script>"""})
 
         async def run():
-            async with Browser(SETTINGS, sites_of([task_at(base)]) if fenced else None) as browser:
+            async with Browser(anywhere, sites_of([task_at(base)]) if fenced else None) as browser:
                 session = await browser.open(task_at(base))
                 await session.observe()
                 try:
@@ -444,6 +623,60 @@ def test_calls_between_browsers_do_not_pass_the_fence(site, fenced):
                 finally:
                     await session.close()
         assert asyncio.run(run()) is not fenced
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_nothing_that_a_page_can_send_passes_the_fence(site, fenced, anywhere):
+    """At two addresses: the second one counts as another machine. turn: is TCP from a call between browsers."""
+    heard = set()
+
+    class Ear(socketserver.BaseRequestHandler):
+        def handle(self):
+            heard.add(self.request.recv(12))
+
+    def listen(host):
+        server = socketserver.ThreadingTCPServer((host, 0), Ear)
+        server.daemon_threads = True
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        return "%s:%d" % server.server_address
+
+    send = """to => {
+        const call = new RTCPeerConnection({iceServers: [{urls: `turn:${to}?transport=tcp`, username: 'a', credential: 'b'}]});
+        call.createDataChannel('x');
+        call.createOffer().then(offer => call.setLocalDescription(offer));
+        const socket = new WebSocket(`ws://${to}/socket`);
+        navigator.sendBeacon(`http://${to}/beacon`, 'x');
+        new Image().src = `http://${to}/image`;
+        for (const rel of ['preconnect', 'prefetch', 'stylesheet']) {
+            const link = document.createElement('link');
+            link.rel = rel;
+            link.href = `http://${to}/${rel}`;
+            document.head.append(link);
+        }
+    }"""
+    wanted = {b"GET /socket ", b"POST /beacon", b"GET /image H", b"GET /prefetc", b"GET /stylesh", b"\x00\x03"}
+    base = site({"/": "x"})
+    servers = []
+
+    def all_came():
+        return all(any(begin.startswith(one) for begin in heard) for one in wanted)
+
+    async def run():
+        async with Browser(anywhere, sites_of([task_at(base)]) if fenced else None) as browser:
+            session = await browser.open(task_at(base))
+            for host in ("127.0.0.1", "127.0.0.2"):
+                await session.page.evaluate(send, listen(host))
+            until = time.monotonic() + (1.5 if fenced else 10)
+            while time.monotonic() < until and not all_came():
+                await asyncio.sleep(0.1)
+            await session.close()
+
+    asyncio.run(run())
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    assert heard == set() if fenced else all_came(), heard
 
 
 def hang_up(request):

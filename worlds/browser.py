@@ -46,6 +46,12 @@ class BrowserSettings:
     allow: str = ""                # more origins that pages may reach (http://host:port,...), or all
     viewport_only: bool = False    # show only the 1280 x 720 window instead of the whole page
     max_page_chars: int = 200_000  # a page's text is cut here before it is tokenized
+    browser: str = ""              # Chromium elsewhere: ws://HOST:PORT of a Playwright server
+
+    def __post_init__(self):
+        if self.browser and not re.match(r"wss?://[^/\s]+", self.browser):
+            raise ValueError(f"--browser {self.browser}: write ws://HOST:PORT, the address that "
+                             "`playwright run-server` prints.")
 
 
 # ------------------------------------------------------------------------------- when things fail --
@@ -182,6 +188,9 @@ def inside(url: str, private: list[str]) -> bool:
     return any(path.startswith(prefix.lower().rstrip("/") + "/") for prefix in private)
 
 
+WEBRTC = "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"
+
+
 def fence(sites: set[str]) -> list[str]:
     """Flags for a Chromium that reaches these origins only.
 
@@ -192,10 +201,81 @@ def fence(sites: set[str]) -> list[str]:
     for site in sorted(sites):
         host = urlsplit(site).netloc
         rules.append(f"MAP {host} {host}")
-    rules.append("MAP * ~NOTFOUND")  # the first rule that matches counts
+    rules.append("MAP * ^NOTFOUND")  # the first rule that matches counts; no name has a "^"
     # Calls between browsers (WebRTC) send UDP to bare addresses, without asking the resolver.
-    return ["--host-resolver-rules=" + ", ".join(rules),
-            "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"]
+    return ["--host-resolver-rules=" + ", ".join(rules), WEBRTC]
+
+
+# ------------------------------------------------------------------------------ Chromium elsewhere --
+#
+#     there   python -m playwright run-server --host 127.0.0.1 --port 9000 --unsafe
+#     here    ssh -N -L 9000:127.0.0.1:9000 there
+#             python evaluate.py --browser ws://127.0.0.1:9000 ...
+#             --browser ws://127.0.0.1:9000#/usr/bin/chromium      if Playwright has no Chromium there
+#
+# Chromium's memory is then another machine's, while its pages' network stays this machine's: whatever
+# pages request comes here through the connection and goes out from here (Playwright's expose_network),
+# so 127.0.0.1 in a task is this machine. Only requests to the task's sites go out. That is the fence: it
+# stands here, where no page can change it. Two flags stop what would not come this way.
+#
+# --unsafe lets clients choose Chromium's flags, and even another program: whoever reaches that port can
+# run programs there. So keep it on loopback, behind ssh. Both machines need the same Playwright.
+
+# Name lookups, but for Chromium's own connection to Playwright; and calls between browsers.
+KEEP_IN = ["--host-resolver-rules=MAP * ^NOTFOUND, EXCLUDE 127.0.0.1", WEBRTC]
+
+
+async def connect(playwright, settings: BrowserSettings, flags: list[str], sites: set[str] | None):
+    """Chromium on the machine that settings.browser names. Raises EnvError."""
+    if sites is None:
+        out = "*"
+    else:
+        hosts = [urlsplit(site).netloc for site in sorted(sites)]
+        out = ",".join(hosts).replace("[", "").replace("]", "")  # Playwright's [::1]:80 is ::1:80
+        flags = [*flags, *KEEP_IN]
+    address, _, program = settings.browser.partition("#")
+    options = {"args": [*flags, "--enable-automation"], "headless": True}  # so that it tells its flags
+    if program:
+        options["executablePath"] = program
+    # The first header makes the server send us all requests; without it, those that expose_network
+    # does not name would go out there.
+    headers = {"x-playwright-proxy": "*", "x-playwright-launch-options": json.dumps(options)}
+    try:
+        chromium = await playwright.chromium.connect(address, headers=headers, expose_network=out,
+                                                     timeout=1000 * settings.timeout)
+    except PlaywrightError as error:
+        raise EnvError(f"--browser {address}: {why_not(error)}") from None
+    if sites is not None:
+        await require_flags(chromium, flags, address)
+    return chromium
+
+
+async def require_flags(chromium, flags: list[str], address: str):
+    """Raises ValueError, and disconnects, if Chromium runs without these flags."""
+    taken = []
+    try:
+        devtools = await chromium.new_browser_cdp_session()
+        answer = await devtools.send("Browser.getBrowserCommandLine")
+        taken = answer["arguments"]
+    except PlaywrightError as error:
+        if "--enable-automation" not in str(error):  # that one is a flag of ours
+            raise EnvError(f"--browser {address}: {first_line(error)}") from None
+    if not set(flags) <= set(taken):
+        await chromium.close()
+        raise ValueError(f"--browser {address}: the server did not take our flags, so pages could reach "
+                         "more than the task's sites; start it with --unsafe, or add --allow all.")
+
+
+def why_not(error: PlaywrightError) -> str:
+    """Why there is no connection, and the remedy."""
+    there = re.search(r"server version: v?([\w.]+)", str(error))
+    here = re.search(r"client version: v?([\w.]+)", str(error))
+    if there and here:
+        return (f"Playwright is {there[1]} there and {here[1]} here; install the same version on both "
+                "machines.")
+    if "Executable doesn't exist" in str(error):
+        return "Playwright has no Chromium there; run `playwright install chromium` there."
+    return f"{first_line(error)}; start `playwright run-server` there, and check host and port."
 
 
 # ----------------------------------------------------------------------------------- the browser --
@@ -231,6 +311,8 @@ class Browser:
                 said = re.search(r"\[err\] (.+)", str(error))  # by Chromium itself
                 reason = first_line(said[1] if said else error)
                 raise ValueError(f"Chromium failed: {reason}") from None
+            except EnvError as error:
+                raise ValueError(str(error)) from None
             self.stack = stack.pop_all()
         return self
 
@@ -240,11 +322,18 @@ class Browser:
         await self.stack.aclose()
 
     async def launch(self):
+        """Starts Chromium. Raises PlaywrightError if it fails here, EnvError if elsewhere; ValueError."""
         flags = list(FLAGS)
-        if os.geteuid() == 0:  # root cannot have a sandbox
-            flags.append("--no-sandbox")
         if self.settings.text_only:
             flags += ["--blink-settings=imagesEnabled=false", "--disable-remote-fonts"]
+        if self.settings.browser:
+            if self.visible:
+                raise ValueError("--watch opens a window on this machine, but --browser names a Chromium "
+                                 "on another one; drop one of the two.")
+            return await connect(self.playwright, self.settings, flags, self.sites)
+
+        if os.geteuid() == 0:  # root cannot have a sandbox
+            flags.append("--no-sandbox")
         if self.sites is not None:
             flags += fence(self.sites)
         path = find_chromium(self.playwright, self.visible)
@@ -252,13 +341,37 @@ class Browser:
                                                      headless=not self.visible)
 
     async def revive(self):
-        """Starts Chromium again after a crash. The episodes that were in it are environment errors."""
+        """Starts Chromium again after a crash, or connects again to the one elsewhere.
+
+        The episodes that were in it are environment errors.
+        """
         # Ask without the lock first: logins hold it for long.
-        if self.chromium.is_connected():
+        if await self.is_alive():
             return
         async with self.launching:
-            if not self.chromium.is_connected():
-                self.chromium = await self.launch()
+            end = time.monotonic() + self.settings.timeout
+            while not await self.is_alive():
+                try:
+                    self.chromium = await self.launch()
+                except EnvError:
+                    # A server elsewhere that starts again takes seconds. Each episode that began
+                    # meanwhile would be lost.
+                    if time.monotonic() > end:
+                        raise
+                    await asyncio.sleep(1)
+
+    async def is_alive(self) -> bool:
+        if not self.chromium.is_connected():
+            return False
+        if not self.settings.browser:
+            return True
+        # Playwright notices late that a connection is broken, and never that a machine is off. So ask.
+        with contextlib.suppress(PlaywrightError, EnvError):
+            asking = self.chromium.new_browser_cdp_session()
+            devtools = await bounded(asking, self.settings.timeout, "asking Chromium")
+            await devtools.detach()
+            return True
+        return False
 
     async def open(self, task: dict) -> "Session":
         """Starts an episode in its own context and, if the task names a world, in its own world.

@@ -25,9 +25,8 @@ from model import load_tokenizer  # noqa: E402
 from rollout import actions_help, play  # noqa: E402
 
 # Tasks of linear-account-settings and the toggle that each is about, by its name in the observation.
-TOGGLES = {"e2": "pref-convert-emojis", "e5": "pref-auto-assign-create", "e12": "pref-notif-badge",
-           "e15": "pref-spell-check", "e17": "pref-pointer-cursor", "e18": "pref-open-desktop",
-           "e20": "pref-display-full-names"}
+TOGGLES = {"e2": "Convert text emoticons into emojis", "e5": "Auto-assign on create", "e12": "Notification badge",
+           "e15": "Spell check", "e17": "Use pointer cursor", "e18": "Open in desktop app", "e20": "Display full names"}
 
 
 def click(page: str, name: str) -> str:
@@ -42,7 +41,7 @@ def respond(tau) -> str:
     if len(tau.turns) == 1:
         return click(page, "Preferences")
     if len(tau.turns) == 2:
-        return click(page, TOGGLES[name] if tau.member % 2 == 0 else "pref-auto-assign-started")
+        return click(page, TOGGLES[name] if tau.member % 2 == 0 else "Auto-assign on started")
     return "exit('done')"
 
 
