@@ -18,8 +18,13 @@ setup: .venv/ready ## virtual environment, packages and a browser
 demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
 	@.ci/demo $(PY) $(OUT) $(SEED)
 
+# Two processes, one for each core; $(WORLDS) take about as long as all others.
+WORLDS := $(wildcard tests/test_[s-z]*.py) $(foreach name,browser evaluate infinity long one_task page page_seen,tests/test_$(name).py)
+OTHERS := $(filter-out $(WORLDS),$(wildcard tests/test_*.py))
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
-	$(PY) -m pytest -q -m "not slow" tests
+	@log=$$(mktemp) && $(PY) -m pytest -q -m "not slow" $(WORLDS) > $$log & worlds=$$!; \
+	$(PY) -m pytest -q -m "not slow" $(OTHERS); others=$$?; \
+	wait $$worlds; worlds=$$?; cat $$log; rm $$log; exit $$((worlds + others))
 
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
