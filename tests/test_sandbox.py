@@ -488,7 +488,7 @@ def solve(tokenizer, run, sandbox_sites, tmp_path):
             thought, action = policies[slot](trajectory.turns[-1].observation)
             return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
 
-        settings = Settings(max_turns=12, max_context=100_000, concurrency=8)
+        settings = Settings(max_turns=20, max_context=100_000, concurrency=8)
         environment = Environment(sandbox_sites, tmp_path, SiteSettings())
         return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
     return solve
@@ -611,7 +611,8 @@ def random_policy(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test", "test-unseen",
-                                   "full-train", "full-test", "full-test-unseen"])
+                                   "full-train", "full-test", "full-test-unseen",
+                                   "long-train", "long-test", "long-test-unseen"])
 def test_bounds_on_300_tasks(solve, split):
     tasks = sandbox.tasks(split, 300)
     assert all(rewards(solve(tasks, sandbox.expert)).values())
