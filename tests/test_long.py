@@ -348,7 +348,8 @@ def test_the_order_in_which_things_are_bought_does_not_matter():
 
 @pytest.mark.parametrize("template, slot, change", [
     (81, "size_two", lambda old: "medium" if old == "large" else "large"),
-    (82, "quantity", lambda old: str(int(old) + 1)), (83, "shipping", lambda old: "pickup" if old != "pickup" else "express"),
+    (82, "quantity", lambda old: str(int(old) + 1)),
+    (83, "shipping", lambda old: "pickup" if old != "pickup" else "express"),
     (87, "city", lambda old: "rome" if old != "rome" else "oslo"), (88, "text", lambda old: old + " sky"),
     (90, "status", lambda old: "nothing"), (91, "bio", lambda old: old + " sky")])
 def test_a_part_done_wrong_fails(template, slot, change):
@@ -395,7 +396,8 @@ def test_both_outcomes_of_a_condition_occur_and_no_slot_gives_the_answer_away():
 
 def test_no_count_and_no_total_can_be_guessed_well():
     for split, template in ((TRAIN, 86), (UNSEEN, 181)):
-        answers = Counter(task["eval"]["reference_answers"]["exact_match"] for task in sandbox.tasks(split, 300, template))
+        specs = [task["eval"] for task in sandbox.tasks(split, 300, template)]
+        answers = Counter(spec["reference_answers"]["exact_match"] for spec in specs)
         assert max(answers.values()) < 0.3 * 300
 
 

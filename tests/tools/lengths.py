@@ -3,8 +3,8 @@
     python bc.py --split long-train --demos 110 --max-turns 20 --max-context 4096 --epochs 0.01 --out runs/long-train
     python tests/tools/lengths.py runs/long-train/demos.jsonl
 
-A context is what a response is sampled from: history, page, and the opening of the response. The largest that a run needs
-is --max-context less --max-new-tokens.
+A context is what a response is sampled from: history, page, and the opening of the response. The largest that a run
+can have is --max-context less --max-new-tokens.
 """
 import argparse
 import json

@@ -1,10 +1,10 @@
-"""The long tier: tasks of 8 to 17 actions on the shop and the forum, made of what the small tier asks for one at a time.
+"""The long tier: tasks of 8 to 17 actions on the shop and the forum, each made of several tasks of the small tier.
 
-Its pages, words and controls are those of the small tier. What is new is the length: a part may be forgotten, a fact read
-early is needed late (the history keeps responses and forgets pages), and many tasks start astray, on a page that has
-nothing to do with them. A check wants the whole: a cart or an order must hold just the lines that were asked for.
+Pages, words and controls are those of the small tier. New is the length. A part may be forgotten. A fact that is read
+early is needed late, and the history keeps responses but no pages. Many tasks start astray, on a page that has nothing
+to do with them. A check wants the whole: a cart or an order must hold just the lines that were asked for.
 
-A task that compares or decides can be guessed without looking, such as one of three products. All others take every part.
+A task that compares or decides can be guessed without looking, such as one of three products. Others take every part.
 """
 
 from . import forum, shop
@@ -17,7 +17,8 @@ BOTH_OPEN = "the shop and the forum are both open : "  # each in a tab of its ow
 
 # ---- the shop
 CART_LINES = ("[...document.querySelectorAll('#cart tr')].map(row => [row.querySelector('input').value, "
-              "row.querySelector('.size').innerText, row.querySelector('.name').innerText].join(' ')).sort().join(', ')")
+              "row.querySelector('.size').innerText, row.querySelector('.name').innerText].join(' '))"
+              ".sort().join(', ')")
 ORDER_LINES = "[...document.querySelectorAll('#order li')].map(line => line.innerText).sort().join(', ')"
 
 
@@ -147,8 +148,8 @@ def change_cart(world, rng):
 def set_accounts(world, rng):
     name = rng.choice([name for name in NAMES if name != world.user])
     city, bio = draw_city(world, rng), draw_bio(world, rng)
-    return Draft(BOTH_OPEN + 'set my name to "{{name}}" and my city to "{{city}}" in the shop and my bio to "{{bio}}" in '
-                 "the forum", {"name": name, "city": city, "bio": bio},
+    return Draft(BOTH_OPEN + 'set my name to "{{name}}" and my city to "{{city}}" in the shop and my bio to "{{bio}}" '
+                 "in the forum", {"name": name, "city": city, "bio": bio},
                  [f"{start} |AND| {FORUM}" for start in (SHOP, *astray_in_shop(world))],
                  shows(account_shows("name", name), account_shows("city", city), bio_is(world, bio)))
 
@@ -157,7 +158,8 @@ def three_posts(world, rng):
     up, down, third = posts = draw_posts(world, rng, 3)
     text = phrase(rng)
     return Draft("upvote the post {{one}} in the {{section_one}} forum , downvote {{two}} in the {{section_two}} forum "
-                 'and comment "{{text}}" on {{three}} in the {{section_three}} forum', post_slots(posts) | {"text": text},
+                 'and comment "{{text}}" on {{three}} in the {{section_three}} forum',
+                 post_slots(posts) | {"text": text},
                  [FORUM, *astray_in_forum(world, *posts)],
                  shows(votes_are(up, up.votes + 1), votes_are(down, down.votes - 1),
                        commented(world, address(third), text)))
@@ -167,10 +169,11 @@ def post_and_bio(world, rng):
     title, text, bio = phrase(rng), phrase(rng), draw_bio(world, rng)
     section = rng.choice(FORUMS)
     url = next_address(world, section)
-    return Draft('create a post titled "{{title}}" in the forum "{{section}}" , comment "{{text}}" on it and set my bio '
-                 'to "{{bio}}"', {"title": title, "section": section, "text": text, "bio": bio},
+    return Draft('create a post titled "{{title}}" in the forum "{{section}}" , comment "{{text}}" on it and set my '
+                 'bio to "{{bio}}"', {"title": title, "section": section, "text": text, "bio": bio},
                  [FORUM, *astray_in_forum(world)],
-                 shows((url, text_of("#title"), {"exact_match": title}), commented(world, url, text), bio_is(world, bio)))
+                 shows((url, text_of("#title"), {"exact_match": title}), commented(world, url, text),
+                       bio_is(world, bio)))
 
 
 def buy_several(world, rng):
@@ -223,8 +226,8 @@ def add_most_in_stock(world, rng):
 def comment_on_most_votes(world, rng):
     everything, text = list(world.sites["forum"].posts.values()), phrase(rng)
     posts, best = draw_apart(rng, everything, lambda post: post.votes)
-    return Draft("of the posts {{one}} in the {{section_one}} forum , {{two}} in the {{section_two}} forum and {{three}} in "
-                 'the {{section_three}} forum comment "{{text}}" on the one with the most votes',
+    return Draft("of the posts {{one}} in the {{section_one}} forum , {{two}} in the {{section_two}} forum and "
+                 '{{three}} in the {{section_three}} forum comment "{{text}}" on the one with the most votes',
                  post_slots(posts) | {"text": text}, astray_in_forum(world, *posts),
                  shows(commented(world, address(best), text)))
 
@@ -249,7 +252,8 @@ def buy_if(world, rng):
     wanted, shipping = one if order.status == status else other, draw_shipping(rng)
     return Draft('if the status of order {{number}} is "{{status}}" buy {{name}} , else buy {{other}} , with '
                  '"{{shipping}}" shipping',
-                 {"number": order.number, "status": status, "name": one.name, "other": other.name, "shipping": shipping},
+                 {"number": order.number, "status": status, "name": one.name, "other": other.name,
+                  "shipping": shipping},
                  [SHOP, *astray_in_shop(world)], bought(world, [*held_lines(world), new_line(wanted)], shipping))
 
 
