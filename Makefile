@@ -24,10 +24,13 @@ test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
 
-pictures: setup ## redraw the README's pictures; two of them from a finished demo
+pictures: setup ## redraw the README's pictures, the figures and the walk, from a finished demo
 	$(PY) tests/tools/packing.py
+	$(PY) tests/tools/losses.py
 	$(PY) tests/tools/curves.py assets/results/demo-seed1?/r1-metrics.jsonl --out assets/training.svg
 	$(PY) tests/tools/pictures.py $(OUT)/r1
+	$(PY) tests/tools/figures.py
+	$(PY) tests/tools/walk.py --model $(OUT)/bc
 
 base: setup runs/base/model.safetensors ## pre-train worlds/base again into runs/base, about 3 hours on one core; resumable
 EXERCISES := $(PY) -m worlds.sandbox.exercises

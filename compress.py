@@ -311,6 +311,10 @@ class Chat:
             ids.append(self.end_id)
         return ids + self.encode(self.format.after)
 
+    def dropped(self, t: int) -> range:
+        """The earlier turns that turn t no longer sees: none. A fork may replace this (forks/klong.py)."""
+        return range(0)
+
 
 def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
     """A checkpoint's chat. Its agent.json may set system, think and compress."""
@@ -343,10 +347,12 @@ def past(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
 
 
 def trunk(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
-    """System prompt and the first t turns as later ones see them; the first one states the task."""
+    """System prompt and the turns before t as turn t sees them; the first one states the task."""
     ids = chat.system_ids()
+    dropped = chat.dropped(t)
     for k in range(t):
-        ids += past(chat, trajectory, k)
+        if k not in dropped:
+            ids += past(chat, trajectory, k)
     return ids
 
 
@@ -359,7 +365,10 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
     """The context of the last turn as chat messages, for a model that has its own template."""
     out = [{"role": "system", "content": chat.system}]
     last = len(trajectory.turns) - 1
+    dropped = chat.dropped(last)
     for t, turn in enumerate(trajectory.turns):
+        if t in dropped:
+            continue
         page = turn.observation
         if chat.compress and t < last:
             page = PLACEHOLDER
@@ -424,13 +433,13 @@ def replay(chat: Chat, record: dict) -> Trajectory:
 
 @dataclass(eq=False)
 class Trunk:
-    """The history that an episode's rows share: all of them hold the same Trunk."""
+    """The history that an episode's rows share: all hold the same Trunk, up to where turns are dropped."""
     ids: list[int]
 
 
 @dataclass(eq=False)
 class Row:
-    """One turn: h_t + a_t = trunk.ids[:prefix] + leaf, whose last n_action ids are trained."""
+    """One turn: h_t + a_t = trunk.ids[:prefix] + leaf. The last n_action ids (before `after`) are trained."""
     trunk: Trunk
     prefix: int              # how much of the trunk came before this turn
     leaf: list[int]          # its page and its response
@@ -440,6 +449,7 @@ class Row:
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
     tau: Trajectory | None = None  # the episode and the turn that it comes from
     turn: Turn | None = None
+    after: list[bool] = field(default_factory=list)  # ids that a fork adds behind it: whether they are scored
 
     @property
     def ids(self) -> list[int]:
@@ -452,8 +462,12 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     A turn whose page is missing (in others' data) stays in the history of later turns only.
     """
     shared = Trunk(chat.system_ids())
+    dropped = range(0)
     rows = []
     for t, turn in enumerate(trajectory.turns):
+        if chat.dropped(t) != dropped:  # the history is another one from here on
+            dropped = chat.dropped(t)
+            shared = Trunk(trunk(chat, trajectory, t))
         # An episode that the environment broke ends without a response.
         if turn.action_ids and turn.observation != PLACEHOLDER:
             leaf = turn.observation_ids + turn.action_ids
@@ -526,8 +540,9 @@ def pack(batch: list[Row], device="cpu") -> dict:
             written = row.ids
             seen = 0
         ids += written
-        action += [False] * (len(written) - row.n_action)
+        action += [False] * (len(written) - row.n_action - len(row.after))
         action += [True] * row.n_action
+        action += [False] * len(row.after)
         positions += range(seen, seen + len(written))
         segments.append((start, len(ids), trunk_start, trunk_start + seen))
 

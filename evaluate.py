@@ -376,6 +376,15 @@ class Environment:
             state = await stack.enter_async_context(holding)
             yield {**task, "storage_state": state}
 
+    def prepare(self, task: dict):
+        """Starts the server of a task that is played next."""
+        if "serve" in task:
+            self.servers.prepare(task, self.cfg.timeout)
+
+    async def end_prepared(self):
+        """Ends the servers that were started for episodes which are not played after all."""
+        await self.servers.end_prepared()
+
     async def watch(self, session, trajectory: Trajectory):
         """Called before each action: keeps a picture of the page, or shows it in the window."""
         turn = trajectory.turns[-1]

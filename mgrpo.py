@@ -275,6 +275,13 @@ class MGRPO:
         """How many optimizer steps the step's rows are used for."""
         return self.cfg.updates_per_batch
 
+    def score(self, batch: list[Row], inputs: dict):
+        """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
+
+        inputs: what `pack` made of the batch. A fork may score more of it than the actions.
+        """
+        return token_logprobs(self.model, **inputs, temperature=self.cfg.temperature)
+
     def loss(self, batch: list[Row], logp_N, logp_ref_N, hidden_ND):
         """(loss of a micro-batch, its metrics as sums over its tokens: kl, clip_frac, and a fork's own).
 
@@ -309,7 +316,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     for i, batch in enumerate(batches):
         # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
         inputs = pack(batch, method.device)
-        logp_N, entropy_N, hidden_ND = token_logprobs(method.model, **inputs, temperature=cfg.temperature)
+        logp_N, entropy_N, hidden_ND = method.score(batch, inputs)
         logp_ref_N = reference_logps(method, inputs, logp_N)
         remember_missing(batch, logp_N)
 

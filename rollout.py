@@ -15,6 +15,8 @@ This file knows the browser (worlds/browser.py) as something to observe and to a
 side as one object, `env`:
 
     env.enter(browser, task)      an async context manager: starts the site, logs in, yields the task
+    env.prepare(task)             the task is played next: its site may start while an episode is judged
+    env.end_prepared()            awaited when all is played: ends what was prepared in vain
     env.watch(session, tau)       called before each action, for pictures
     env.score(task, answer, page, checks) -> 0.0 or 1.0, once, at the end; appends to checks
     env.visible                   whether to play in a window
@@ -424,8 +426,11 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
 
 
 async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, member: int,
-                  slot: int) -> Trajectory:
-    """Plays one task to its end and judges it once. Neither the world nor the agent makes it raise."""
+                  slot: int, before_verdict=run.ignore) -> Trajectory:
+    """Plays one task to its end and judges it once. Neither the world nor the agent makes it raise.
+
+    before_verdict(): called between the last turn and the verdict.
+    """
     trajectory = Trajectory(task, member)
     settings = browser.settings
     timeout = settings.timeout
@@ -446,6 +451,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
             await take_turns(session, chat, trajectory, env=env, act=act, settings=settings, slot=slot)
 
             # 3) Observe once more, since the last action may still be loading or have hit the fence. Judge.
+            before_verdict()
             await session.observe()
             session.private = []  # the judge may open what the agent may not
             judging = env.score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
@@ -466,14 +472,28 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
                          f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
     jobs = []
     for task in tasks:
-        jobs += [(task, member) for member in range(group)]
-    queue = iter(enumerate(jobs))  # all workers draw from it
+        for member in range(group):
+            jobs.append((len(jobs), task, member))
+    queue = iter(jobs)  # all workers draw from it
     played = {}
     start = time.monotonic()
 
     async def work(slot):
-        for number, (task, member) in queue:
-            attempt = partial(episode, browser, chat, task, env=env, act=act, member=member, slot=slot)
+        upcoming = None  # the job that this worker plays next, once it has drawn it
+
+        def draw_ahead():
+            """Draws the next job before the verdict on the present one: its site can start meanwhile."""
+            nonlocal upcoming
+            if upcoming is None:  # else this is a retry
+                upcoming = next(queue, None)
+                if upcoming is not None:
+                    env.prepare(upcoming[1])
+
+        job = next(queue, None)
+        while job is not None:
+            number, task, member = job
+            attempt = partial(episode, browser, chat, task, env=env, act=act, member=member, slot=slot,
+                              before_verdict=draw_ahead)
             trajectory = await attempt()
             if trajectory.status != "ok":  # once more, since most failures of the world pass
                 fault = trajectory.checks[0][2]
@@ -481,6 +501,8 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
                 trajectory.fault = fault
             played[number] = trajectory
             tick(progress(list(played.values()), len(jobs), time.monotonic() - start))
+            job = upcoming or next(queue, None)
+            upcoming = None
 
     sites = sites_of(tasks, settings.allow)
     async with Browser(settings, sites, visible=env.visible) as browser:
@@ -491,6 +513,9 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
         finally:
             for worker in workers:
                 worker.cancel()
+            # What a worker has begun must end first: it could prepare one more site.
+            await asyncio.gather(*workers, return_exceptions=True)
+            await env.end_prepared()
     return [played[number] for number in range(len(jobs))]
 
 
@@ -574,3 +599,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
             # Frees memory even if something still holds the engine.
             engine.cache = None
             engine.graphed = None
+
+
+if __name__ == "__main__":  # python rollout.py URL "a task"
+    import one_task  # it stands above this file, since it judges as well
+    one_task.command_line()

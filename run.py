@@ -531,19 +531,24 @@ def add_flag(parser: argparse.ArgumentParser, field, comments: dict):
     parser.add_argument("--" + field.name.replace("_", "-"), help=f"{text} (default: %(default)r)", **options)
 
 
-def parse_args(Config, description: str, presets: dict[str, dict], start=None):
+def parse_args(Config, description: str, presets: dict[str, dict], start=None, positional=()):
     """A Config from the command line, else presets, else the checkpoint's sizes, else defaults.
 
     The comment behind each field of Config is the flag's help: it is read from the source. start: the
     checkpoint that is opened without --model, or a function of the known arguments that returns the
-    checkpoint; None: the script takes no sizes from its checkpoint.
+    checkpoint; None: the script takes no sizes from its checkpoint. positional: fields that are given
+    without a flag.
     """
-    parser = argparse.ArgumentParser(description=description, usage="%(prog)s [--FLAG VALUE ...]",
+    first = "".join(f"{name.upper()} " for name in positional)
+    parser = argparse.ArgumentParser(description=description, usage=f"%(prog)s {first}[--FLAG VALUE ...]",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     source = "".join(inspect.getsource(kind) for kind in reversed(Config.__mro__[:-1]))
     comments = dict(re.findall(r"^    (\w+): .*?#\s*(.+)$", source, re.MULTILINE))
     for field in fields(Config):
-        add_flag(parser, field, comments)
+        if field.name in positional:
+            parser.add_argument(field.name, help=comments[field.name])
+        else:
+            add_flag(parser, field, comments)
 
     parser.set_defaults(**vars(Config()))
     known = parser.parse_known_args()[0]
@@ -567,10 +572,10 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None):
     return Config(**given)
 
 
-def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None):
+def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):
     """Runs a script's main(Config). The user's errors, signals and lost ranks print one line.
 
-    presets: {flag: the values it stands for}. start: see `parse_args`.
+    presets: {flag: the values it stands for}. start, positional: see `parse_args`.
     """
     script = Path(sys.argv[0]).name
     sys.stdout = sys.stdout or open(os.devnull, "w")
@@ -578,7 +583,7 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     # Ctrl-C ends the process at once. Python's own handler could not run in a rank that waits in C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        status = main(parse_args(Config, description, presets, start))
+        status = main(parse_args(Config, description, presets, start, positional))
     except (ValueError, OSError) as error:
         status = f"{script}: {error}"
     except RuntimeError as error:

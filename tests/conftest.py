@@ -277,6 +277,12 @@ class Env:
     async def enter(self, browser, task):
         yield task
 
+    def prepare(self, task):
+        pass
+
+    async def end_prepared(self):
+        pass
+
     async def watch(self, session, trajectory):
         pass
 

@@ -13,11 +13,14 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import curves
+import fork_lines
 import packing
 import pytest
 import reading_cost
 import table
 from conftest import ROOT
+
+import mgrpo
 
 README = (ROOT / "README.md").read_text()
 FILES = ["model", "compress", "rollout", "evaluate", "bc", "mgrpo"]
@@ -37,15 +40,33 @@ def test_the_reading_order_lists_the_six_files_in_the_order_of_their_imports():
 
 
 def test_every_file_that_the_documents_name_exists():
-    for document in (ROOT / "README.md", *(ROOT / "assets").glob("*.md")):
+    for document in (ROOT / "README.md", ROOT / "forks/README.md", *(ROOT / "assets").glob("*.md")):
         for name in re.findall(r"`((?:assets|forks|tests|worlds)/[\w./-]*)`", document.read_text()):
-            made_by_the_reader = "forks/short.py"
-            assert name == made_by_the_reader or (ROOT / name).exists(), f"{document.name}: {name}"
+            made_by_the_reader = ("forks/short.py", "forks/mine.py")
+            assert name in made_by_the_reader or (ROOT / name).exists(), f"{document.name}: {name}"
 
 
 def test_every_link_leads_to_a_file():
-    links = re.findall(r"\]\((?!http)([^)]+)\)", README)
-    assert links and all((ROOT / link).exists() for link in links)
+    for path in (ROOT / "README.md", ROOT / "forks/README.md"):
+        links = re.findall(r"\]\((?!http)([^)]+)\)", path.read_text())
+        assert links and all((path.parent / link).exists() for link in links)
+
+
+def test_the_page_of_forks_is_held_to_the_files():
+    """Every fork has a section with its number of code lines, what it replaces, and its command."""
+    page = (ROOT / "forks/README.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    counted = fork_lines.fork_lines()
+    assert f"({counted.pop('shared')} lines)" in page
+    assert list(sections) == list(counted)  # in the order of the alphabet
+    for name, text in sections.items():
+        said = re.search(r"^Lines: (\d+)\. Replaces: (.*?)\. Sources?: ", text.strip())
+        assert int(said[1]) == counted[name], name
+        method = next(value for value in vars(importlib.import_module(f"forks.{name}")).values()
+                      if isinstance(value, type) and issubclass(value, mgrpo.MGRPO))
+        replaced = sorted(key for key in vars(method) if key in vars(mgrpo.MGRPO) and callable(getattr(method, key)))
+        assert said[2] == ", ".join(f"`{key}`" for key in replaced if key != "__init__"), name
+        assert f"python forks/{name}.py " in text, name
 
 
 def imported_modules(path) -> dict[str, set[str]]:

@@ -189,6 +189,39 @@ def test_a_history_that_fills_the_context_ends_the_episode(site, chat, run_episo
     assert all(len(context(chat, tau, t)) <= 400 - 60 for t in range(len(tau.turns)))
 
 
+def test_the_next_task_is_prepared_before_each_verdict_and_leftovers_are_ended(site, chat, run):
+    """A worker plays what it has drawn early, so the order stays, also where a verdict is asked for twice."""
+    told = []
+
+    class Telling(Env):
+        @contextlib.asynccontextmanager
+        async def enter(self, browser, task):
+            told.append(("enter", task["task_id"]))
+            yield task
+
+        def prepare(self, task):
+            told.append(("prepare", task["task_id"]))
+
+        async def end_prepared(self):
+            told.append("end")
+
+        async def score(self, task, answer, page, checks):
+            told.append(("score", task["task_id"]))
+            if task["task_id"] == 0 and told.count(("score", 0)) == 1:
+                raise EnvError("no verdict")
+            if task["task_id"] == 2:
+                raise RuntimeError("a bug")
+            return 1.0
+
+    url = site({"/": "one"})
+    tasks = [task_at(url) | {"task_id": number} for number in range(4)]
+    settings = replace(SETTINGS, concurrency=1)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(play(scripted(chat, ["exit('bye')"]), chat, tasks, Telling(), settings))
+    assert told == [("enter", 0), ("prepare", 1), ("score", 0), ("enter", 0), ("score", 0), ("enter", 1), ("prepare", 2),
+                    ("score", 1), ("enter", 2), ("prepare", 3), ("score", 2), "end"]
+
+
 def test_a_progress_line_says_how_far_how_fast_and_what_broke():
     turn = Turn("", "", [], [5, 6, 7], [], "")
     done = [Trajectory({}, turns=[turn, turn], success=1.0),

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, act, answer, chromium, descendants, redirect, scripted, task_at
 
+import evaluate
 import rollout
 import worlds
 from evaluate import SiteSettings, Environment, by_task, score
@@ -40,6 +42,8 @@ def flood():
     while True: print("y" * 1000)
 if how == "floods":
     threading.Thread(target=flood, daemon=True).start()
+if how == "talks":
+    print("sold 3 lamps")
 n = 0
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -113,10 +117,10 @@ def serve_one(task, tmp_path, use=None, seconds=5.0):
     return asyncio.run(go())
 
 
-def play(tasks, texts, tmp_path, chat, group=1):
-    env = Environment({}, tmp_path, CFG)
+def play(tasks, texts, tmp_path, chat, group=1, settings=CFG):
+    env = Environment({}, tmp_path, settings)
     acting = texts if callable(texts) else scripted(chat, texts)
-    return rollout.play(acting, chat, tasks, env=env, settings=CFG, group=group)
+    return rollout.play(acting, chat, tasks, env=env, settings=settings, group=group)
 
 
 # ------------------------------------------------------------------------------------------ episodes
@@ -164,6 +168,42 @@ async def kill_server(tau, chat):
     return [*chat.encode("exit('done')"), chat.end_id], [], True
 
 
+def stop_server(tau):
+    """Stops the process behind the page: it goes on running and answers nobody."""
+    for process, command in descendants().items():
+        if f"server.py {port_of(tau)} " in command:
+            os.kill(process, signal.SIGSTOP)
+
+
+def test_a_server_that_hangs_voids_the_episode_and_its_output_is_kept(shop, tmp_path, chat, run):
+    stopped = []
+
+    async def acting(tau, slot):
+        if not stopped:
+            stopped.append(port_of(tau))
+            stop_server(tau)
+        return [*chat.encode("exit('done')"), chat.end_id], [], True
+
+    settings = SiteSettings(timeout=3, concurrency=1)
+    tau, = run(play([shop("talks")], acting, tmp_path, chat, settings=settings))
+    assert stopped and "asking the task's server took more than 3 s" in tau.fault and tau.status == "ok"
+    log = (tmp_path / "servers.log").read_text()
+    assert log.count("== task") == 1
+    assert "did not answer at / any more" in log and "sold 3 lamps" in log
+    assert nothing_left(tmp_path)
+
+
+def test_the_output_of_a_server_that_hangs_is_kept_without_a_verdict(shop, tmp_path):
+    """As when the start page does not come: such an episode is not judged."""
+    async def use(played):
+        for process, command in descendants().items():
+            if "server.py" in command:
+                os.kill(process, signal.SIGSTOP)
+    serve_one(shop("talks"), tmp_path, use)
+    assert "sold 3 lamps" in (tmp_path / "servers.log").read_text()
+    assert nothing_left(tmp_path)
+
+
 def test_a_killed_chromium_leaves_no_server(shop, tmp_path, chat):
     killed = []
     others = chromium("browser")  # the one that tests share
@@ -191,6 +231,149 @@ def test_the_run_goes_on_without_the_guard_that_somebody_killed(shop, tmp_path, 
     played = run(play([shop()], acting, tmp_path, chat, group=5))
     assert [tau.status for tau in played] == 5 * ["ok"]
     assert nothing_left(tmp_path)
+
+
+# ------------------------------------------------------------------ the next server, during the verdict
+
+ONE = SiteSettings(timeout=10, concurrency=1)
+
+
+def ports_up(tmp_path) -> list[int]:
+    """The ports of the servers that run now."""
+    commands = [command.split() for command in running(tmp_path)]
+    return [int(command[2]) for command in commands if command[1].endswith("server.py")]
+
+
+def port_of(tau) -> int:
+    return int(origin(tau.turns[0].url).rpartition(":")[2])
+
+
+def test_the_next_server_is_up_before_the_verdict_on_the_last_episode(shop, tmp_path, chat, run, monkeypatch):
+    ready = []
+
+    async def verdict(task, *_, **__):
+        own = int(origin(task["start_url"]).rpartition(":")[2])
+        until = time.monotonic() + 10
+        while task["task_id"] < 3 and time.monotonic() < until:
+            others = [port for port in ports_up(tmp_path) if port != own]
+            if others and await serve.answers(others[0], "/"):
+                ready.append(others[0])
+                break
+            await asyncio.sleep(0.05)
+        return 1.0
+
+    monkeypatch.setattr(evaluate, "score", verdict)
+    tasks = [shop(task_id=number) for number in (1, 2, 3)]
+    played = run(play(tasks, ["exit('done')"], tmp_path, chat, settings=ONE))
+    assert [(tau.task["task_id"], tau.status) for tau in played] == [(1, "ok"), (2, "ok"), (3, "ok")]
+    assert ready == [port_of(tau) for tau in played[1:]]
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_verdict_that_fails_changes_neither_order_nor_number_of_the_episodes(shop, tmp_path, chat, run, monkeypatch, group):
+    judged, started = [], []
+    start = serve.Servers.start
+
+    async def count(servers, task, seconds):
+        started.append(task["task_id"])
+        return await start(servers, task, seconds)
+
+    async def verdict(task, *_, **__):
+        judged.append(task["task_id"])
+        if len(judged) == 1:
+            raise EnvError("the verifier broke")
+        return 1.0
+
+    monkeypatch.setattr(serve.Servers, "start", count)
+    monkeypatch.setattr(evaluate, "score", verdict)
+    tasks = [shop(task_id=number) for number in range(3 // group)]
+    played = run(play(tasks, ["exit('done')"], tmp_path, chat, group=group, settings=ONE))
+    wanted = [task["task_id"] for task in tasks for _ in range(group)]
+    assert judged == [wanted[0], *wanted] and sorted(started) == sorted(judged)
+    assert [tau.fault for tau in played] == ["the verifier broke", "", ""]
+    assert nothing_left(tmp_path)
+
+
+def test_a_prepared_server_that_does_not_come_up_costs_an_attempt(shop, tmp_path, chat, run):
+    """The second start fails: that of the second episode, while the first is judged."""
+    command = shop()["serve"]
+    fail_once = f"if mkdir first; then {command}; elif mkdir second; then echo no stock; exit 3; else {command}; fi"
+    played = run(play([shop(serve=fail_once)], [ADD, "exit('done')"], tmp_path, chat, group=3, settings=ONE))
+    assert [(tau.status, tau.success) for tau in played] == 3 * [("ok", 1.0)]
+    assert "exit status 3" in played[1].fault and not played[0].fault and not played[2].fault
+    assert "no stock" in (tmp_path / "servers.log").read_text()
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["a worker raises", "the run is cancelled"])
+def test_what_was_prepared_and_is_not_played_ends_with_the_batch(shop, tmp_path, chat, run, monkeypatch, how):
+    async def verdict(*_, **__):
+        until = time.monotonic() + 10
+        while len(ports_up(tmp_path)) < 2 and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        assert len(ports_up(tmp_path)) == 2
+        if how == "a worker raises":
+            raise RuntimeError("a bug")
+        playing.cancel()
+        await asyncio.sleep(60)
+
+    async def go():
+        nonlocal playing
+        tasks = [shop(task_id=1), shop(task_id=2)]
+        playing = asyncio.ensure_future(play(tasks, ["exit('done')"], tmp_path, chat, settings=ONE))
+        await asyncio.wait([playing])
+        return ports_up(tmp_path)
+
+    playing = None
+    monkeypatch.setattr(evaluate, "score", verdict)
+    assert run(go()) == []
+    assert playing.cancelled() or "a bug" in str(playing.exception())
+    assert nothing_left(tmp_path)
+
+
+# ------------------------------------------------------------------------------- a folder of its own
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The machine's folder for temporary files, for one test. A path may hold a space."""
+    folder = tmp_path / "temporary files"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_every_server_has_an_empty_folder_of_its_own_that_ends_with_it(shop, tmp_path, temporary):
+    """Even if it still writes into the folder when it is asked to end."""
+    command = "ls {tmp} | wc -l >> counts; touch {tmp}/goods.db; trap 'mkdir {tmp}/late' TERM; "
+    task = shop(serve=command + shop()["serve"].removeprefix("exec ") + " & wait")
+
+    async def go():
+        servers = serve.Servers(tmp_path)
+        async with servers.serve(task, 5), servers.serve(task, 5):
+            folder, = temporary.iterdir()
+            assert folder.stat().st_mode & 0o77 == 0
+            assert [[file.name for file in own.iterdir()] for own in folder.iterdir()] == 2 * [["goods.db"]]
+        assert list(folder.parent.iterdir()) == []
+        async with servers.serve(task, 5):  # the guard is another one now
+            assert len(list(folder.iterdir())) == 1
+
+    asyncio.run(go())
+    assert (tmp_path / "counts").read_text().split() == ["0", "0", "0"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_no_folder_is_made_for_a_command_that_names_none(shop, tmp_path, temporary):
+    async def use(played):
+        assert list(temporary.iterdir()) == []
+    serve_one(shop(), tmp_path, use)
+
+
+def test_a_server_that_does_not_come_up_leaves_no_folder(shop, tmp_path, temporary):
+    with pytest.raises(EnvError, match="exit status 3"):
+        serve_one(shop(serve="touch {tmp}/x; exit 3 # {port}"), tmp_path)
+    assert list(temporary.iterdir()) == []
 
 
 # ----------------------------------------------------------------------------------- servers that fail
@@ -275,6 +458,7 @@ async def one():
         print("up", servers.guard.pid, flush=True)
         await verify({verifier!r}, "x")
 async def main():
+    servers.prepare(dict(task), 20)  # nobody takes it
     await asyncio.gather(one(), one())
 if {early}:
     def drain(self):
@@ -293,23 +477,29 @@ def has_ended(process: int) -> bool:
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "SIGKILL right after the start"])
 def test_servers_and_verifiers_end_with_the_run_however_it_ends(shop, tmp_path, how):
+    """So do their folders."""
     (tmp_path / "hang.py").write_text("import time\ndef verify(url): time.sleep(60)")
-    script = RUN.format(root=str(ROOT), task=json.dumps(shop("ignores SIGTERM")), out=str(tmp_path),
+    (tmp_path / "temporary").mkdir()
+    task = shop("ignores SIGTERM")
+    task["serve"] += " {tmp}"
+    script = RUN.format(root=str(ROOT), task=json.dumps(task), out=str(tmp_path),
                         verifier=str(tmp_path / "hang.py"), early="right" in how)
-    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                           env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
     with run:
         guard = int(run.stdout.readline().split()[1])
         if "right" not in how:
             run.stdout.readline()
             until = time.monotonic() + 10
-            while len(running(tmp_path)) < 5 and time.monotonic() < until:  # the run, 2 servers, 2 verifiers
+            while len(running(tmp_path)) < 7 and time.monotonic() < until:  # the run, its guard, 3 servers, 2 verifiers
                 time.sleep(0.05)
-            assert len(running(tmp_path)) == 5
+            assert len(running(tmp_path)) == 7
             run.send_signal(getattr(signal, how))
     until = time.monotonic() + 5
     while (running(tmp_path) or not has_ended(guard)) and time.monotonic() < until:
         time.sleep(0.05)
     assert running(tmp_path) == [] and has_ended(guard)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------- verifiers
@@ -478,6 +668,7 @@ def test_a_task_file_names_its_folder_and_verifier_relative_to_itself(shop, tmp_
 
 @pytest.mark.parametrize("changes, says", [
     ({"serve": "python3 server.py"}, "{port}"), ({"serve": 5}, "serve is 5"),
+    ({"ready": "/{tmp}"}, "ready names {tmp}"), ({"start_url": "http://127.0.0.1:{port}/?data={tmp}"}, "start_url names {tmp}"),
     ({"start_url": "http://127.0.0.1:8000/"}, "starts at"), ({"ready": "up"}, "ready is 'up'"),
     ({"cwd": "nowhere"}, "is not a folder"), ({"cwd": 3}, "cwd is 3"), ({"clock": "noon"}, "clock is 'noon'"),
     ({"private": "/api/"}, "private is '/api/'"), ({"private": ["api"]}, "private is ['api']"),

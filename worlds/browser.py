@@ -667,11 +667,15 @@ class Session:
     async def go_forward(self):
         await self._travel(1, self.page.go_forward, undo=self.page.go_back)
 
+    async def history(self) -> tuple[list[dict], int]:
+        """The tab's pages, and which of them is open."""
+        history = await self._send("Page.getNavigationHistory")
+        return history["entries"], history["currentIndex"]
+
     async def _travel(self, step: int, go, undo):
         """One step in the tab's history."""
-        history = await self._send("Page.getNavigationHistory")
-        entries = history["entries"]
-        to = history["currentIndex"] + step
+        entries, position = await self.history()
+        to = position + step
         # Each tab begins with a blank page.
         if not 0 <= to < len(entries) or entries[to]["url"] == "about:blank":
             raise ActionError("there is no further page in the history")

@@ -50,6 +50,8 @@ def tell(trajectory):
     said = re.sub(r"</?(think|answer)>", "\n", f"{turn.url}\n{turn.response}").strip()
     said = re.sub(r"\n+", "\n   ", said)
     text = f"\n-- turn {len(trajectory.turns)}: {said}"
+    if len(trajectory.turns) > 1 and trajectory.turns[-2].error:
+        text = f"\n   error: {trajectory.turns[-2].error}{text}"
     if len(trajectory.turns) == 1:
         text = f"\n== {trajectory.task['intent']}\n{text}"
     # A page or a policy must not send codes to the terminal.

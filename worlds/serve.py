@@ -1,6 +1,6 @@
 """A site started by a command: a fresh copy for each episode, and nothing is left running.
 
-    {"serve": "python3 server.py --port {port}",    started anew for each episode
+    {"serve": "python3 server.py --port {port} --data {tmp}",    started anew for each episode
      "cwd": "shop",                       where; relative to the task file
      "ready": "/",                        the server is up when this path answers
      "clock": "2026-03-07T12:00:00",      the page's clock starts here
@@ -11,8 +11,15 @@
     async with servers.serve(task, seconds=30) as played:     # played: the task with its port
         ...                                                   # play it and judge it
 
+    servers.prepare(task, seconds=30)   # starts a server now; the next `serve` of this task takes it
+    await servers.end_prepared()        # ends those that nobody has taken
+
+{tmp} is an empty folder for what a server keeps, such as an SQLite file: copies must not share it. It
+is made only for a command that names it, and is deleted with its server.
+
 A server runs in a process group of its own, which ends with the block. If this process dies first,
-guard.py ends the group. Ports come from browser.SERVED_PORTS, the only ones that pages can reach.
+guard.py ends the group and deletes the folders. Ports come from browser.SERVED_PORTS, the only ones
+that pages can reach.
 
 What stays out of reach: a server that leaves its process group (a daemon), and SIGKILL of this
 process and of the guard together. Serve in the foreground.
@@ -23,11 +30,15 @@ import itertools
 import json
 import os
 import random
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from pathlib import Path
 
 from .browser import SERVED_PORTS, EnvError, bounded, first_line, origin
@@ -104,11 +115,17 @@ async def answers(port: int, path: str) -> bool:
 class Server:
     """A running command, in a process group of its own."""
 
-    def __init__(self, command: str, cwd: str, port: int, guard: subprocess.Popen):
-        """guard: guard.py's process, which hears of the new group."""
-        self.command = command.replace("{port}", str(port))
+    def __init__(self, command: str, cwd: str, port: int, folder: Path, guard: subprocess.Popen):
+        """folder: becomes {tmp}, if the command names it. guard: guard.py's process, which hears of
+        the new group.
+        """
+        self.command = command.replace("{port}", str(port)).replace("{tmp}", shlex.quote(str(folder)))
         self.port = port
+        self.folder = folder
         self.output = b""  # its end
+        if "{tmp}" in command:
+            folder.parent.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir()
         # The shell itself tells the guard its group, by its standard input, before it runs the
         # command. If we told the guard, we could be killed in between.
         script = f'echo "+ $$" >&0; exec </dev/null\n{self.command}'
@@ -153,6 +170,15 @@ class Server:
             await asyncio.sleep(pause)  # a foreign program tells nobody that it listens now
             pause = min(2 * pause, 0.1)
 
+    async def problem(self, path: str) -> str:
+        """What is wrong with it once its episode has ended; "" if it still answers."""
+        if self.process.poll() is not None:
+            return f"ended ({self.ending()}) before the episode did"
+        with contextlib.suppress(EnvError):
+            if await bounded(answers(self.port, path), GRACE, "asking a server"):
+                return ""
+        return f"did not answer at {path} any more when the episode ended"
+
     def ending(self) -> str:
         """How its first process ended."""
         status = self.process.returncode
@@ -161,7 +187,7 @@ class Server:
         return f"exit status {status}"
 
     def kill(self):
-        """Ends the whole group; returns when the first process has ended."""
+        """Ends the whole group; returns when the first process has ended. Deletes the folder."""
         group = self.process.pid
         with contextlib.suppress(OSError):  # nobody is left
             os.killpg(group, signal.SIGTERM)
@@ -170,6 +196,8 @@ class Server:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
         self.process.wait()
+        # If the rest of the group still writes, the guard deletes what is left.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     async def end(self):
         await asyncio.to_thread(self.kill)
@@ -206,8 +234,10 @@ class Servers:
     def __init__(self, out: Path):
         """out: the run's directory. servers.log there gets the last output of those that fail."""
         self.log = out / "servers.log"
+        self.folders = Path(tempfile.gettempdir()) / f"servers-{uuid.uuid4().hex}"  # one for each {tmp}
         self.guard = None  # its process while there are servers
         self.running = 0
+        self.prepared = []  # (task, its start) of the servers that `serve` has not taken yet
         first = random.SystemRandom().randrange(len(SERVED_PORTS))  # ranks begin at different ports
         self.ports = itertools.cycle(SERVED_PORTS[first:] + SERVED_PORTS[:first])
 
@@ -217,16 +247,41 @@ class Servers:
 
         seconds: the time that a server has until its first answer.
         """
-        self.begin()
+        start = self.take(task, seconds)
         try:
-            server = await self.start(task, seconds)
-            try:
-                yield with_port(task, server.port)
-            finally:
-                if server.process.poll() is not None:
-                    self.keep_output(task, server, f"ended ({server.ending()}) before the episode did")
-                await self.end(server)
+            server = await start
+            yield with_port(task, server.port)
+            problem = await server.problem(task.get("ready", "/"))
+            if problem:
+                self.keep_output(task, server, problem)
         finally:
+            await self.undo(start)
+
+    def prepare(self, task: dict, seconds: float):
+        """Starts a server for the next `serve` of this task, and returns at once."""
+        start = asyncio.ensure_future(self.start(task, seconds))
+        self.prepared.append((task, start))
+
+    def take(self, task: dict, seconds: float) -> asyncio.Future:
+        """The start of a server for this task: a prepared one, or one that begins now."""
+        for number, (prepared, start) in enumerate(self.prepared):
+            if prepared is task:
+                del self.prepared[number]
+                return start
+        return asyncio.ensure_future(self.start(task, seconds))
+
+    async def end_prepared(self):
+        """Ends the prepared servers that nobody has taken."""
+        while self.prepared:
+            _, start = self.prepared.pop()
+            await self.undo(start)
+
+    async def undo(self, start: asyncio.Future):
+        """Ends the server of a start, whether it is up, on its way or has failed."""
+        start.cancel()  # does nothing if it is up
+        await asyncio.wait([start])
+        if not start.cancelled() and start.exception() is None:
+            await self.end(start.result())
             self.finish()
 
     def begin(self):
@@ -234,8 +289,8 @@ class Servers:
         if self.guard is None or self.guard.poll() is not None:
             script = Path(__file__).parent / "guard.py"
             self.guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script)], start_new_session=True, bufsize=0,
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                [sys.executable, "-I", "-S", str(script), str(self.folders)], start_new_session=True,
+                bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.running += 1
 
     def finish(self):
@@ -246,10 +301,20 @@ class Servers:
             self.guard = None
 
     async def start(self, task: dict, seconds: float) -> Server:
-        """A server that answers. If another program takes its port, a further port is tried."""
+        """A server that answers; `undo` ends it."""
+        self.begin()
+        try:
+            return await self.try_ports(task, seconds)
+        except BaseException:  # no server came up, or the run ends
+            self.finish()
+            raise
+
+    async def try_ports(self, task: dict, seconds: float) -> Server:
+        """As `start`. If another program takes its port, a further port is tried."""
         for attempt in range(TRIES):
             port = free_port(self.ports)
-            server = Server(task["serve"], task.get("cwd", "."), port, self.guard)
+            folder = self.folders / uuid.uuid4().hex
+            server = Server(task["serve"], task.get("cwd", "."), port, folder, self.guard)
             try:
                 await server.answer_within(task.get("ready", "/"), seconds)
                 return server

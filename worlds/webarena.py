@@ -350,6 +350,10 @@ def check_served(task: dict, found: Findings):
         found.faults.append(f'ready is {ready!r:.60}; make it a path on the server, such as "/"')
     if not isinstance(task.get("cwd", "."), str):
         found.faults.append(f"cwd is {task['cwd']!r:.60}; make it the name of a folder")
+    for key in ("cwd", "ready", "start_url", "eval"):
+        if "{tmp}" in str(task.get(key)):
+            found.faults.append(f"{key} names {{tmp}}; only serve can, since each episode has a folder of "
+                                "its own")
 
 
 def check_page_settings(task: dict, found: Findings):

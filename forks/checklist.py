@@ -1,0 +1,269 @@
+"""Rewards finer than 0 and 1: a checklist (CM2, arXiv 2602.12268) or F1 (ASTRA, arXiv 2601.21558).
+
+    r_i  = sum_c w_c [episode i meets check c] / sum_c w_c            --reward checks
+    r_i  = 2 P R / (P + R),  R = that sum,  P = checks met / turns    --reward f1
+    A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
+
+The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
+them at once, at the end. e_ij is what turn j earned: the part of r_i (--reward checks) that comes from
+checks it was the first to meet. The term with k adds up to 0 over an episode: it moves credit between
+its turns. Success stays 0 or 1, and every table counts that.
+
+In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
+put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
+get likelier, most of all those of the turn that filled the cart.
+
+    python forks/checklist.py --model runs/bc --out runs/checklist
+
+Checks are tested before each action, on the page as it stands, and by the judge at the end. The tests
+before an action read the agent's page and its address and open nothing, so the episode goes on as it would
+without them. So a check of the address or of the page left open counts if it held after any turn. A check
+of another page counts if the judge finds it at the end; if the agent was on that page when it first
+held, that turn earned it, else the whole episode did. The answer is known at the end.
+
+A task may say more about its checks, in the judge's order: those of the answer, the address, the verifier,
+the page left open, other pages. A check counts once those that it needs are met. An episode that never
+meets a required check earns nothing:
+
+    "eval": {..., "checklist": [{"weight": 2}, {"needs": [0]}, {"required": true}]}
+
+Differs from CM2: a program checks, not a model; a failed required check costs the reward and does not
+end the episode; the success is an item (--success-weight 0: it is not). Our tasks have one user turn,
+so CM2's levels "trajectory" and "turn" coincide, and its steps are our turns; we leave out its discount of
+late steps. Differs from ASTRA: P is at most 1. A check that holds by accident or for a moment pays as well:
+an address that must contain /trips/ is also that of /trips/new. Give such a check needs, and watch the
+success, not the reward.
+
+Differs from mgrpo.py: `reward` and `advantages`; `collect` looks at the checks before each action.
+"""
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
+
+import mgrpo
+from compress import Trajectory
+from evaluate import contents_checks, located_text, tidy, url_match
+from worlds.browser import ENV_FAILED, bounded
+
+
+@dataclass
+class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
+    out: str = "runs/checklist"  # the run's directory; at the end it is also the checkpoint
+    # Checklist
+    reward: str = "checks"       # checks: the weights met; f1: of that and of the checks met a turn
+    success_weight: float = 1.0  # of the success; a check has 1 unless its task says otherwise
+    turn_credit: float = 1.0     # k, how much more the turn gets that first meets a check
+
+
+class Item(NamedTuple):
+    """What a task says about one of its checks."""
+    weight: float = 1.0
+    needs: tuple = ()       # numbers of the checks that must be met first
+    required: bool = False  # whether an episode without it earns nothing
+
+
+class Part(NamedTuple):
+    """A part of a task's "eval", which makes one or more checks."""
+    place: str           # answer, url, verify, last (the page left open), or another page's address
+    target: dict | None  # of program_html
+    n_checks: int
+
+
+def parts(task: dict) -> list[Part]:
+    """The parts in the judge's order. Only the task decides it, so a resumed run has the same."""
+    spec = task["eval"]
+    made = []
+
+    def add(place: str, contents: dict, target=None):
+        # fuzzy_match, which a model judges, is one check.
+        plain = {kind: references for kind, references in contents.items() if kind != "fuzzy_match"}
+        n = len(contents_checks(plain, None, place)) + len(contents) - len(plain)
+        made.append(Part(place, target, n))
+
+    if "string_match" in spec["eval_types"]:
+        add("answer", spec["reference_answers"])
+    for kind in ("url_match", "verify"):
+        if kind in spec["eval_types"]:
+            made.append(Part(kind, None, 1))
+    if "program_html" in spec["eval_types"]:
+        here = [target for target in spec["program_html"] if target["url"] == "last"]
+        elsewhere = [target for target in spec["program_html"] if target["url"] != "last"]
+        for target in here + elsewhere:
+            add(target["url"], target["required_contents"], target)
+    return made
+
+
+def checklist(task: dict) -> list[Item]:
+    """What the task says about each of its checks. Raises ValueError."""
+    n = sum(part.n_checks for part in parts(task))
+    with suppress(TypeError):  # of another type than we ask for
+        items = [Item(**entry) for entry in task["eval"].get("checklist", [{}] * n)]
+        weights = [item.weight for item in items]
+        possible = meet(items, [True] * len(items), {}, turn=0)
+        if len(items) == len(possible) == n and min(weights) >= 0 and sum(weights) > 0:
+            return items
+    raise ValueError(f"task {task['task_id']}: eval.checklist needs an entry for each of the judge's {n} "
+                     "checks: a weight (0 or more), needs (numbers of checks, not in a circle), required.")
+
+
+def meet(items: list[Item], holds: list[bool], met: dict, turn: int | None) -> dict:
+    """Adds to met, {check: turn}, the checks that hold and have what they need; returns it."""
+    before = None
+    while before != len(met):  # a check that is met now may be what another one needs
+        before = len(met)
+        for c, item in enumerate(items):
+            if holds[c] and all(need in met for need in item.needs):
+                met.setdefault(c, turn)
+    return met
+
+
+# ------------------------------------------------------------------------------ during the episode --
+
+
+def can_read(part: Part, url: str) -> bool:
+    """Whether the page at `url` shows what a part asks for, with no more than a look."""
+    target = part.target
+    if target is None or target.get("prep_actions") or target["locator"].strip().startswith("func:"):
+        return False
+    if "fuzzy_match" in target["required_contents"]:
+        return False
+    return part.place == "last" or tidy(part.place) == tidy(url)
+
+
+async def look(task: dict, page) -> list[bool]:
+    """Which checks hold, as far as the page as it stands shows. It neither acts nor waits."""
+    url = page.url
+    spec = task["eval"]
+    holds = []
+    for part in parts(task):
+        if part.place == "url_match":
+            holds.append(url_match(url, spec["reference_url"], spec.get("url_note")))
+        elif can_read(part, url):
+            text = await located_text(page, part.target, url)
+            made = contents_checks(part.target["required_contents"], text, "page")
+            holds += [check.passed for check in made]
+        else:
+            holds += [False] * part.n_checks
+    return holds
+
+
+class Watched:
+    """The task's side of an episode, `env`, that also looks at the checks before each action.
+
+    tau.seen: {check: the turn, from 0, after which it first held; -1: it held at the start}.
+    """
+
+    def __init__(self, env, timeout: float):
+        self.env = env
+        self.timeout = timeout
+        self.visible = env.visible
+        self.reset = env.reset
+        self.enter = env.enter
+        self.score = env.score
+
+    async def watch(self, session, tau: Trajectory):
+        await self.env.watch(session, tau)
+        if len(tau.turns) == 1:
+            tau.seen = {}
+        with suppress(*ENV_FAILED):  # a page that cannot be read now is one look less
+            looking = look(tau.task, session.page)
+            holds = await bounded(looking, self.timeout, "looking at the checks")
+            meet(checklist(tau.task), holds, tau.seen, turn=len(tau.turns) - 2)
+
+
+# ------------------------------------------------------------------------------- after the episode --
+
+
+def checks_met(tau: Trajectory) -> dict[int, int | None]:
+    """{check that the episode met: the turn that met it; None: unknown; -1: it held at the start}."""
+    items = checklist(tau.task)
+    seen = getattr(tau, "seen", {})
+    holds = []
+    turns = []  # in which the judge's verdict at the end would date it
+    for part in parts(tau.task):
+        passing = part.place in ("url_match", "last")
+        last_turn = len(tau.turns) - 1 if passing or part.place == "answer" else None
+        for c in range(len(holds), len(holds) + part.n_checks):
+            _, passed, _ = tau.checks[c]
+            holds.append(passed or (passing and c in seen))
+            turns.append(seen.get(c, last_turn))
+
+    met = meet(items, holds, {}, turn=None)
+    if any(item.required and c not in met for c, item in enumerate(items)):
+        return {}
+    return {c: turns[c] for c in met}
+
+
+class Checklist(mgrpo.MGRPO):
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
+        if cfg.reward not in ("checks", "f1"):
+            raise ValueError(f"--reward {cfg.reward}: use checks or f1.")
+        if cfg.success_weight < 0:
+            raise ValueError(f"--success-weight {cfg.success_weight:g}: it must not be negative.")
+
+    def collect(self, tasks, env, step, tick=run.ignore):
+        """mgrpo.py's, with a look at the checks before each action."""
+        for task in tasks:
+            checklist(task)  # raises before anything is played
+        return super().collect(tasks, Watched(env, self.cfg.timeout), step, tick)
+
+    def earnings(self, tau: Trajectory) -> list[tuple[int | None, float]]:
+        """(turn, part of the whole reward) of each check that was met, in the judge's order."""
+        items = checklist(tau.task)
+        total = sum(item.weight for item in items) + self.cfg.success_weight
+        met = checks_met(tau)
+        out = [(met[c], items[c].weight / total) for c in sorted(met)]
+        if tau.success:
+            out.append((None, self.cfg.success_weight / total))  # the whole episode earned it
+        return out
+
+    def reward(self, tau):
+        if tau.status != "ok":
+            return 0.0
+        recall = sum(part for _, part in self.earnings(tau))
+        if self.cfg.reward == "checks" or recall == 0:
+            return recall
+        precision = min(1.0, len(checks_met(tau)) / max(len(tau.turns), 1))
+        return 2 * precision * recall / (precision + recall)
+
+    def advantages(self, group):
+        valid = [tau for tau in group if tau.status == "ok"]
+        r = [tau.reward for tau in valid]
+        if len(valid) < 2 or min(r) == max(r):
+            return []
+        baseline = mean(r)
+        for tau in valid:
+            tau.advantage = tau.reward - baseline
+            e = [0.0] * len(tau.turns)
+            for turn, part in self.earnings(tau):
+                if turn is not None and turn >= 0:
+                    e[turn] += part
+            for turn, e_j in zip(tau.turns, e):
+                turn.advantage = self.cfg.turn_credit * (e_j - mean(e))
+        return valid
+
+    def learn_from(self, episodes, step):
+        """mgrpo.py's, and how many groups train although all of them fail, or all succeed."""
+        rows, metrics = super().learn_from(episodes, step)
+        training = {id(row.tau) for row in rows}
+        revived = 0
+        for start in range(0, len(episodes), self.cfg.G):
+            group = episodes[start:start + self.cfg.G]
+            successes = {tau.success for tau in group if id(tau) in training}
+            revived += len(successes) == 1
+        metrics["groups_revived"] = int(run.all_sum([revived]))
+        return rows, metrics
+
+
+if __name__ == "__main__":
+    main = partial(mgrpo.main, Method=Checklist)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")

@@ -1,0 +1,151 @@
+"""Learn from what the world says back (ECHO, arXiv 2605.24517): M-GRPO, and predict the next page.
+
+    L = L_mgrpo - lambda mean_o( log pi(o | h_j, a_j, o_before) )
+
+The mean is over all tokens o that tell what a response a_j changed: the lines of the next page that this
+page did not have, its error line and title among them. They are the site's tokens and not the policy's, so
+they have no advantage, no ratio and no clip. It is the cross-entropy of pre-training.
+
+In PyTorch terms: M-GRPO ignores what the site answered, and learns nothing at all from a group that fails
+as a whole. But each answer shows what a click does, or why it failed, and it is there already. Predicting it
+trains the policy's layers to know the site.
+
+    leaf of turn j:   page s_j   response a_j   Round j+1   lines of s_{j+1} that s_j did not have
+                      ------ mgrpo.py's ------  unscored    scored by the new term
+
+Under compression no later context shows s_j whole, so the lines are appended to the leaf of the turn that
+caused them. They come after the response: by causality its log-probs stay as they were.
+
+    python forks/feedback.py --model runs/bc --out runs/feedback
+
+Differs from the paper (of which we had the abstract and summaries): only changed lines, since a page
+mostly repeats the last one, and --feedback-tokens of a page at most; the mean is over the tokens of the
+step, not of an episode. As there, all valid episodes teach, those of dropped groups as well, but only by
+this term. Log-probs are those at the sampling temperature, as in all of mgrpo.py. Metrics such as the
+entropy also count the responses of dropped groups.
+
+feedback_loss is in nats a token. A model that never learned to write pages, such as the sandbox's small
+base, starts near 15. There the default weight outdoes the policy loss: choose a smaller one.
+
+Differs from mgrpo.py: `learn_from` appends, `score` scores the appended, `loss` adds the term.
+"""
+import os
+import re
+import sys
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
+
+import torch
+
+import mgrpo
+from compress import CUT, Chat, Row, trajectory_rows, user_text
+from model import token_logprobs
+
+
+@dataclass
+class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
+    out: str = "runs/feedback"   # the run's directory; at the end it is also the checkpoint
+    # Feedback
+    feedback: float = 0.05       # lambda, the weight of the next page's cross-entropy
+    feedback_tokens: int = 64    # the most tokens of one page to predict
+
+
+ID = re.compile(r"\d+(?=</| = | \()")  # of an element, as an observation writes it: <a>red lamp 5</a>
+
+
+def news(before: str, after: str) -> str:
+    """The lines of a page that the page before it did not have. Ids do not count: each page has its own.
+
+    Lines about the action before (errors and notes) are new each time.
+    """
+    old = [ID.sub("", line) for line in before.splitlines() if not line.startswith(("error: ", "note: "))]
+    lines = after.removesuffix(CUT).splitlines()
+    new = [ID.sub("", line) for line in lines]
+    changed = []
+    for kind, _, _, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind in ("insert", "replace"):
+            changed += lines[start:stop]
+    return "\n".join(changed)
+
+
+def append_feedback(chat: Chat, row: Row, limit: int) -> int:
+    """Appends to a row's leaf what its response changed; returns how many tokens of it count.
+
+    row.after is true for these, and false for the beginning of their message.
+    """
+    turns = row.tau.turns
+    t = turns.index(row.turn)
+    if t + 1 == len(turns):
+        return 0  # nobody saw what came of it
+    text = news(row.turn.observation, turns[t + 1].observation)
+    empty = chat.opening("user", user_text(row.tau.task, t + 1, ""))
+    message = chat.opening("user", user_text(row.tau.task, t + 1, text))
+    n_frame = len(os.path.commonprefix([empty, message]))
+    message = message[:n_frame + limit]
+    n_news = len(message) - n_frame
+    if n_news == 0:
+        return 0  # nothing changed
+    closing = chat.past_response(row.turn.action_ids)[row.n_action:]
+    row.leaf = row.leaf + closing + message
+    row.after = [False] * (len(closing) + n_frame) + [True] * n_news
+    return n_news
+
+
+class Feedback(mgrpo.MGRPO):
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
+        if cfg.feedback < 0 or cfg.feedback_tokens < 1:
+            raise ValueError(f"--feedback {cfg.feedback:g} --feedback-tokens {cfg.feedback_tokens}: "
+                             "give a weight of at least 0, and at least 1 token.")
+
+    def learn_from(self, episodes, step):
+        rows, metrics = super().learn_from(episodes, step)
+        # 1) The valid episodes of the groups that were dropped: their actions weigh nothing.
+        training = {id(row.tau) for row in rows}
+        for tau in episodes:
+            if tau.status == "ok" and id(tau) not in training:
+                dropped = trajectory_rows(self.chat, tau)
+                for row in dropped:
+                    row.weight = 0.0
+                rows += dropped
+
+        # 2) What the world said, appended to each row.
+        n_news = sum(append_feedback(self.chat, row, self.cfg.feedback_tokens) for row in rows)
+        n_actions = sum(row.n_action for row in rows)
+        n_news, n_actions = run.all_sum([n_news, n_actions]).tolist()
+        self.n_news = max(n_news, 1)
+        self.n_actions = n_actions
+        metrics["feedback_tokens"] = int(n_news)
+        return rows, metrics
+
+    def score(self, batch, inputs):
+        """Scores actions and feedback in one pass; keeps the feedback's log-probs for `loss`."""
+        action_BT = inputs["action_BT"]
+        news_BT = torch.zeros_like(action_BT)
+        for row, (_, stop, _, _) in zip(batch, inputs["segments"]):
+            start = stop - len(row.after)
+            news_BT[0, start:stop] = torch.tensor(row.after, device=self.device)
+        both_BT = action_BT | news_BT
+        logp_M, entropy_M, hidden_MD = token_logprobs(self.model, **{**inputs, "action_BT": both_BT},
+                                                      temperature=self.cfg.temperature)
+        is_action_M = action_BT[both_BT]
+        self.logp_news = logp_M[~is_action_M]
+        return logp_M[is_action_M], entropy_M[is_action_M], hidden_MD[is_action_M]
+
+    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+        loss, metrics = super().loss(batch, logp_N, logp_ref_N, hidden_ND)
+        total = -self.logp_news.sum()  # of the micro-batch
+        # `update` divides metrics by the number of action tokens.
+        metrics["feedback_loss"] = total.item() * self.n_actions / self.n_news
+        return loss + self.cfg.feedback * total / self.n_news, metrics
+
+
+if __name__ == "__main__":
+    main = partial(mgrpo.main, Method=Feedback)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")

@@ -1,0 +1,102 @@
+"""Histories longer than the context, after KLong (arXiv 2602.17547): a window over the turns.
+
+    first(t) = max(0, ceil((t + 1 - W) / (W - O))) (W - O)
+    h_t      = system, turns 0 ... P-1, turns max(P, first(t)) ... t-1, s_t
+
+Turn t sees the P pinned turns (turn 0 states the task) and the newest turns, itself included. The window
+grows to W turns; then it drops the oldest W - O at once, so O earlier turns stay. For P = 1, W = 6, O = 3:
+
+    t = 5 sees 0 1 2 3 4;   t = 6 sees 0, 3 4 5;   t = 8 sees 0, 3 4 5 6 7;   t = 9 sees 0, 6 7 8
+
+The turns under one position of the window are a sub-trajectory with a trunk of its own. All of them share
+the episode's advantage, every response trains once, and the overlap is context only. So L is mgrpo.py's.
+
+In PyTorch terms: compression keeps every past response, so after enough turns these alone fill the
+context and the episode ends. Here the history stays bounded. Rollout samples from the same ids that training
+scores (compress.trunk), so logp_gap stays at rounding. Why the window moves by several turns: each
+move changes what comes right after the pinned turns, so the KV cache restarts there. Between two moves it
+only grows.
+
+Stages: the longest episodes would come first and all fail. Of S stages, equal shares of the steps, stage k
+allows max_turns k / S turns, so that rewards come early.
+
+    python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
+
+Differs from the paper (of which we had the abstract and summaries): it splits a teacher's demonstrations,
+made with the whole history in view; our policy samples under the window. It first clones such splits, and
+schedules minutes, not turns.
+evaluate.py knows no window; --held-out plays under it, without the stages.
+
+Differs from mgrpo.py: chat.dropped says which turns the history leaves out; `collect` plays by stages.
+"""
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
+
+import mgrpo
+
+
+@dataclass
+class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
+    out: str = "runs/klong"      # the run's directory; at the end it is also the checkpoint
+    # The window
+    window: int = 6              # W, the most turns in it, the current one included
+    overlap: int = 3             # O, earlier turns that stay in it when it moves
+    pinned: int = 1              # P, turns at the beginning that stay for good
+    # Stages
+    stages: int = 3              # S, steps in which max_turns grows to its value; 1: none
+
+
+def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
+    """The earlier turns that turn t no longer sees. It grows by window - overlap turns at a time."""
+    stride = window - overlap
+    too_many = max(0, t + 1 - window)
+    moves = -(-too_many // stride)  # rounded up
+    first = moves * stride
+    return range(pinned, max(pinned, first))
+
+
+def turns_allowed(step: int, cfg: Config) -> int:
+    """max_turns of the step's stage."""
+    stage = step * cfg.stages // cfg.steps + 1
+    return max(1, cfg.max_turns * stage // cfg.stages)
+
+
+class KLong(mgrpo.MGRPO):
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
+        if cfg.pinned < 1:
+            raise ValueError(f"--pinned {cfg.pinned}: give at least 1; the first turn states the task.")
+        if not 0 <= cfg.overlap < cfg.window:
+            raise ValueError(f"--overlap {cfg.overlap}: it must be below --window {cfg.window}.")
+        if not 1 <= cfg.stages <= cfg.steps:
+            raise ValueError(f"--stages {cfg.stages}: give 1 to --steps {cfg.steps}.")
+        chat.dropped = partial(dropped, window=cfg.window, overlap=cfg.overlap, pinned=cfg.pinned)
+
+    def collect(self, tasks, env, step, tick=run.ignore):
+        """mgrpo.py's, with the stage's max_turns."""
+        whole = self.cfg
+        self.cfg = replace(whole, max_turns=turns_allowed(step, whole))
+        episodes = super().collect(tasks, env, step, tick)
+        self.cfg = whole
+        return episodes
+
+    def learn_from(self, episodes, step):
+        """mgrpo.py's, and what the window did."""
+        rows, metrics = super().learn_from(episodes, step)
+        trunks = len({id(row.trunk) for row in rows})
+        trained = len({id(row.tau) for row in rows})
+        trunks, trained = run.all_sum([trunks, trained]).tolist()
+        metrics["turns_allowed"] = turns_allowed(step, self.cfg)
+        metrics["windows"] = trunks / max(trained, 1)  # sub-trajectories an episode
+        return rows, metrics
+
+
+if __name__ == "__main__":
+    main = partial(mgrpo.main, Method=KLong)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")

@@ -1,0 +1,259 @@
+"""A page of losses: what came after GRPO, one function each.
+
+    L = - sum over tokens of weight [ J - beta KL ]
+
+    --loss    A                   J, of each token                              weights
+    grpo      (r - mean) / std    min(rho A, clip(rho, 0.8, 1.2) A)             --loss-norm
+    dr_grpo   r - mean            as in grpo                                    constant
+    maxrl     (r - mean) / mean   as in grpo                                    --loss-norm
+    dapo      as in grpo          min(rho A, clip(rho, 0.8, 1.28) A)            token
+    gspo      as in grpo          min(s A, clip(s, 0.9997, 1.0004) A)           paper
+    cispo     as in grpo          stop_gradient(min(rho, 5)) A log pi           token
+    masked    as in grpo          as in grpo; 0 if A < 0 and the response       --loss-norm
+                                  has a mean log(pi_old / pi) > delta
+
+r are the rewards of one task's episodes, s is the geometric mean of rho over a response. The weights
+are those of mgrpo.py's --loss-norm: "token" and "paper" make the sum a mean.
+
+In PyTorch terms: each of these losses has the gradient of a weighted cross-entropy, - push log pi. On
+the policy that sampled, where rho = 1, push is A, whatever J is. The next updates of the same batch
+find rho away from 1, and only there does J matter. assets/losses.svg draws push over rho.
+
+The papers have one response an episode. Here a "sequence" of GSPO and of the mask is a response, not an
+episode: each response has a context of its own and is one row, which no micro-batch splits. What is
+summed over a whole batch, all its ranks and micro-batches, stands in the weights (mgrpo.weigh).
+
+    python forks/losses.py --loss cispo --model runs/bc --out runs/cispo
+
+Differs from the papers: DAPO's penalty for overlong responses is left out, and its refilled groups are
+a flag, --refill, because they cost episodes. MiniMax names no bound for CISPO's ratio, DeepSeek no
+delta; we take what others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho.
+GSPO's clip range was chosen for long responses: on the sandbox, one update at lr 3e-4 moves responses
+so far that 64% of the tokens get no further push (16 tasks, seed 31); with --eps 0.05, 14%. Not all of
+these papers were read in full: formulas and numbers are also from abstracts and public code.
+
+Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
+has no effect where the table names another one. clip_frac counts the tokens without a push, and the
+metric loss of cispo says nothing, as only its gradient is defined by the method.
+"""
+import random
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
+
+import torch
+
+import mgrpo
+from mgrpo import per_token, sampled_logps
+
+
+@dataclass
+class Config(mgrpo.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
+    out: str = "runs/losses"     # the run's directory; at the end it is also the checkpoint
+    # Losses
+    loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
+    eps: float | None = None     # clip range of the ratio, below 1; None: the loss's own
+    eps_high: float | None = None  # the same above 1; None: eps if that is given, else the loss's own
+    delta: float = 0.5           # of masked: a failed response with a larger drift is dropped, in nats
+    refill: int = 0              # rounds that replace groups of equal rewards by groups of other tasks
+
+
+@dataclass
+class Tokens:
+    """The N action tokens of some responses, one response after the other."""
+    logp: torch.Tensor      # (N,) log pi, in nats
+    logp_old: torch.Tensor  # (N,) log pi when they were sampled
+    A: torch.Tensor         # (N,) advantages
+    lengths: list[int]      # tokens of each response
+
+    @property
+    def log_rho(self):
+        return self.logp - self.logp_old
+
+    def response_mean(self, x_N):
+        """(N,): at each token the mean of x over its response."""
+        means_R = torch.stack([part.mean() for part in x_N.split(self.lengths)])
+        counts_R = torch.tensor(self.lengths, device=x_N.device)
+        return means_R.repeat_interleave(counts_R)
+
+
+# ------------------------------------------- the advantages A, from the rewards r of a group's episodes
+
+
+def standardized(r):
+    """GRPO (arXiv 2402.03300, section 4.1.2): A = (r - mean) / std.
+
+    In a group with few successes each of them pushes hard, in one with few failures each of those.
+    """
+    return (r - r.mean()) / r.std()
+
+
+def dr_grpo(r):
+    """Dr. GRPO (arXiv 2503.20783, section 3.2): A = r - mean, and a constant in place of the length.
+
+    Without std, groups with few successes or few failures push less than in GRPO; with a constant
+    length, every token of a long failure pushes as hard as those of a short one.
+    """
+    return r - r.mean()
+
+
+def maxrl(r):
+    """MaxRL (arXiv 2602.02710, algorithm 1): A = (r - mean) / mean, for rewards of 0 or 1.
+
+    It maximizes log p, not the chance of success p: every failure pushes by -1 and a success by
+    (1 - p) / p, so the rarer success is, the harder it pushes.
+    """
+    return (r - r.mean()) / r.mean()
+
+
+# ------------------------------------------------------ the surrogates J, (N,), one number for each token
+
+
+def clipped(rho_N, A_N, cfg: Config):
+    """PPO (arXiv 1707.06347, eq. 7): min(rho A, clip(rho, 1 - eps, 1 + eps_high) A)."""
+    return torch.min(rho_N * A_N, rho_N.clamp(1 - cfg.eps, 1 + cfg.eps_high) * A_N)
+
+
+def grpo(t: Tokens, cfg: Config):
+    """GRPO (arXiv 2402.03300, eq. 3): J = min(rho A, clip(rho, 0.8, 1.2) A).
+
+    A token pushes by rho A until it is 20% likelier (A > 0) or less likely (A < 0), then no more.
+    """
+    return clipped(t.log_rho.exp(), t.A, cfg)
+
+
+def dapo(t: Tokens, cfg: Config):
+    """DAPO (arXiv 2503.14476, eq. 8): J = min(rho A, clip(rho, 0.8, 1.28) A), a mean over all tokens.
+
+    A token of a success pushes until it is 28% likelier, which gives rare tokens more room to rise.
+    """
+    return clipped(t.log_rho.exp(), t.A, cfg)
+
+
+def gspo(t: Tokens, cfg: Config):
+    """GSPO (arXiv 2507.18071, eq. 5 and 7): J = min(s A, clip(s, 1 - 3e-4, 1 + 4e-4) A).
+
+    s = (pi(a) / pi_old(a))^(1/|a|), a mean over responses. All tokens of a response push equally
+    hard, or none does once the response as a whole has moved; single tokens may move far.
+    """
+    s_N = t.response_mean(t.log_rho).exp()
+    return clipped(s_N, t.A, cfg)
+
+
+def cispo(t: Tokens, cfg: Config):
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): J = stop_gradient(min(rho, 5)) A log pi.
+
+    No token ever stops pushing: those that GRPO's clip would stop go on, by at most 5 A.
+    """
+    weight_N = t.log_rho.exp().clamp(1 - cfg.eps, 1 + cfg.eps_high).detach()
+    return weight_N * t.A * t.logp
+
+
+def masked(t: Tokens, cfg: Config):
+    """DeepSeek-V3.2 (arXiv 2512.02556, eq. 8 and 9): J of GRPO, but 0 for failures that have drifted.
+
+    A response with A < 0 that is by now unlikely, by more than delta nats a token, pushes no more:
+    not even its tokens that have become likelier, which GRPO pushes down the harder.
+    """
+    drift_N = -t.response_mean(t.log_rho.detach())
+    dropped_N = (t.A < 0) & (drift_N > cfg.delta)
+    return grpo(t, cfg).masked_fill(dropped_N, 0.0)
+
+
+# ----------------------------------------------------------------------------------------- the method
+
+LOSSES = {
+    # --loss   A             J       eps   eps_high  --loss-norm; None: as given
+    "grpo":    (standardized, grpo,   0.2,  0.2,  None),
+    "dr_grpo": (dr_grpo,      grpo,   0.2,  0.2,  "constant"),
+    "maxrl":   (maxrl,        grpo,   0.2,  0.2,  None),
+    "dapo":    (standardized, dapo,   0.2,  0.28, "token"),
+    "gspo":    (standardized, gspo,   3e-4, 4e-4, "paper"),
+    "cispo":   (standardized, cispo,  1.0,  4.0,  "token"),
+    "masked":  (standardized, masked, 0.2,  0.2,  None),
+}
+
+
+def own_settings(cfg: Config) -> Config:
+    """The loss's own clip range, unless flags give another one, and its own --loss-norm."""
+    if cfg.loss not in LOSSES:
+        raise ValueError(f"--loss {cfg.loss}: use one of {', '.join(LOSSES)}.")
+    _, _, eps, eps_high, norm = LOSSES[cfg.loss]
+    if cfg.eps is not None:
+        eps = cfg.eps
+        eps_high = cfg.eps
+    if cfg.eps_high is not None:
+        eps_high = cfg.eps_high
+    return replace(cfg, eps=eps, eps_high=eps_high, loss_norm=norm or cfg.loss_norm)
+
+
+def push(J, t: Tokens, cfg: Config):
+    """(N,): d (sum of J) / d log pi of each token: which way the loss pushes it, and how hard."""
+    logp_N = t.logp.detach().requires_grad_()
+    with torch.enable_grad():
+        total = J(replace(t, logp=logp_N), cfg).sum()
+    return torch.autograd.grad(total, logp_N)[0]
+
+
+class Losses(mgrpo.MGRPO):
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(own_settings(cfg), chat, model, reference, optimizer, device)
+        self.A, self.J, *_ = LOSSES[cfg.loss]
+
+    def advantages(self, group):
+        training = mgrpo.group_advantages(group)  # drops groups of equal rewards
+        if training:
+            r = torch.tensor([tau.reward for tau in training], dtype=torch.float64)
+            for tau, A_i in zip(training, self.A(r).tolist()):
+                tau.advantage = A_i
+        return training
+
+    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+        device = logp_N.device
+        t = Tokens(logp_N, sampled_logps(batch, device),
+                   A=per_token([row.advantage for row in batch], batch, device),
+                   lengths=[row.n_action for row in batch])
+        weight_N = per_token([row.weight for row in batch], batch, device)
+        delta_N = logp_ref_N - logp_N
+        kl_N = delta_N.exp() - delta_N - 1  # as in mgrpo_loss
+        loss = -(weight_N * (self.J(t, self.cfg) - self.cfg.beta * kl_N)).sum()
+        without_push_N = (push(self.J, t, self.cfg) == 0) & (t.A != 0)
+        return loss, {"kl": kl_N.sum().item(), "clip_frac": without_push_N.sum().item()}
+
+    # DAPO's dynamic sampling (section 3.2 there), for any loss.
+
+    def choose_tasks(self, tasks, step):
+        """mgrpo.py's choice. The other tasks, in random order, are there to refill the batch."""
+        chosen = super().choose_tasks(tasks, step)
+        others = [task for task in tasks if task not in chosen]
+        self.spare = random.Random(f"{self.cfg.seed}/spare {step}").sample(others, len(others))
+        return chosen
+
+    def collect(self, tasks, env, step, tick=run.ignore, **search):
+        """Plays the tasks; then, --refill times, one other task for each group that will not train."""
+        episodes = super().collect(tasks, env, step, tick, **search)
+        for _ in range(self.cfg.refill):
+            missing = self.cfg.batch - self.groups_that_train(episodes)
+            more = self.spare[:missing]
+            self.spare = self.spare[missing:]
+            if not more:
+                break
+            episodes += super().collect(more, env, step, tick, **search)
+        return episodes
+
+    def groups_that_train(self, episodes) -> int:
+        """How many, over all ranks."""
+        G = self.cfg.G
+        groups = [episodes[start:start + G] for start in range(0, len(episodes), G)]
+        training = [group for group in groups if mgrpo.group_advantages(group)]
+        return int(run.all_sum([len(training)]))
+
+
+if __name__ == "__main__":
+    main = partial(mgrpo.main, Method=Losses)
+    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"eps": None}}, start="runs/bc")

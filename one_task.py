@@ -1,0 +1,398 @@
+"""One task from the command line: a policy plays it, or you show how it is done.
+
+    python rollout.py http://127.0.0.1:7770/ "set my city to Oslo" --model runs/mgrpo --watch
+    python rollout.py http://127.0.0.1:7770/ "set my city to Oslo" --record demos.jsonl
+    python rollout.py "http://127.0.0.1:{port}/" "set my city to Oslo" --serve "python3 site.py {port}"
+
+--record opens a window, and you do the task. Whatever you click, type or choose is carried out as an
+action of the agent, on an element of the page as the agent reads it (worlds/recorder.js says how to
+use the window). When you are done, close the window and type the answer. Then, without a window,
+
+    1. nothing is done, to see what the site looks like;
+    2. your steps are replayed, and a check is made of what has become different: the state of the
+       site, the address, your answer;
+    3. they are replayed once more. If that passes the check and doing nothing does not, the
+       demonstration is appended to demos.jsonl (python bc.py --data demos.jsonl) and the task to
+       demos.tasks.json. Look at its check: it may ask for too much or too little.
+
+Between the replays a site must forget what was done. Start it by --serve, so that each gets a fresh copy.
+"""
+import run  # first: it prepares OpenMP before torch loads
+
+import asyncio
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import model
+from compress import Chat, Trajectory, format_response, open_chat
+from evaluate import Environment, SiteSettings, evaluate_js, visit
+from rollout import ACTIONS, Call, actions_help, play, rollout
+from worlds import onlooker, recorder, webarena
+from worlds.browser import ENV_FAILED, ActionError, Browser, sites_of
+
+
+@dataclass
+class Config(SiteSettings):
+    """Every knob is a flag; the comment behind it is its --help."""
+    url: str = ""  # where the task starts; with --serve it holds {port}
+    task: str = ""  # what to do, in a sentence
+    model: str = ""  # checkpoint directory or hub id (default: runs/mgrpo, for --record worlds/base)
+    watch: bool = False  # play in a window, at a person's pace
+    record: str | None = None  # show it yourself, in a window; the demonstration goes into this file
+    serve: str | None = None  # the command that starts the site, such as "python3 site.py --port {port}"
+    cwd: str = "."  # the folder in which that command runs
+    temperature: float = 0.0  # 0: greedy
+    seed: int = 0  # of sampling, at a temperature above 0
+
+
+def checkpoint_of(cfg) -> str:
+    return cfg.model or ("worlds/base" if cfg.record else "runs/mgrpo")
+
+
+def task_of(cfg: Config) -> dict:
+    """The task in WebArena's schema, with a check that only fills the place. Raises ValueError."""
+    row = {"task_id": 0, "sites": [urlsplit(cfg.url).netloc.partition(":")[0] or "site"],
+           "intent": cfg.task, "start_url": cfg.url, "storage_state": None,
+           "eval": {"eval_types": ["url_match"], "reference_url": cfg.url}}
+    if cfg.serve:
+        row.update(serve=cfg.serve, cwd=cfg.cwd)
+    tasks, _, faults = webarena.check_rows([row], Path())
+    if faults:
+        raise ValueError(f"{faults[0].partition(': ')[2]}.")
+    webarena.check_reach(tasks, {})
+    return tasks[0]
+
+
+# ------------------------------------------------------------------------------- a policy plays it --
+
+
+class Unjudged(Environment):
+    """The task's side of an episode that nobody judges. Prints what the agent thinks and does."""
+
+    async def watch(self, session, trajectory: Trajectory):
+        if not self.visible:
+            onlooker.tell(trajectory)
+        await super().watch(session, trajectory)
+
+    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+        return 0.0
+
+
+def ending(trajectory: Trajectory, cfg: Config) -> str:
+    """Why an episode ended."""
+    if trajectory.status != "ok":
+        return f"the environment failed: {trajectory.checks[0][2]}"
+    if trajectory.answer is not None:
+        return f"the agent exited; its answer: {trajectory.answer or '(none)'}"
+    if len(trajectory.turns) == cfg.max_turns:
+        return f"the agent used up its {cfg.max_turns} turns (--max-turns)"
+    return "the history filled the context (--max-context)"
+
+
+def play_once(cfg: Config, task: dict):
+    checkpoint = checkpoint_of(cfg)
+    device = run.init_dist()
+    chat = open_chat(checkpoint, actions_help())
+    policy = model.load(checkpoint, model.computing_dtype(device), device)
+    env = Unjudged({}, "runs/one-task", cfg, visible=cfg.watch)
+    playing = rollout(policy, chat, [task], env=env, settings=cfg, seed=cfg.seed,
+                      temperature=cfg.temperature)
+    [trajectory] = asyncio.run(playing)
+    print(f"\n== after {len(trajectory.turns)} turns {ending(trajectory, cfg)}")
+
+
+# --------------------------------------------------------------------------------- a person shows it --
+
+ELEMENT = re.compile(r"<([a-z]+)>([^<]*?) ?([0-9]+)(?: =[^<]*)?</\1>")  # as page.js writes it
+
+THOUGHTS = {  # in the phrases of the sandbox's experts
+    "Click": "click {name}",
+    "Right Click": "click {name} with the right button",
+    "Hover": "hover over {name}",
+    "Type": "type {argument} into {name}",
+    "Search": "search for {argument}",
+    "Select Dropdown Option": "choose {argument} as {name}",
+    "Press Enter": "press enter",
+    "Scroll Up": "scroll up",
+    "Scroll Down": "scroll down",
+    "Go Backward": "go back",
+    "Go Forward": "go forward",
+    "Switch Tab": "go to tab {argument}",
+    "Wait": "wait",
+}
+
+
+class Step(NamedTuple):
+    """An action, its element told by what the agent reads: ids may be others in the next episode."""
+    action: str
+    argument: str | None
+    tag: str   # of the element; "": the action needs none
+    name: str
+    rank: int  # how many elements of this tag and name stand above it
+
+    def thought(self) -> str:
+        return THOUGHTS[self.action].format(name=self.name, argument=self.argument)
+
+
+def step_of(wish: recorder.Wish, page: str) -> Step:
+    """page: the observation whose ids the wish uses."""
+    above = Counter()
+    for tag, name, number in ELEMENT.findall(page):
+        if int(number) == wish.element:
+            return Step(wish.name, wish.argument, tag, name, above[tag, name])
+        above[tag, name] += 1
+    return Step(wish.name, wish.argument, tag="", name="", rank=0)
+
+
+def find(step: Step, page: str) -> str | None:
+    """The id of a step's element on a page."""
+    same = [number for tag, name, number in ELEMENT.findall(page) if (tag, name) == step[2:4]]
+    return same[step.rank] if step.rank < len(same) else None
+
+
+async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[Step], str]:
+    """(what a person did in a window until it was closed, the address of the last page)."""
+    steps = []
+    sites = sites_of([task], cfg.allow)
+    async with Browser(cfg, sites, visible=True) as browser, env.enter(browser, task) as played:
+        session = await browser.open({**played, "script": recorder.SCRIPT})
+        person = recorder.Person(session)
+        print(f"The task: {task['intent']}\nDo it in the window, then close the window.")
+        while True:
+            try:
+                url, page = await session.observe()
+            except ENV_FAILED:
+                if session.browser_context.pages:
+                    raise
+                break  # it was closed meanwhile
+            wish = await person.next()
+            if wish is None:
+                break
+            step = step_of(wish, page)
+            call = Call(wish.name, wish.argument, None if wish.element is None else str(wish.element))
+            try:
+                await session.execute(call.name, ACTIONS[call.name].run, *call.given())
+            except ActionError as problem:
+                print(f"   {problem}")
+                continue
+            steps.append(step)
+            print(f"{len(steps):>2}. {step.thought()}")
+    return steps, general(url, played)
+
+
+def general(url: str, played: dict) -> str:
+    """An address of a played task, without the port of its server."""
+    if "serve" not in played:
+        return url
+    port = urlsplit(played["start_url"]).port
+    return url.replace(f":{port}", ":{port}")
+
+
+# ---------------------------------------------------------------------------- replayed, and checked --
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def response_to(step: Step, page: str, chat: Chat) -> str | None:
+    """The response that carries out a step; None: its element is not on the page."""
+    parts = [f"action={quoted(step.action)}"]
+    comment = ""
+    if step.argument is not None:
+        parts.append(f"argument={quoted(step.argument)}")
+    if step.tag:
+        number = find(step, page)
+        if number is None:
+            return None
+        parts.append(f"element={quoted(number)}")
+        comment = f"# Element: {step.name} {number}\n"
+    return format_response(step.thought(), f"{comment}do({', '.join(parts)})", chat.think)
+
+
+class Replay:
+    """A policy that carries out steps and then exits with an answer."""
+
+    def __init__(self, steps: list[Step], answer: str, chat: Chat):
+        self.steps = steps
+        self.answer = answer
+        self.chat = chat
+        self.lost = None  # a step whose element was not there
+
+    async def act(self, trajectory: Trajectory, slot: int):
+        turn = len(trajectory.turns) - 1
+        response = None
+        if turn < len(self.steps):
+            step = self.steps[turn]
+            response = response_to(step, trajectory.turns[-1].observation, self.chat)
+            if response is None:
+                self.lost = step
+        if response is None:
+            thought = f"the answer is {self.answer}" if self.answer else "all is done"
+            message = quoted(self.answer or "done")
+            response = format_response(thought, f"exit(message={message})", self.chat.think)
+        return [*self.chat.encode(response, ours=True), self.chat.end_id], [], True
+
+
+class Looking(Environment):
+    """Looks at what an episode leaves instead of judging it."""
+
+    def __init__(self, *given, address: str):
+        """address: a page of the site, opened anew when the episode has ended."""
+        super().__init__(*given)
+        self.address = address
+
+    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+        self.url = general(page.url, task)
+        self.shown = await text_of(page)
+        port = urlsplit(task["start_url"]).port
+        await visit(page, self.address.replace("{port}", str(port)))
+        self.state = await text_of(page)
+        self.settings = await evaluate_js(page, SETTINGS)
+        return 0.0
+
+
+TEXT = "document.body.innerText"
+# What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
+SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
+  const selector = el.id ? '#' + CSS.escape(el.id) : `[name="${CSS.escape(el.getAttribute('name'))}"]`;
+  const read = `document.querySelector('${selector}')`;
+  return ['value', 'checked', 'ariaChecked', 'ariaPressed', 'ariaSelected', 'className']
+    .filter(key => el.type !== 'hidden' && /^(string|boolean)$/.test(typeof el[key]))
+    .map(key => [`${read}.${key}`, String(el[key])]);
+}))"""
+
+
+async def text_of(page) -> list[str]:
+    text = await evaluate_js(page, TEXT)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
+    """At most two lines that only `after` has: those with something that was typed, if there are any."""
+    told = []
+    for line in after:
+        is_time = re.search(r"\d:\d\d", line)
+        if line not in before and line not in told and 2 < len(line) < 120 and not is_time:
+            told.append(line)
+    with_typed = [line for line in told if any(text in line for text in typed)]
+    return (with_typed or told)[:2]
+
+
+def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: list[str]) -> list[dict]:
+    """Values of "eval" that what was done may be told by, the best first."""
+    answers = {"eval_types": ["string_match"], "reference_answers": {"must_include": [answer]}}
+
+    def on_page(url: str, locator: str, contents: dict) -> dict:
+        target = {"url": url, "locator": locator, "required_contents": contents}
+        check = {"eval_types": ["program_html"], "program_html": [target]}
+        if answer:
+            check = {**answers, **check, "eval_types": ["string_match", "program_html"]}
+        return check
+
+    possible = []
+    state = news(nothing.state, replayed.state, typed)
+    if state:
+        possible.append(on_page(replayed.address, TEXT, {"must_include": state}))
+    for locator, value in replayed.settings.items():
+        if nothing.settings.get(locator, value) != value:
+            possible.append(on_page(replayed.address, locator, {"exact_match": value}))
+            break
+    if answer:
+        possible.append(answers)
+    elif replayed.url != nothing.url:
+        possible.append({"eval_types": ["url_match"], "reference_url": replayed.url})
+    shown = news(nothing.shown, replayed.shown, typed)
+    if shown:
+        possible.append(on_page("last", TEXT, {"must_include": shown}))
+    return possible
+
+
+def record(cfg: Config, task: dict):
+    """Lets a person show the task; keeps demonstration and task if a replay bears them out."""
+    chat = open_chat(checkpoint_of(cfg), actions_help())
+    onlooker.require_display()
+    watching = watch_person(task, Environment({}, "runs/one-task", cfg), cfg)
+    steps, address = asyncio.run(watching)
+    answer = ask("The answer, if the task asks for one: ")
+    settings = replace(cfg, max_turns=len(steps) + 1, concurrency=1)
+
+    def played(steps: list[Step], answer: str, env: Environment, check: dict | None = None) -> Trajectory:
+        policy = Replay(steps, answer, chat)
+        checked = {**task, "eval": check or task["eval"]}
+        playing = play(policy.act, chat, [checked], env=env, settings=settings)
+        [trajectory] = asyncio.run(playing)
+        if trajectory.status != "ok":
+            raise ValueError(f"nothing was recorded: the environment failed ({trajectory.checks[0][2]}).")
+        if policy.lost:
+            raise ValueError(f"nothing was recorded: in the replay there was nothing to "
+                             f"“{policy.lost.thought()}”; does the site start afresh (--serve)?")
+        return trajectory
+
+    # 1) and 2) What a site looks like after nothing, and after these steps.
+    looks = []
+    for some, said in (([], ""), (steps, answer)):
+        env = Looking({}, "runs/one-task", cfg, address=address)
+        played(some, said, env)
+        looks.append(env)
+    typed = [step.argument for step in steps if step.argument]
+
+    # 3) The first check that passes a replay, and does not pass when nothing is done.
+    judge = Environment({}, "runs/one-task", cfg)
+    for check in possible_checks(*looks, answer, typed):
+        if played([], "", judge, check).success:
+            continue
+        demonstration = played(steps, answer, judge, check)
+        if demonstration.success:
+            keep(Path(cfg.record), {**task, "eval": check}, demonstration, chat)
+            return
+    raise ValueError("nothing was recorded: no check passes after your steps and fails when nothing is done; "
+                     "does the site start afresh for each episode (--serve)?")
+
+
+def ask(question: str) -> str:
+    try:
+        return input(question).strip()
+    except EOFError:
+        return ""
+
+
+def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
+    """Appends the demonstration to `file` and the task to the task file beside it."""
+    tasks_file = file.with_suffix(".tasks.json")
+    tasks = webarena.read_rows(str(tasks_file)) if tasks_file.exists() else []
+    task = {**task, "task_id": len(tasks)}
+    demonstration.task = task
+    with run.writing(tasks_file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tasks_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps([*tasks, task], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(demonstration.to_json(chat, split="train")) + "\n")
+        temporary.replace(tasks_file)
+    print(f"{file}: {len(demonstration.turns)} turns, replayed. {tasks_file}: task {task['task_id']}, with "
+          f"the check {json.dumps(task['eval'], ensure_ascii=False)}")
+
+
+# -------------------------------------------------------------------------------------- the script --
+
+
+def main(cfg: Config):
+    task = task_of(cfg)
+    if cfg.record:
+        record(cfg, task)
+    else:
+        play_once(cfg, task)
+
+
+def command_line():
+    run.command_line(main, Config, __doc__, start=checkpoint_of, positional=("url", "task"))
+
+
+if __name__ == "__main__":
+    command_line()

@@ -1,0 +1,322 @@
+"""One task from the command line: played by a policy, or shown by a person and replayed."""
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+import bc
+import one_task
+import worlds
+from one_task import Config, Step, find, news, possible_checks, step_of
+from worlds import onlooker, recorder
+from worlds.browser import Browser, Session
+from worlds.recorder import Person, Wish
+
+# A site with a state: a city and a size. Its page counts what it hears of its field.
+SITE = '''
+import http.server, sys, urllib.parse
+state = {"city": "rome", "size": "small", "news": ""}
+HOME = "<title>home</title> <a href=/settings>settings</a> <a href=/about>about</a>"
+FORM = """<title>settings</title><a href=/settings>settings</a><form method=post><input name=city aria-label=city value="%(city)s" oninput="heard.textContent++">
+<select name=size aria-label=size><option>small<option>large</select><button>save</button></form>
+<label><input type=checkbox id=news %(news)s onchange="location = '/settings?news=' + this.checked">news</label>
+<p id=heard>0</p><p>lives in %(city)s and wears %(size)s"""
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if "news=" in self.path: state["news"] = "checked" if "true" in self.path else ""
+        page = {"/settings": FORM % state, "/about": "<title>about</title> founded in 1912"}.get(self.path.split("?")[0], HOME)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(page.encode())
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        state.update(urllib.parse.parse_qsl(body))
+        self.do_GET()
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+'''
+
+PAGE = """<title>shop</title><style>nav div {display: none} nav:hover div {display: block}</style>
+<nav><a href="#menu">menu</a><div><a href="#lamps">lamps</a></div></nav>
+<input aria-label=city value=rome oninput="heard.textContent++"> <select aria-label=size><option>small<option>large</select>
+<button onclick="said.textContent = 'saved'">save</button><p id=heard>0</p><p id=said>not yet</p>
+<p id=plain>words only</p><div style="height: 3000px"></div>"""
+
+
+# ------------------------------------------------------------------------- a person becomes an agent
+
+
+def shown(run, site, page, *doings):
+    """What a person asks for: doings act with a real mouse and keyboard -> (the wishes, the session's last page)."""
+    async def test():
+        async with Browser(one_task.Config(), None) as browser:
+            session = await browser.open({"start_url": site({"/": page, "/two": "<title>two</title>"}), "script": recorder.SCRIPT})
+            said, wishes = [], []
+            person = Person(session, say=said.append)
+            for do, expected in doings:
+                for _ in range(expected):
+                    _, text = await session.observe()
+                    wish, _ = await asyncio.gather(asyncio.wait_for(person.next(), 20), do(session.page))
+                    do = rest
+                    wishes.append((wish, text))
+                    if wish:
+                        call = one_task.Call(wish.name, wish.argument, None if wish.element is None else str(wish.element))
+                        await session.execute(wish.name, one_task.ACTIONS[wish.name].run, *call.given())
+            _, text = await session.observe()
+            await session.close()
+            return [step_of(wish, page) for wish, page in wishes], text, said
+    return run(test())
+
+
+async def rest(page):
+    """The last motion asked for two things."""
+
+
+async def press(page, selector, **how):
+    await asyncio.sleep(0.2)  # people do not click before the page is there
+    box = await page.locator(selector).bounding_box()
+    await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, **how)
+
+
+def presses(selector, **how):
+    return lambda page: press(page, selector, **how)
+
+
+async def type_oslo(page):
+    await press(page, "input")
+    await page.keyboard.press("Control+A")
+    await page.keyboard.type("oslo")
+
+
+async def type_and_save(page):
+    await type_oslo(page)
+    await press(page, "button")
+
+
+def test_a_click_is_held_back_and_carried_out_by_the_agent(run, site):
+    steps, text, _ = shown(run, site, PAGE, (presses("button"), 1))
+    assert steps == [Step("Click", None, "button", "save", 0)]
+    assert "saved" in text
+
+
+def test_a_text_is_typed_once_and_before_the_click_that_ends_it(run, site):
+    steps, text, _ = shown(run, site, PAGE, (type_and_save, 2))
+    assert steps == [Step("Type", "oslo", "input", "city", 0), Step("Click", None, "button", "save", 0)]
+    assert "= oslo</input>" in text and "saved" in text
+    assert "\n1\n" in text  # the page heard of it once, when the agent typed it
+
+
+def test_a_pause_and_enter_end_a_text_as_well(run, site):
+    async def enter(page):
+        await type_oslo(page)
+        await page.keyboard.press("Enter")
+
+    assert shown(run, site, PAGE, (type_oslo, 1))[0] == [Step("Type", "oslo", "input", "city", 0)]
+    assert shown(run, site, PAGE, (enter, 1))[0] == [Step("Search", "oslo", "input", "city", 0)]
+
+
+def test_a_dropdown_is_chosen_from_by_the_agent(run, site):
+    async def choose(page):
+        await asyncio.sleep(0.2)
+        await page.locator("select").focus()
+        await page.keyboard.press("ArrowDown")
+
+    steps, text, _ = shown(run, site, PAGE, (choose, 1))
+    assert steps == [Step("Select Dropdown Option", "large", "select", "size", 0)]
+    assert "<select>size 2 = large (" in text
+
+
+@pytest.mark.parametrize("keys, name, argument", [("PageDown", "Scroll Down", None), ("PageUp", "Scroll Up", None),
+                                                  ("Alt+0", "Switch Tab", "0"), ("Enter", "Press Enter", None)])
+def test_keys_that_stand_for_actions(run, site, keys, name, argument):
+    async def do(page):
+        await asyncio.sleep(0.2)
+        await page.keyboard.press(keys)
+
+    assert shown(run, site, PAGE, (do, 1))[0] == [Step(name, argument, "", "", 0)]
+
+
+def test_a_menu_under_the_mouse_is_opened_first(run, site):
+    async def open_menu(page):
+        await asyncio.sleep(0.2)
+        await page.mouse.move(20, 20)
+        await press(page, "nav div a")
+
+    steps, _, _ = shown(run, site, PAGE, (open_menu, 2))
+    assert [step.thought() for step in steps] == ["hover over menu", "click lamps"]
+
+
+def test_what_an_agent_cannot_see_is_not_done(run, site):
+    async def words_then_button(page):
+        await press(page, "#plain")
+        await press(page, "button")
+
+    steps, _, said = shown(run, site, PAGE, (words_then_button, 1))
+    assert [step.name for step in steps] == ["save"] and "nothing was done" in said[0]
+
+
+def test_the_windows_back_button_becomes_an_action(run, site):
+    page = '<title>one</title><a href="/two">two</a>'
+
+    async def back(page):
+        await asyncio.sleep(0.2)
+        await page.go_back()
+
+    steps, text, _ = shown(run, site, page, (presses("a"), 1), (back, 1))
+    assert [step.action for step in steps] == ["Click", "Go Backward"] and "title: one" in text
+
+
+def test_a_closed_window_is_the_end(run, site):
+    async def close(page):
+        await asyncio.sleep(0.2)
+        await page.context.close()
+
+    async def test():
+        async with Browser(one_task.Config(), None) as browser:
+            session = await browser.open({"start_url": site({"/": PAGE}), "script": recorder.SCRIPT})
+            person = Person(session)
+            await session.observe()
+            asyncio.ensure_future(close(session.page))
+            return await asyncio.wait_for(person.next(), 10)
+    assert run(test()) is None
+
+
+# -------------------------------------------------------------------------------- steps and checks
+
+
+def test_a_step_is_told_by_name_and_found_again_under_another_id():
+    page = "<a>edit 0</a> lamp <a>edit 1</a>\n<input>city 2 = rome</input>"
+    step = step_of(Wish("Click", None, 1), page)
+    assert step == Step("Click", None, "a", "edit", 1)
+    assert find(step, "<button>new 0</button> <a>edit 1</a> <a>edit 7</a>") == "7"
+    assert find(step, "<a>edit 1</a>") is None
+
+
+def test_news_are_lines_that_only_the_second_text_has():
+    assert news(["a lamp"], ["a lamp", "saved at 12:30", "all is well", "ok", "more", "most"], ["oslo"]) == ["all is well", "more"]
+    assert news(["a lamp", "rome"], ["a lamp", "saved at 12:30", "all is well", "oslo is your city", "ok", "more"], ["oslo"]) \
+        == ["oslo is your city"]
+
+
+class Look:
+    address = "http://x/settings"
+
+    def __init__(self, state, url="http://x/", shown=(), checked="false"):
+        self.state, self.url, self.shown = state, url, list(shown)
+        self.settings = {"document.querySelector('#spell').checked": checked}
+
+
+SPELL = {"url": Look.address, "locator": "document.querySelector('#spell').checked", "required_contents": {"exact_match": "true"}}
+
+
+@pytest.mark.parametrize("after, answer, kinds", [
+    (Look(["oslo"]), "", [["program_html"]]),
+    (Look(["oslo"]), "12", [["string_match", "program_html"], ["string_match"]]),
+    (Look(["rome"], checked="true"), "", [["program_html"]]),
+    (Look(["rome"], "http://x/about", ["founded"]), "", [["url_match"], ["program_html"]]),
+    (Look(["rome"], "http://x/about"), "12", [["string_match"]]),
+    (Look(["rome"]), "", [])])
+def test_the_check_follows_from_what_was_done(after, answer, kinds):
+    possible = possible_checks(Look(["rome"]), after, answer, [])
+    assert [check["eval_types"] for check in possible] == kinds
+    if after.settings != Look([]).settings:
+        assert possible[0]["program_html"] == [SPELL]
+
+
+# --------------------------------------------------------------------------- recorded, from end to end
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch, checkpoint, capsys):
+    """recorded(task, motions, answer): records with a scripted hand -> what was printed."""
+    (tmp_path / "site.py").write_text(SITE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(onlooker, "require_display", lambda: None)
+    monkeypatch.setattr(one_task, "Browser", lambda cfg, sites, visible: Browser(cfg, sites))
+    listen = Person.listen
+
+    def record(task, motions, answer="", **flags):
+        left = iter(motions)
+
+        async def listen_to_hand(person):
+            told, _ = await asyncio.gather(listen(person), next(left)(person.session.page))
+            return told
+
+        monkeypatch.setattr(Person, "listen", listen_to_hand)
+        monkeypatch.setattr("builtins.input", lambda _: answer)
+        serve = f"{sys.executable} site.py {{port}}"
+        one_task.main(Config(**dict(url="http://127.0.0.1:{port}/", task=task, record="demos/a.jsonl", serve=serve, timeout=10,
+                                    model=str(checkpoint), max_context=4000, max_new_tokens=100) | flags))
+        return capsys.readouterr().out
+    return record
+
+
+async def close(page):
+    await asyncio.sleep(0.2)
+    await page.context.close()
+
+
+def test_a_recording_becomes_a_demonstration_and_a_task(recorded, tmp_path, chat):
+    out = recorded("live in oslo", [presses("a[href='/settings']"), type_and_save, rest, close])
+    assert "type oslo into city" in out and "4 turns, replayed" in out
+    [task] = json.loads((tmp_path / "demos/a.tasks.json").read_text())
+    [target] = task["eval"]["program_html"]
+    assert target["url"] == "http://127.0.0.1:{port}/settings"
+    assert target["required_contents"] == {"must_include": ["lives in oslo and wears small"]}
+    [demonstration] = bc.read_demonstrations(tmp_path / "demos/a.jsonl", chat)
+    assert [turn.response.partition("</think>")[0].removeprefix("<think>").strip() for turn in demonstration.turns] \
+        == ["click settings", "type oslo into city", "click save", "all is done"]
+    assert worlds.load_tasks("demos/a.tasks.json", {})[0]["intent"] == "live in oslo"
+
+
+def test_an_answer_is_asked_for_and_checked(recorded, tmp_path):
+    recorded("when was it founded?", [presses("a[href='/about']"), close], answer="1912")
+    recorded("go to settings", [presses("a[href='/settings']"), close])
+    tasks = json.loads((tmp_path / "demos/a.tasks.json").read_text())
+    assert [task["task_id"] for task in tasks] == [0, 1]
+    assert tasks[0]["eval"] == {"eval_types": ["string_match"], "reference_answers": {"must_include": ["1912"]}}
+    assert tasks[1]["eval"] == {"eval_types": ["url_match"], "reference_url": "http://127.0.0.1:{port}/settings"}
+
+
+def test_a_setting_that_no_text_tells_is_checked(recorded, tmp_path):
+    recorded("get news", [presses("a[href='/settings']"), presses("#news"), presses("a[href='/settings']"), close])
+    [task] = json.loads((tmp_path / "demos/a.tasks.json").read_text())
+    assert [(target["locator"], target["required_contents"]) for target in task["eval"]["program_html"]] \
+        == [("document.querySelector('#news').checked", {"exact_match": "true"})]
+
+
+def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded, tmp_path):
+    with pytest.raises(ValueError, match="no check passes"):
+        recorded("do nothing", [close])
+    assert not (tmp_path / "demos").exists()
+
+
+# ---------------------------------------------------------------------------------- the command line
+
+
+def command(*given, **env):
+    return subprocess.run([sys.executable, "rollout.py", *given], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+
+
+def test_one_task_is_played_and_told(site, checkpoint):
+    done = command(site({"/": PAGE}), "save it", "--model", str(checkpoint), "--max-turns", "2", "--max-context", "2000",
+                   "--max-new-tokens", "8", "--text-only")
+    assert done.returncode == 0, done.stderr
+    assert "== save it" in done.stdout and "-- turn 2" in done.stdout
+    assert "after 2 turns the agent used up its 2 turns" in done.stdout
+
+
+@pytest.mark.parametrize("given, says", [
+    ((), "required: url, task"),
+    (("http://127.0.0.1:9/", "save it"), "cannot reach http://127.0.0.1:9/"),
+    (("nowhere", "save it"), "start_url is 'nowhere'"),
+    (("http://127.0.0.1:9/", "save it", "--serve", "true"), "serve is 'true'")])
+def test_what_is_wrong_is_one_sentence(given, says):
+    done = command(*given)
+    assert done.returncode and says in done.stderr and "Traceback" not in done.stderr

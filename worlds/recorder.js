@@ -1,0 +1,183 @@
+// Chromium runs this in every document while a person shows how a task is done (recorder.py). What the person
+// does is held back from the page and becomes a wish. The agent's own executor then carries it out, so the page
+// sees what it will see from an agent, and a demonstration holds nothing that an agent cannot do.
+//
+//   a click       is held back. In a field, the first one only places the cursor
+//   typed text    is shown by its field, but the page does not hear of it until the person goes on: by Enter,
+//                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it anew.
+//                 Rich editors hear of it at once
+//   a dropdown    is put back to what it was, and the agent chooses
+//   keys          Enter, Page Up, Page Down, Alt+Left, Alt+Right, Alt+0 to Alt+7 for tabs. Others do nothing
+//                 outside of fields, except for moving the focus and scrolling
+(() => {
+  const RECORDER = Symbol.for('recorder'), ELEMENTS = Symbol.for('elements');
+  const IDLE = 1500;  // ms without a key after which a text counts as typed
+  // state: 'hold' everything back; 'listen': the same, and make wishes; 'act': let the agent's own events pass.
+  let shared = {state: 'hold', wishes: [], nodes: [], wake: null};
+  try {
+    shared = window.top[RECORDER] ?? shared;  // a frame tells its page
+  } catch { /* the page is another site's */ }
+  Object.defineProperty(window, RECORDER, {value: shared});
+
+  // ---- wishes
+
+  const keep = node => shared.nodes.push(node) - 1;
+  const hand = () => {
+    if (!shared.wake || !shared.wishes.length) return;
+    shared.state = 'hold';
+    shared.wake(shared.wishes.shift());
+    shared.wake = null;
+  };
+  const wish = (kind, more = {}) => {
+    shared.wishes.push({kind, ...more});
+    hand();
+  };
+  shared.next ??= () => new Promise(wake => {
+    shared.state = 'listen';
+    shared.wake = wake;
+    hand();
+  });
+  // The id of the element that a node belongs to; -1 if the last observation numbered none.
+  const idOf = node => {
+    const numbered = window.top[ELEMENTS] ?? [];
+    for (let el = node; el; el = el.parentElement ?? el.getRootNode().host) {
+      const id = numbered.indexOf(el);
+      if (id >= 0) return id;
+      if (el.localName === 'label' && el.control && el.control !== node) return idOf(el.control);
+    }
+    return -1;
+  };
+  shared.idOf ??= number => {
+    const node = shared.nodes[number];
+    return node?.isConnected ? idOf(node) : -1;
+  };
+
+  // ---- fields and dropdowns
+
+  const takesText = el => el?.isContentEditable || el?.matches?.('textarea, input:not([type=button], [type=submit], '
+    + '[type=reset], [type=image], [type=checkbox], [type=radio], [type=file])') && !el.matches(':disabled, [readonly]');
+  const textOf = field => field.isContentEditable ? field.innerText : field.value;
+  const before = new WeakMap();  // a field -> its text, a dropdown -> which options were chosen
+  const remember = el => {
+    if (el?.localName === 'select') before.set(el, [...el.options].map(option => option.selected));
+    else if (takesText(el) && el !== typing) before.set(el, textOf(el));
+  };
+
+  let typing = null, idle = 0;  // the field with a text that is no wish yet
+  const typed = (kind = 'type') => {
+    clearTimeout(idle);
+    const field = typing;
+    typing = null;
+    if (!field) return false;
+    const text = textOf(field);
+    if (!field.isContentEditable) field.value = before.get(field) ?? '';
+    wish(kind, {node: keep(field), text});
+    return true;
+  };
+  const typesInto = field => {
+    if (typing !== field) typed();
+    typing = field;
+    clearTimeout(idle);
+    idle = setTimeout(typed, IDLE);
+  };
+  const chooses = select => {
+    const was = before.get(select) ?? [], options = [...select.options];
+    const changed = options.filter((option, i) => option.selected !== was[i]);
+    const chosen = changed.find(option => option.selected) ?? changed[0];
+    options.forEach((option, i) => option.selected = was[i]);
+    if (chosen) wish('select', {node: keep(select), text: chosen.label.trim()});
+  };
+
+  // ---- what the person does
+
+  const stop = event => event.stopImmediatePropagation();
+  const refuse = event => {
+    event.preventDefault();
+    stop(event);
+  };
+  const target = event => event.composedPath()[0];
+  const native = el => el?.closest?.('select') || takesText(el);  // what works only if the browser hears of it
+  let over = null;    // the element that the mouse was on before: a menu may have opened there
+  let placed = null;  // the field that has had its first click
+
+  const handlers = {
+    mouseover(event) {
+      if (idOf(target(event)) >= 0) over = target(event);
+    },
+    mousedown(event) {
+      const el = target(event);
+      if (native(el) && event.button === 0) {
+        remember(el.closest('select') ?? el);
+        stop(event);
+      } else refuse(event);
+    },
+    click(event) {
+      const el = target(event);
+      if (el.closest?.('select')) return stop(event);
+      if (takesText(el) && placed !== el) {
+        placed = el;
+        if (typing !== el) typed();
+        return stop(event);
+      }
+      refuse(event);
+      if (event.detail > 1) return;  // the second half of a double click
+      typed();
+      wish('click', {node: keep(el), over: over ? keep(over) : null});
+    },
+    contextmenu(event) {
+      refuse(event);
+      typed();
+      wish('right click', {node: keep(target(event))});
+    },
+    focusin(event) {
+      remember(target(event));
+    },
+    keydown(event) {
+      const el = target(event), {key} = event;
+      remember(el);
+      if (event.altKey && /^(ArrowLeft|ArrowRight|[0-7])$/.test(key)) {
+        refuse(event);
+        return wish(...{ArrowLeft: ['back'], ArrowRight: ['forward']}[key] ?? ['tab', {text: key}]);
+      }
+      if (/^Page(Up|Down)$/.test(key)) {
+        refuse(event);
+        return wish(key === 'PageUp' ? 'up' : 'down');
+      }
+      if (key === 'Tab') typed();
+      const newline = el.localName === 'textarea' && !event.ctrlKey;
+      if (key === 'Enter' && takesText(el) && !newline) {
+        refuse(event);
+        if (!typed('search')) wish('enter');
+      } else if (/^(Enter| )$/.test(key) && !takesText(el) && el.localName !== 'select') {
+        refuse(event);
+        if (idOf(el) >= 0) wish('click', {node: keep(el), over: null});
+        else if (key === 'Enter') wish('enter');
+      } else stop(event);
+    },
+    beforeinput(event) {
+      if (!target(event).isContentEditable) stop(event);
+    },
+    input(event) {
+      const el = target(event);
+      if (!el.isContentEditable) stop(event);
+      if (takesText(el)) typesInto(el.isContentEditable ? el.closest('[contenteditable]') : el);
+    },
+    change(event) {
+      stop(event);
+      if (target(event).localName === 'select') chooses(target(event));
+    },
+    popstate() {
+      wish('moved');  // by the window's own buttons
+    },
+  };
+  for (const type of ['pointerdown', 'pointerup', 'mouseup', 'keyup', 'keypress', 'dblclick']) handlers[type] = stop;
+  for (const type of ['auxclick', 'dragstart']) handlers[type] = refuse;
+
+  for (const [type, handle] of Object.entries(handlers)) {
+    window.addEventListener(type, event => {
+      if (!event.isTrusted || shared.state === 'act') return;
+      if (shared.state === 'listen') handle(event);
+      else if (!/^(mouseover|focusin|popstate)$/.test(type)) refuse(event);
+    }, true);
+  }
+})();

@@ -1,0 +1,121 @@
+"""A person at the window, as something that says what the agent shall do next.
+
+    session = await browser.open({**task, "script": SCRIPT})      # recorder.js, before the page's own scripts
+    person = Person(session)
+    await session.observe()
+    wish = await person.next()       # Wish("Click", element=12); None: the window was closed
+    await session.execute(...)       # the agent does it, not the person
+
+recorder.js holds back what the person does. So every step of a demonstration is an action on an element
+of the observation before it, carried out as an agent carries it out.
+"""
+import asyncio
+import contextlib
+from typing import NamedTuple
+
+from playwright.async_api import Error as PlaywrightError
+
+from .browser import read_script
+
+SCRIPT = read_script("recorder.js")
+ASK = "([name, ...given]) => window[Symbol.for('recorder')][name](...given)"
+STATE = "state => { window[Symbol.for('recorder')].state = state; }"
+
+# A wish of recorder.js -> the action that fulfills it.
+ON_ELEMENTS = {"click": "Click", "right click": "Right Click", "type": "Type", "search": "Search",
+               "select": "Select Dropdown Option"}
+OTHERS = {"enter": "Press Enter", "up": "Scroll Up", "down": "Scroll Down", "back": "Go Backward",
+          "forward": "Go Forward", "tab": "Switch Tab"}
+
+
+class Wish(NamedTuple):
+    """An action that a person asks for."""
+    name: str
+    argument: str | None = None
+    element: int | None = None
+
+
+class Person:
+    """The person at a session's window."""
+
+    def __init__(self, session, say=print):
+        """say: called with a sentence for the person."""
+        self.session = session
+        self.say = say
+        self.left = None  # a click that has to wait until a menu has opened
+        self.carry_out = session.execute
+        session.execute = self.execute
+
+    async def execute(self, *action):
+        """Session.execute, while recorder.js lets events pass."""
+        await self.set_state("act")
+        try:
+            await self.carry_out(*action)
+        finally:
+            await self.set_state("hold")
+
+    async def set_state(self, state: str):
+        # A new document begins with "hold" by itself. One that is on its way cannot be asked.
+        with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.session.page.evaluate(STATE, state), 1)
+
+    async def next(self) -> Wish | None:
+        """Waits for what the person wants. None: all tabs are closed."""
+        while True:
+            told = self.left or await self.listen()
+            self.left = None
+            if told is None:
+                return None
+            wish = await self.understand(told)
+            if wish is not None:
+                return wish
+
+    async def listen(self) -> dict | None:
+        """The next wish of recorder.js."""
+        session = self.session
+        self.tab = session.page
+        self.entries, self.position = await session.history()
+        try:
+            return await session.page.evaluate(ASK, ["next"])
+        except PlaywrightError:  # the page went elsewhere, or the tab was closed
+            await asyncio.sleep(0.3)  # until Playwright knows which
+            return {"kind": "moved"} if session.browser_context.pages else None
+
+    async def understand(self, told: dict) -> Wish | None:
+        """A wish of recorder.js as an action. None: there is none, and the person has been told why."""
+        kind = told["kind"]
+        if kind == "moved":
+            return await self.moved()
+        if kind in OTHERS:
+            return Wish(OTHERS[kind], told.get("text"))
+
+        element = await self.id_of(told["node"])
+        if element >= 0:
+            return Wish(ON_ELEMENTS[kind], told.get("text"), element)
+        # Perhaps it is in a menu that has opened under the mouse. Then an agent has to open it first.
+        if kind == "click" and told["over"] is not None:
+            menu = await self.id_of(told["over"])
+            if menu >= 0:
+                self.left = {**told, "over": None}
+                return Wish("Hover", element=menu)
+        self.say("This is nothing that an agent can see or use; nothing was done.")
+        return None
+
+    async def id_of(self, node: int) -> int:
+        """The id of a node in the last observation; -1: it has none."""
+        return await self.session.run_script(ASK, ["idOf", node])
+
+    async def moved(self) -> Wish:
+        """The page changed without the agent. What the window's buttons did, the agent shall do."""
+        session = self.session
+        if session.page is not self.tab:
+            return Wish("Switch Tab", str(session.browser_context.pages.index(session.page)))
+        await session.settle()
+        entries, position = await session.history()
+        if position == self.position - 1:
+            await session.page.go_forward(wait_until="commit")
+            return Wish("Go Backward")
+        if position == self.position + 1 and len(entries) == len(self.entries):
+            await session.page.go_back(wait_until="commit")
+            return Wish("Go Forward")
+        return Wish("Wait")
