@@ -494,13 +494,14 @@ def test_in_chromium_experts_solve_every_template_and_a_part_left_out_fails(solv
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [TRAIN, TEST, UNSEEN])
 def test_in_chromium_every_action_counts(solve, split):
-    tasks = sandbox.tasks(split, 6 * len(long.SEEN))
+    tasks = sandbox.tasks(split, 44)  # 4 of each of 11 templates, 11 of each of 4
     assert all(outcomes(solve(tasks, sandbox.expert)))
     assert not any(outcomes(solve(tasks, lambda task: lambda page: done())))
-    asked = [task for task in tasks for _ in range(2)]
     rng, policies = Random(split), {}
 
     def forgetful(task):
-        policies[len(policies)] = Forgetful(task, rng.randrange(3, 9))
-        return policies[len(policies) - 1]
-    assert sum(outcomes(solve(asked, forgetful))) < 0.1 * len(asked)  # those that make up for it
+        policies[task["task_id"]] = Forgetful(task, rng.randrange(7))  # the shortest task is 7 actions and the answer
+        return policies[task["task_id"]]
+    played = solve(tasks, forgetful)
+    solved = [tau.task["task_id"] for tau, success in zip(played, outcomes(played)) if success]
+    assert all(policies[task_id].excused for task_id in solved)
