@@ -41,7 +41,7 @@ class Config(rollout.Settings):
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
     data_split: str = "train"    # clone only the rows of --data with this "split", or with none
     demos: int = 38              # demonstrations to record: two of each template of the small tier
-    split: str = "train"         # tasks to record; full-train: all five sites, needs --max-turns 12
+    split: str = "train"         # tasks to record; full-train needs --max-turns 12, long-train 20
     cot: bool = False            # record a long chain of thought with every action
     out: str = "runs/bc"         # the run's directory; at the end it is also the checkpoint
     # Optimization

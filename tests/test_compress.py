@@ -2,6 +2,7 @@
 import itertools
 import json
 import random
+import re
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from conftest import ROOT, SPECIAL, TEXT, pad, tiny_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+import lengths
 import savings
 from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Trunk, Turn, answer_of, context, fit_page,
                       format_response, messages, micro_batches, open_chat, pack, replay, system_prompt,
@@ -410,6 +412,25 @@ def test_the_demonstration_prints_how_much_compression_and_packing_save(monkeypa
     assert [row[0] for row in table] == list(range(7)) and table[0][2] == table[0][3]
     assert all(kept > compressed for _, _, kept, compressed in table[1:])
     assert float(lines[-1].split("(")[1].split()[0]) > 1.5
+
+
+def test_the_table_of_context_lengths_says_what_the_demonstration_says(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["savings.py"])
+    savings.main()
+    rows = [list(map(int, line.split())) for line in capsys.readouterr().out.splitlines()[3:10]]
+    kept, compressed = [row[2] for row in rows], [row[3] for row in rows]
+    monkeypatch.setattr("sys.argv", ["lengths.py", str(ROOT / "assets/episode.jsonl")])
+    lengths.main()
+    text = capsys.readouterr().out
+
+    def row(name):
+        """[episodes, compressed: median, largest, every page kept: median, largest]"""
+        return [int(n) for n in re.findall("[0-9]+", re.search(f"^{name} (.*)", text, re.MULTILINE)[1])]
+    for turn in (1, 5):
+        assert row(f"context at turn {turn}") == [1, *[compressed[turn - 1]] * 2, *[kept[turn - 1]] * 2]
+    assert row("largest context") == [1, *[max(compressed)] * 2, *[max(kept)] * 2]
+    assert row("all contexts, summed") == [1, *[sum(compressed)] * 2, *[sum(kept)] * 2]
+    assert row("       9") == [1, 7, 7, 0, 7] and "context at turn 10" not in text  # its template and turns
 
 
 def test_the_episode_to_read_is_an_experts_and_comes_from_compact_pages():

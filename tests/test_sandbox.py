@@ -23,8 +23,8 @@ from conftest import ROOT
 from evaluate import SiteSettings, Environment
 from rollout import Settings, play
 from worlds import sandbox
+from worlds.sandbox import long, words
 from worlds.sandbox import server as web
-from worlds.sandbox import words
 from worlds.sandbox.experts import ELEMENT, SCRIPTS, Page, done, to_row
 from worlds.sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
 from worlds.sandbox.tasks import task as draw
@@ -419,8 +419,10 @@ def test_the_full_splits_hold_all_templates_and_share_no_world_with_any_other():
     worlds = [row["world"] for rows in splits.values() for row in rows]
     assert len(set(worlds)) == len(worlds)
     assert not FULL_SEEN.keys() & FULL_UNSEEN.keys()
-    assert FULL_SEEN.keys() | FULL_UNSEEN.keys() == SCRIPTS.keys()
-    assert len(SCRIPTS) >= 40 and len(FULL_UNSEEN) >= 8 and EASY | HARD <= SCRIPTS.keys() and not EASY & HARD
+    tiers = [FULL_SEEN, FULL_UNSEEN, long.SEEN, long.UNSEEN]
+    assert sorted(number for tier in tiers for number in tier) == sorted(SCRIPTS)
+    assert len(FULL_SEEN) + len(FULL_UNSEEN) >= 40 and len(FULL_UNSEEN) >= 8
+    assert EASY | HARD <= SCRIPTS.keys() and not EASY & HARD
     for kind in ("train", "test", "test-unseen"):
         tiers = [SPLITS[f"full-{kind}-{tier}"][1] for tier in ("easy", "medium", "hard")]
         assert all(tiers) and sum(map(len, tiers)) == len(SPLITS[f"full-{kind}"][1])
@@ -486,7 +488,7 @@ def solve(tokenizer, run, sandbox_sites, tmp_path):
             thought, action = policies[slot](trajectory.turns[-1].observation)
             return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
 
-        settings = Settings(max_turns=12, max_context=100_000, concurrency=8)
+        settings = Settings(max_turns=20, max_context=100_000, concurrency=8)
         environment = Environment(sandbox_sites, tmp_path, SiteSettings())
         return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
     return solve
@@ -609,7 +611,8 @@ def random_policy(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test", "test-unseen",
-                                   "full-train", "full-test", "full-test-unseen"])
+                                   "full-train", "full-test", "full-test-unseen",
+                                   "long-train", "long-test", "long-test-unseen"])
 def test_bounds_on_300_tasks(solve, split):
     tasks = sandbox.tasks(split, 300)
     assert all(rewards(solve(tasks, sandbox.expert)).values())

@@ -23,6 +23,10 @@ class Page:
         """The id of the first element of that name."""
         return next((number for _, found, number, _ in ELEMENT.findall(self.text) if found == name), None)
 
+    def names(self, beginning: str) -> list[str]:
+        """The names of the elements that begin so."""
+        return [name for _, name, _, _ in ELEMENT.findall(self.text) if name.startswith(beginning)]
+
     def at(self, heading: str) -> bool:
         return f"# {heading}" in self.text.splitlines()
 
@@ -81,6 +85,13 @@ def to_page(page, name, section):
         yield page.click(name)
 
 
+def to_section(page, section):
+    if not page.at(section):
+        if not page.find(section):
+            yield page.click("home")
+        yield page.click(section)
+
+
 def visit(page, heading):
     if not page.at(heading):
         yield page.click(heading)
@@ -91,6 +102,21 @@ def add(page, name, section, size=None):
     if size:
         yield page.choose("size", size)
     yield page.click("add to cart")
+
+
+def save_account(page, **fields):
+    yield from visit(page, "account")
+    yield page.click("edit account")
+    for name, value in fields.items():
+        yield page.type(name, value)
+    yield page.click("save")
+
+
+def send_post(page, title, section):
+    yield page.click("new post")
+    yield page.choose("forum", section)
+    yield page.type("title", title)
+    yield page.click("create post")
 
 
 def save_bio(page, bio):
@@ -157,9 +183,13 @@ def unless_refused(page, because="not allowed"):
 
 
 # ---- scripts
+def price_beside(name):
+    return rf"{name} [0-9]+</a> (\$[0-9]+)"
+
+
 def price(page, name, section):
     yield from to_listing(page, name, section)
-    yield page.answer(rf"{name} [0-9]+</a> (\$[0-9]+)")
+    yield page.answer(price_beside(name))
 
 
 def look_up(pattern, page, name, section):
@@ -233,11 +263,7 @@ def look_up_order(pattern, page, number):
 
 
 def set_account(page, **fields):
-    yield from visit(page, "account")
-    yield page.click("edit account")
-    for name, value in fields.items():
-        yield page.type(name, value)
-    yield page.click("save")
+    yield from save_account(page, **fields)
     yield done()
 
 
@@ -249,10 +275,7 @@ def comment(page, text, name, section):
 
 
 def create_post(page, title, section):
-    yield page.click("new post")
-    yield page.choose("forum", section)
-    yield page.type("title", title)
-    yield page.click("create post")
+    yield from send_post(page, title, section)
     yield done()
 
 
@@ -523,6 +546,173 @@ def comment_phone(page, place):
     yield done()
 
 
+# ---- scripts of the long tier
+def because(reason, steps):
+    """The steps; the thought of the first one begins with a reason. Thoughts stay in the history, pages do not."""
+    if reason:
+        thought, action = next(steps)
+        _, _, plan = thought.rpartition(" so ")  # its own reason would be one too many
+        yield f"{reason} so {plan}", action
+    yield from steps
+
+
+def read_each(page, pattern, ways):
+    """Reads a number on several pages. Takes {what it belongs to: the steps to its page}, returns {what: number}.
+
+    The thoughts list the numbers read so far.
+    """
+    seen = {}
+    for name, steps in ways.items():
+        yield from because(tally(seen), steps)
+        seen[name] = int(page.read(pattern)[1])
+    return seen
+
+
+def tally(seen):
+    return " , ".join(f"{name} {number}" for name, number in seen.items())
+
+
+def to_forum(page, reason):
+    _, action = page.switch(1)
+    yield f"{reason} so go to the forum", action
+
+
+def add_found(page, name, size=None):
+    """As `add`, but by the search."""
+    yield from to_found(page, name)
+    if size:
+        yield page.choose("size", size)
+    yield page.click("add to cart")
+
+
+def buy_three(page, one, size_one, two, size_two, three, size_three, shipping):
+    yield from add_found(page, one, size_one)
+    yield from add_found(page, two, size_two)
+    yield from add_found(page, three, size_three)
+    yield from check_out(page, shipping)
+
+
+def change_cart(page, held, quantity, gone, name, section, size):
+    yield from visit(page, "cart")
+    yield page.type(held, quantity)
+    yield page.click("update cart")
+    yield page.click(f"remove {gone}")
+    yield from add_to_cart(page, name, section, size)
+
+
+def buy_alone(page, name, section, size, shipping):
+    yield from visit(page, "cart")
+    while page.names("remove "):
+        yield page.click(page.names("remove ")[0])
+    yield from add(page, name, section, size)
+    yield from check_out(page, shipping)
+
+
+def add_most_in_stock(page, **names):
+    seen = yield from read_each(page, "stock ([0-9]+)", {name: to_found(page, name) for name in names.values()})
+    best = max(seen, key=seen.get)
+    yield from because(tally(seen), add_found(page, best))
+    yield done()
+
+
+def comment_price(page, item, item_section, name, section):
+    yield from to_listing(page, item, item_section)
+    price = page.read(price_beside(item))[1]
+    yield from to_forum(page, f"the price is {price}")
+    yield from comment(page, price, name, section)
+
+
+def count_items(page, **sections):
+    total, said = 0, ""
+    for section in sections.values():
+        yield from because(said, to_section(page, section))
+        count = items_listed(page)
+        while page.find("next page"):
+            yield page.click("next page", f"{section} {count} so click next page")
+            count += items_listed(page)
+        total += count
+        said = f"{section} {count} , {total} in all"
+    yield said, f'exit(message="{total}")'
+
+
+def items_listed(page):
+    return len(re.findall(r"</a> \$[0-9]", page.text))
+
+
+def set_accounts(page, name, city, bio):
+    yield from save_account(page, name=name, city=city)
+    yield from to_forum(page, "the shop is done")
+    yield from set_bio(page, bio)
+
+
+def three_posts(page, one, section_one, two, section_two, three, section_three, text):
+    yield from to_page(page, one, section_one)
+    yield page.click("upvote")
+    yield from to_page(page, two, section_two)
+    yield page.click("downvote")
+    yield from comment(page, text, three, section_three)
+
+
+def buy_instead(page, name, size, gone, shipping):
+    yield from visit(page, "cart")
+    yield page.click(f"remove {gone}")
+    yield from add_found(page, name, size)
+    yield from check_out(page, shipping)
+
+
+def buy_if(page, number, status, name, other, shipping):
+    yield from visit(page, "orders")
+    yield page.click(f"order {number}")
+    found = page.read("status ([a-z]+)")[1]
+    wanted = name if found == status else other
+    yield from because(f"the status is {found}", add_found(page, wanted))
+    yield from check_out(page, shipping)
+
+
+def post_and_bio(page, title, section, text, bio):
+    yield from send_post(page, title, section)
+    yield page.type("comment", text)
+    yield page.click("send")
+    yield from set_bio(page, bio)
+
+
+def dearest_order(page):
+    yield from visit(page, "orders")
+    most, said = 0, ""
+    for order in page.names("order "):
+        if not page.find(order):
+            yield from because(said, visit(page, "orders"))
+        yield page.click(order)
+        total = int(page.read(r"total \$([0-9]+)")[1])
+        most = max(most, total)
+        said = f"total ${total} and the most is ${most}"
+    yield said, f'exit(message="${most}")'
+
+
+def post_total(page, number, section):
+    yield from visit(page, "orders")
+    yield page.click(f"order {number}")
+    total = page.read(r"total (\$[0-9]+)")[1]
+    yield from to_forum(page, f"the total is {total}")
+    yield from create_post(page, total, section)
+
+
+def buy_several(page, city, quantity, name, shipping):
+    yield from save_account(page, city=city)
+    yield from add_found(page, name)
+    yield page.type(name, quantity)
+    yield page.click("update cart")
+    yield from check_out(page, shipping)
+
+
+def comment_on_most_votes(page, one, section_one, two, section_two, three, section_three, text):
+    sections = {one: section_one, two: section_two, three: section_three}
+    ways = {name: to_page(page, name, section) for name, section in sections.items()}
+    seen = yield from read_each(page, "votes ([0-9]+)", ways)
+    best = max(seen, key=seen.get)
+    yield from because(tally(seen), comment(page, text, best, sections[best]))
+
+
 SCRIPTS = {  # by intent_template_id
     1: price, 2: open_page, 3: search_product, 4: count_search, 5: add_to_cart, 6: add_to_cart, 7: remove_from_cart,
     8: set_quantity, 9: buy, 10: partial(look_up_order, "status ([a-z]+)"), 11: set_account,
@@ -537,7 +727,10 @@ SCRIPTS = {  # by intent_template_id
     61: phone, 62: partial(route_answer, "distance ([0-9]+) km"), 63: partial(route_answer, "time ([0-9]+) minutes"),
     64: save_place, 65: nearest, 66: best_rated, 67: plan_trip, 71: buy_bestseller, 72: post_to_issue,
     131: best_customer, 132: promote, 141: member_role, 142: change_role, 143: approve_as,
-    161: remove_saved, 162: show_route, 163: nearer, 171: comment_phone}
+    161: remove_saved, 162: show_route, 163: nearer, 171: comment_phone,
+    81: buy_three, 82: change_cart, 83: buy_alone, 84: add_most_in_stock, 85: comment_price, 86: count_items,
+    87: set_accounts, 88: three_posts, 89: buy_instead, 90: buy_if, 91: post_and_bio,
+    181: dearest_order, 182: post_total, 183: buy_several, 184: comment_on_most_votes}
 
 
 def chain_of_thought(task: dict, page: Page, told: list[str], thought: str) -> str:

@@ -7,72 +7,24 @@ names exists once in its world, and the world as it starts never satisfies the t
     train, dev, test, test-unseen             the small tier: 25 templates on shop and forum, up to 8 actions each
     full-train, full-test, full-test-unseen   all templates on all five sites, up to 12 actions
     full-train-easy ... full-test-unseen-hard one tier of difficulty of these
+    long-train, long-dev, long-test,          the long tier: shop and forum, 8 to 17 actions; its templates are in long.py
+    long-test-unseen
 
 Some tasks of the full splits cannot be done, for want of a role or of a route: their answer is "N/A".
 """
 
 import re
 from random import Random
-from typing import NamedTuple
 
-from . import admin, code, forum, shop
+from . import admin, code, forum, long, shop
 from . import map as atlas
+from .drafts import (ADMIN, CODE, FORUM, MAP, SHOP, Draft, PostSlots, ProductSlots, answer, at, both, cart_names, either,
+                     shows, text_of, unused_shipping)
 from .server import World
 from .words import CITIES, MONTHS, NAMES, PLACES, phrase
 
-SHOP, FORUM, ADMIN, CODE, MAP = (f"__{name}__" for name in ("SHOPPING", "REDDIT", "SHOPPING_ADMIN", "GITLAB", "MAP"))
-
-
-class Draft(NamedTuple):
-    intent: str  # with {{slots}}, which are also all that the expert is told
-    slots: dict[str, object]
-    starts: list[str]  # one of them is drawn: the deeper it lies, the shorter the way; " |AND| " opens several tabs
-    check: dict  # what this template sets of WebArena's "eval"
-
-
-# ---- checks
-def answer(**reference) -> dict:
-    return {"eval_types": ["string_match"], "reference_answers": reference}
-
-
-def at(url: str, note: str = "EXACT") -> dict:
-    return {"eval_types": ["url_match"], "reference_url": url, "url_note": note}
-
-
-def shows(*targets) -> dict:
-    """Every target is (url or "last", locator or "" for the whole page, required_contents)."""
-    html = [{"url": url, "locator": locator, "required_contents": contents} for url, locator, contents in targets]
-    return {"eval_types": ["program_html"], "program_html": html}
-
-
-def both(first: dict, second: dict) -> dict:
-    return first | second | {"eval_types": first["eval_types"] + second["eval_types"]}
-
-
-def either(possible: bool, check: dict) -> dict:
-    """The check of what can be done; otherwise the agent must find out that it cannot, and say so."""
-    return check if possible else answer(exact_match="N/A")
-
-
-def text_of(css: str) -> str:
-    return f"document.querySelector('{css}').innerText"
-
 
 # ---- the shop
-class ProductSlots:
-    """A product that the cart does not hold yet, and what templates say about it."""
-
-    def __init__(self, world, rng):
-        tables = world.sites["shop"]
-        held = {line.slug for line in tables.carts[world.user]}
-        self.fresh = [p for p in tables.products.values() if p.slug not in held]
-        self.row = rng.choice(self.fresh)
-        self.slots = {"section": self.row.category, "name": self.row.name}
-        self.url = f"{SHOP}/product/{self.row.slug}"
-        self.listing = f"{SHOP}/category/{self.row.category}"
-        self.starts = [SHOP, self.listing]
-
-
 def price(world, rng):
     p = ProductSlots(world, rng)
     return Draft("what is the price of the {{section}} item {{name}} in dollars", p.slots, p.starts,
@@ -121,13 +73,6 @@ def add_two(world, rng):
                  [p.listing], shows((f"{SHOP}/cart", text_of("#cart"), {"must_include": [p.row.name, other]})))
 
 
-def unused_shipping(world, rng, slug):
-    """A way of shipping in which no order holds the product yet: opening an old order must not pass for buying."""
-    drawn, orders = rng.choice(list(shop.SHIPPING)), world.sites["shop"].orders.values()
-    used = {order.shipping for order in orders if slug in [line.slug for line in order.lines]}
-    return drawn if drawn not in used else next(way for way in shop.SHIPPING if way not in used)
-
-
 def buy(world, rng):
     p = ProductSlots(world, rng)
     shipping = unused_shipping(world, rng, p.row.slug)
@@ -135,10 +80,6 @@ def buy(world, rng):
                  [p.url, p.listing],
                  both(at(f"{SHOP}/orders/", "GOLD in PRED"),
                       shows(("last", text_of("#order"), {"must_include": [p.row.name, f"shipping {shipping}"]}))))
-
-
-def cart_names(world) -> list[str]:
-    return [world.sites["shop"].products[line.slug].name for line in world.sites["shop"].carts[world.user]]
 
 
 def remove_from_cart(world, rng):
@@ -181,16 +122,6 @@ def set_name(world, rng):
 
 
 # ---- the forum
-class PostSlots:
-    """A post, and what templates say about it."""
-
-    def __init__(self, world, rng):
-        self.row = rng.choice(list(world.sites["forum"].posts.values()))
-        self.slots = {"name": self.row.title, "section": self.row.forum}
-        self.url = FORUM + forum.address(self.row)
-        self.starts = [FORUM, f"{FORUM}/f/{self.row.forum}"]
-
-
 def open_post(world, rng):
     post = PostSlots(world, rng)
     return Draft("open the post {{name}} in the {{section}} forum", post.slots, post.starts, at(post.url))
@@ -625,6 +556,8 @@ EASY = {1, 2, 3, 4, 7, 8, 10, 21, 22, 23, 27, 31, 33, 34, 36, 37, 49, 61, 66, 10
 HARD = {9, 38, 44, 45, 46, 47, 48, 50, 67, 71, 72, 102, 142, 143}
 SPLITS = {"train": (600, SEEN), "test": (200, SEEN), "test-unseen": (100, UNSEEN),  # default size and templates
           "dev": (5 * len(SEEN), SEEN)}  # held out, to watch training and choose by; test is for the end
+SPLITS |= {"long-train": (600, long.SEEN), "long-dev": (5 * len(long.SEEN), long.SEEN),
+           "long-test": (20 * len(long.SEEN), long.SEEN), "long-test-unseen": (25 * len(long.UNSEEN), long.UNSEEN)}
 for kind, size, templates in (("train", 600, FULL_SEEN), ("test", 300, FULL_SEEN), ("test-unseen", 150, FULL_UNSEEN)):
     SPLITS[f"full-{kind}"] = size, templates
     for tier, numbers in {"easy": EASY, "medium": templates.keys() - EASY - HARD, "hard": HARD}.items():
@@ -645,13 +578,21 @@ def tasks(split: str, n: int | None = None, template: int | None = None) -> list
     return [task(split, i) for i in range(first, size if n is None else first + n * step, step)]
 
 
+FIRST_WORLD = {"small": 0, "full": 500_000_000, "long": 600_000_000}  # by tier
+
+
+def tier_of(split: str) -> str:
+    first, _, _ = split.partition("-")
+    return first if first in FIRST_WORLD else "small"
+
+
 def world_seed(split: str, i: int) -> int:
     """Splits never share a world, however many tasks are drawn."""
     if split == "dev":  # it came last, and the other splits keep the worlds of published results
         return 400_000_000 + i
-    full = split.startswith("full-")
-    kin = [name for name in SPLITS if name.startswith("full-") == full and name != "dev"]
-    return 500_000_000 * full + len(kin) * (i + 1) + kin.index(split)
+    tier = tier_of(split)
+    kin = [name for name in SPLITS if tier_of(name) == tier and name != "dev"]
+    return FIRST_WORLD[tier] + len(kin) * (i + 1) + kin.index(split)
 
 
 def task(split: str, i: int) -> dict:
