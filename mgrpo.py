@@ -55,7 +55,7 @@ import bc
 import worlds
 from compress import Chat, Row, Trajectory, open_chat, pack, trajectory_rows
 from evaluate import SiteSettings, Environment, evaluate, figures, percent
-from model import config_json, load_for_training, save, token_logprobs, without_adapters
+from model import as_reference, config_json, load_for_training, save, token_logprobs
 from rollout import actions_help, rollout
 
 
@@ -293,7 +293,7 @@ def reference_logps(method: MGRPO, inputs: dict, logp_N):
     """Log-probs of the action tokens under the reference; the policy's own if there is none."""
     if method.reference is None:
         return logp_N.detach()
-    with torch.no_grad(), without_adapters(method.reference):
+    with torch.no_grad(), as_reference(method.reference):
         logp_ref_N, _, _ = token_logprobs(method.reference, **inputs, temperature=method.cfg.temperature)
     return logp_ref_N
 

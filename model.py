@@ -18,7 +18,7 @@ V vocabulary, L layers, S cache slots, C cached positions, N scored tokens, M of
 from __future__ import annotations
 
 # First, before torch. `reading` and `writing` turn errors into sentences that name the file.
-from run import barrier, fill, rank, read_json, reading, world_size, writing
+from run import barrier, fill, fingerprint, forget, rank, read_json, reading, world_size, writing
 
 import argparse
 import json
@@ -128,6 +128,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.lora = 0  # the rank of the adapters that `adapt` has added
+        self.base = ("", {})  # with adapters: the checkpoint of the frozen weights, their fingerprint
         self.recompute = False  # activation checkpointing, see `recomputed`
         self.heads = {}  # a fork's own modules; a plain dict, so checkpoints leave them out
 
@@ -548,28 +549,45 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
-         lora=0) -> Transformer:
+         lora: int | None = None) -> Transformer:
     """Opens a checkpoint. sharded: cut by `shard` first, so that no rank holds more than its part.
 
     Tensors are read one at a time into an empty model, so there is never a second full copy.
-    lora: the rank of new adapters, which are float32 and change nothing yet (B = 0); see `adapt`.
+    lora: None opens what was saved, a LoRA policy with its adapters; 0 opens the merged weights of one.
+    A rank is for training: the checkpoint's adapters of this rank, or new ones, which change nothing yet
+    (B = 0). Adapters are float32; see `adapt`.
     """
+    base = str(path)  # the checkpoint of the weights; a LoRA policy's has another, frozen one
     path = resolve(path)
     config_file = path / "config.json"
     config = ModelConfig.from_dict(read_json(config_file), config_file)
+    r = lora or 0
+    adapters = {}
+    if lora != 0 and (path / ADAPTERS).exists():
+        base, r, adapters = read_adapters(path)
+    if lora and lora != r:
+        raise ValueError(f"cannot use {path}: its adapters have rank {r}; give --lora {r} to train them "
+                         "on, or --lora 0 to train all weights.")
 
     # 1) The model, without memory for its weights ("meta"), cut, and only then with memory.
     with reading(config_file), torch.device("meta"):
         model = Transformer(config).to(dtype)
-        adapt(model, lora)
+        adapt(model, r)
     if sharded:
         shard(model)
     model.to_empty(device=device)
 
-    # 2) The weights: new adapters are drawn, all else is read.
+    # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.
     missing = model.state_dict()
-    draw_adapters(missing)
-    for file in weight_files(path):
+    if r:
+        model.base = (base, fingerprint(base))
+        with reading(path / ADAPTERS):
+            for name, adapter in (adapters or new_adapters(missing)).items():
+                fill(missing.pop(name), adapter)
+        keep_start(model, adapters, device)
+
+    # 3) The other weights.
+    for file in weight_files(resolve(base)):
         with reading(file), safe_open(file, framework="pt", device=str(device)) as tensors:
             for name in tensors.keys():
                 tied = name == "lm_head.weight" and config.tie_word_embeddings
@@ -587,16 +605,6 @@ def load_for_training(path: str | Path, device, lora: int = 0) -> Transformer:
     return load(path, dtype, device, sharded=True, lora=lora)
 
 
-def draw_adapters(missing: dict):
-    """Initializes the adapters among the tensors by name, and takes them out."""
-    generator = torch.Generator().manual_seed(0)  # all ranks draw the same
-    for name in [name for name in missing if "lora_" in name]:
-        adapter = missing.pop(name)
-        noise = torch.randn(adapter.shape, generator=generator)
-        scale = adapter.shape[1] ** -0.5 if name.endswith("lora_A") else 0
-        fill(adapter, noise * scale)
-
-
 def weight_files(path: Path) -> list[Path]:
     whole = path / "model.safetensors"
     if whole.exists():
@@ -611,13 +619,16 @@ def config_json(model: Transformer) -> dict:
     key = "dtype" if "dtype" in config else "torch_dtype"
     # Not model.model.norm.weight: FSDP2 may have left that gathered, in the dtype it computes in.
     weight = model.state_dict()["model.norm.weight"]
-    config[key] = str(weight.dtype).removeprefix("torch.")
+    dtype = torch.float32 if model.lora else weight.dtype  # `merge` adds in float32
+    config[key] = str(dtype).removeprefix("torch.")
     return config
 
 
 def save(model: Transformer, path: str | Path, like: str | Path | None = None, run=None):
     """Writes a directory that `load` and transformers open. All ranks call it, rank 0 writes.
 
+    With LoRA it holds the policy twice: as merged weights in float32, for any program, and in adapter/
+    as trained, in PEFT's layout, for `load`, peft and vLLM. A merge in bfloat16 would lose small updates.
     like: the checkpoint whose tokenizer files go along. run: the run's settings, for config.json.
     """
     path = Path(path)
@@ -625,20 +636,27 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
     if run:
         config["run"] = run
     state = full_state(model)
+    adapters = merge(state)
     if rank() == 0:
         with writing(path):
-            write_checkpoint(path, config, state, like)
+            write_checkpoint(path, config, state, like, model, adapters)
     barrier()  # the other ranks wait for the files
 
 
-def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None):
-    """Replaces files whole, the weights last: a directory without them is no checkpoint."""
+def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None,
+                     model: Transformer, adapters: dict):
+    """Replaces files whole, the weights last: a directory without them is no checkpoint.
+
+    The adapters' file is enough for `load`, so the merged weights may be those of another moment.
+    """
     # 1) Write everything into a directory of its own.
     fresh = path / "tmp"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
+    if adapters:
+        write_adapters(fresh, model, adapters)
     if like:
         source = resolve(like)
         for name in TOKENIZER_FILES:
@@ -651,23 +669,41 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
     def is_weights(file: Path) -> bool:
         return file.suffix == ".safetensors"
 
-    for file in sorted(fresh.iterdir(), key=is_weights):
-        file.replace(path / file.name)
-    fresh.rmdir()
+    files = [file for file in sorted(fresh.rglob("*")) if file.is_file()]  # adapter/ before model.safetensors
+    for file in sorted(files, key=is_weights):
+        place = path / file.relative_to(fresh)
+        place.parent.mkdir(exist_ok=True)
+        file.replace(place)
+    shutil.rmtree(fresh)
+    if not adapters:
+        forget((path / ADAPTERS).parent)  # of an earlier run: `load` would prefer them
 
 
 # ------------------------------------------------------------------------------ LoRA, from outside
 
 ALPHA = 32  # the best learning rate hardly depends on the rank r if the update is ALPHA/r B A
+ADAPTERS = "adapter/adapter_model.safetensors"  # below the top: vLLM reads every *.safetensors there
 
 
 class Adapted(nn.Linear):
-    """W x + b + ALPHA/r B A x, where only A and B are trained (LoRA, arXiv 2106.09685)."""
+    """W x + b + ALPHA/r B A x, where only A and B are trained (LoRA, arXiv 2106.09685).
+
+    start: the (A, B) that training began with; None if they were new. at_start: whether to use them.
+    """
+    start: tuple | None = None
+    at_start = False
 
     def forward(self, x):
-        A = self.lora_A.to(x.dtype)  # their masters are float32
-        B = self.lora_B.to(x.dtype)
-        return super().forward(x) + self.scale * F.linear(F.linear(x, A), B)
+        y = super().forward(x)
+        A = self.lora_A
+        B = self.lora_B
+        if self.at_start:
+            if self.start is None:
+                return y
+            A, B = self.start
+        A = A.to(x.dtype)  # their masters are float32
+        B = B.to(x.dtype)
+        return y + self.scale * F.linear(F.linear(x, A), B)
 
 
 def adapt(model: Transformer, r: int) -> Transformer:
@@ -685,17 +721,95 @@ def adapt(model: Transformer, r: int) -> Transformer:
     return model
 
 
+def new_adapters(state: dict) -> dict:
+    """{name: initial value} of the adapters among a state dict's tensors."""
+    generator = torch.Generator().manual_seed(0)  # all ranks draw the same
+    drawn = {}
+    for name in [name for name in state if "lora_" in name]:
+        shape = state[name].shape
+        noise = torch.randn(shape, generator=generator)
+        scale = shape[1] ** -0.5 if name.endswith("lora_A") else 0
+        drawn[name] = noise * scale
+    return drawn
+
+
+def keep_start(model: Transformer, adapters: dict, device):
+    """Keeps a checkpoint's adapters, whole on every rank: they take a hundredth of the model's memory."""
+    for name, module in model.named_modules():
+        if isinstance(module, Adapted) and adapters:
+            A = adapters[f"{name}.lora_A"].to(device)
+            B = adapters[f"{name}.lora_B"].to(device)
+            module.start = (A, B)
+
+
 @contextmanager
-def without_adapters(model: Transformer):
-    """With adapters off, the same weights are the reference: the policy that LoRA began with."""
+def as_reference(model: Transformer):
+    """In here the model is the reference, the policy that LoRA began with: the same frozen weights."""
     adapted = [module for module in model.modules() if isinstance(module, Adapted)]
     for module in adapted:
-        module.scale = 0.0
+        module.at_start = True
     try:
         yield
     finally:
         for module in adapted:
-            module.scale = ALPHA / model.lora
+            module.at_start = False
+
+
+def merge(state: dict) -> dict:
+    """Adds the adapters in a state dict to its weights, in float32; takes them out and returns them.
+
+    W + ALPHA/r B A is a plain matrix: whoever opens it need not know about LoRA.
+    """
+    adapters = {name: state.pop(name) for name in list(state) if "lora_" in name}
+    if adapters:
+        for name, weight in state.items():
+            state[name] = weight.float()
+    for name, A in adapters.items():
+        if name.endswith("lora_A"):
+            layer = name.removesuffix("lora_A")
+            B = adapters[layer + "lora_B"]
+            state[layer + "weight"] = state[layer + "weight"] + ALPHA / len(A) * B @ A
+    return adapters
+
+
+# PEFT's name of an adapter is "base_model.model." + ours + ".weight".
+
+
+def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
+    """The adapters in PEFT's layout, with a mark of the frozen weights that they belong to."""
+    base, weights = model.base
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": model.lora,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-2] for name in adapters}),
+        "inference_mode": True,
+    }
+    file = checkpoint / ADAPTERS
+    file.parent.mkdir()
+    (file.parent / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    named = {f"base_model.model.{name}.weight": adapter for name, adapter in adapters.items()}
+    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(weights)})
+
+
+def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
+    """(the checkpoint of the frozen weights, rank, adapters by our names) of what `save` has written."""
+    file = checkpoint / ADAPTERS
+    settings = read_json(file.parent / "adapter_config.json")
+    adapters = {}
+    with reading(file), safe_open(file, framework="pt") as tensors:
+        base = settings["base_model_name_or_path"]
+        if json.loads(tensors.metadata()["frozen"]) != fingerprint(base):
+            raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
+                             f"delete {file.parent} to use the merged weights")
+        for name in tensors.keys():
+            ours = name.removeprefix("base_model.model.").removesuffix(".weight")
+            adapters[ours] = tensors.get_tensor(name)
+        return base, settings["r"], adapters
 
 
 # ------------------------------------------------------- several processes with FSDP2, from outside
@@ -765,21 +879,12 @@ def clip_gradients(model: Transformer, limit: float) -> float:
 
 
 def full_state(model: Transformer) -> dict:
-    """The state dict on the CPU, adapters merged. All ranks call it, only rank 0 keeps weights."""
+    """The state dict, whole, on the CPU. All ranks call it, only rank 0 keeps weights."""
     state = {}
     for name, weight in model.state_dict().items():
         weight = gathered(weight)
         if rank() == 0:
             state[name] = weight.detach().cpu().contiguous()
-
-    # W + ALPHA/r B A is a plain matrix: a checkpoint does not show that it was trained with LoRA.
-    for name in [name for name in state if name.endswith("lora_A")]:
-        layer = name.removesuffix("lora_A")
-        A = state.pop(name)
-        B = state.pop(layer + "lora_B")
-        W = state[layer + "weight"]
-        merged = W + ALPHA / len(A) * B @ A
-        state[layer + "weight"] = merged.to(W.dtype)
     return state
 
 

@@ -321,7 +321,7 @@ def play(checkpoint, monkeypatch, tmp_path):
     return play
 
 
-def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch):
+def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch, tmp_path):
     loaded = []
     load = mgrpo.load_for_training
     monkeypatch.setattr(mgrpo, "load_for_training", lambda *a: loaded.append(a) or load(*a))
@@ -331,6 +331,11 @@ def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypa
                              updates_per_batch=1)
         assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
         assert second["kl"] > 0 if beta else second["kl"] == 0
+    # What goes on from a LoRA checkpoint begins with its policy, which is then the reference.
+    loaded.clear()
+    first, second = play(even_tasks_teach(chat), "next", model=str(tmp_path / "0.1-4"), steps=2, beta=0.1, lora=4,
+                         updates_per_batch=1)
+    assert len(loaded) == 1 and first["kl"] == 0 and second["kl"] > 0
 
 
 def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
