@@ -549,9 +549,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
-         lora: int | None = None) -> Transformer:
+         lora: int | None = None, precision: str | None = None) -> Transformer:
     """Opens a checkpoint. sharded: cut by `shard` first, so that no rank holds more than its part.
 
+    precision: that of `shard`, see `computing_dtype`; dtype is that of the weights.
     Tensors are read one at a time into an empty model, so there is never a second full copy.
     lora: None opens what was saved, a LoRA policy with its adapters; 0 opens the merged weights of one.
     A rank is for training: the checkpoint's adapters of this rank, or new ones, which change nothing yet
@@ -574,7 +575,7 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
         model = Transformer(config).to(dtype)
         adapt(model, r)
     if sharded:
-        shard(model)
+        shard(model, precision)
     model.to_empty(device=device)
 
     # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.
@@ -599,10 +600,10 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     return model
 
 
-def load_for_training(path: str | Path, device, lora: int = 0) -> Transformer:
+def load_for_training(path: str | Path, device, lora: int = 0, precision: str | None = None) -> Transformer:
     """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
-    dtype = computing_dtype(device) if lora else torch.float32
-    return load(path, dtype, device, sharded=True, lora=lora)
+    dtype = computing_dtype(device, precision) if lora else torch.float32
+    return load(path, dtype, device, sharded=True, lora=lora, precision=precision)
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -703,7 +704,7 @@ class Adapted(nn.Linear):
             A, B = self.start
         A = A.to(x.dtype)  # their masters are float32
         B = B.to(x.dtype)
-        return y + self.scale * F.linear(F.linear(x, A), B)
+        return y + F.linear(self.scale * F.linear(x, A), B)  # scaled where it is only r wide
 
 
 def adapt(model: Transformer, r: int) -> Transformer:
@@ -815,25 +816,28 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
 # ------------------------------------------------------- several processes with FSDP2, from outside
 
 
-def computing_dtype(device: torch.device) -> torch.dtype:
-    """The precision to compute in: that of `shard`, for weights that stay as they are (evaluation, LoRA)."""
+def computing_dtype(device: torch.device, precision: str | None = None) -> torch.dtype:
+    """The precision to compute in: "float32", "bfloat16", or None for what suits the device.
+
+    It is that of `shard`, and of weights that stay as they are (evaluation, LoRA's frozen ones).
+    """
+    if precision is not None:
+        return getattr(torch, precision)
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def shard(model: Transformer) -> Transformer:
+def shard(model: Transformer, precision: str | None = None) -> Transformer:
     """FSDP2: each block, then the rest, is cut into one part per rank, gathered just in time.
 
-    On GPUs bfloat16 compute with float32 weights and reductions, on CPUs float32. Alone, a model
-    with adapters stays as it is: its frozen weights stay bfloat16, without a float32 master.
+    Weights, their gradients and reductions are float32; forward and backward passes compute in the
+    `computing_dtype`. Alone, a model with adapters stays as it is: its frozen weights have that dtype
+    already, without a float32 master.
     """
     if not dist.is_initialized() or (model.lora and world_size() == 1):
         return model
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # slow to import
-    kind = "cpu"
-    policy = MixedPrecisionPolicy()
-    if torch.cuda.is_available():
-        kind = "cuda"
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = MixedPrecisionPolicy(computing_dtype(torch.device(kind), precision), torch.float32)
     # From the ranks' own group. By default a mesh makes new ones, whose time limit is minutes.
     mesh = DeviceMesh.from_group(dist.group.WORLD, kind)
     for block in model.model.layers:

@@ -54,8 +54,11 @@ class Settings(BrowserSettings):
     max_context: int = 16384       # tokens of history, page and response together
     concurrency: int = 16          # episodes at once on each rank, each in its own browser context
     cuda_graph: bool = True        # on a GPU: decode with a CUDA graph instead of kernel by kernel
+    precision: str | None = None   # float32 or bfloat16; None: bfloat16 on a GPU, else float32
 
     def __post_init__(self):
+        if self.precision not in (None, "float32", "bfloat16"):
+            raise ValueError(f"--precision {self.precision}: use float32 or bfloat16.")
         if self.max_new_tokens >= self.max_context:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for a page within "
                              f"--max-context {self.max_context}; make one smaller or the other larger.")

@@ -16,15 +16,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ROOT, ComputedStep, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
-from torch.distributed import fsdp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
-from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, config_json, full_state, generate,
-                   load, load_tokenizer, rope_frequencies, sample, save, shard, token_logprobs, unsharded)
-from run import load_training, save_training
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, computing_dtype, config_json,
+                   full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample, save, shard,
+                   token_logprobs, unsharded)
+from run import init_dist, load_training, save_training
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
@@ -856,15 +856,40 @@ def test_a_model_is_sharded_again_after_an_error_while_it_was_whole(group_of_one
     torch.testing.assert_close(model(tokens), tiny_model()(tokens))
 
 
-def test_config_json_names_the_master_weights_dtype_while_fsdp_holds_those_it_computes_with(group_of_one, monkeypatch):
+def test_config_json_names_the_master_weights_dtype_while_fsdp_holds_those_it_computes_with(group_of_one):
     """After a forward pass without a backward pass the outermost module stays gathered, on GPUs in bfloat16."""
-    policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
-    monkeypatch.setattr(fsdp, "MixedPrecisionPolicy", lambda *_: policy)
-    model = shard(tiny_model())
+    model = shard(tiny_model(), "bfloat16")
     with torch.no_grad():
         model(torch.arange(20)[None])
     assert model.model.norm.weight.dtype == torch.bfloat16  # the trap
     assert config_json(model)["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_with_bfloat16_on_a_cpu_training_scores_what_was_sampled_with_float32_weights_behind_it(lora, tmp_path):
+    """Alone and without torchrun. The gap is bfloat16's rounding; float32, in another order, differs by 1e-7."""
+    save(tiny_model(), tmp_path / "base")
+    device = init_dist("bfloat16")
+    try:
+        model = load_for_training(tmp_path / "base", device, lora, "bfloat16")
+        optimizer, prompt = optimizer_of(model), [1, 7, 30, 30, 200]
+        for step in range(2):
+            train_step(model, optimizer, step)
+        with unsharded(model) as whole:
+            assert whole.model.embed_tokens.weight.dtype == torch.bfloat16
+            ids, logps = generate(whole, prompt, 30, temperature=0.7, seed=3)
+        row = torch.tensor([prompt + ids]), torch.arange(35)[None] >= 5
+        scored = token_logprobs(model, *row, temperature=0.7)[0].detach()
+        assert 1e-6 < (scored - torch.tensor(logps)).abs().mean() < 2e-2
+        save(model, tmp_path / "x")
+        opened = load(tmp_path / "x", computing_dtype(device, "bfloat16"))
+        torch.testing.assert_close(token_logprobs(opened, *row, temperature=0.7)[0], scored, atol=1e-6, rtol=0)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert {p.dtype for p in trained} == {torch.float32}
+        assert {tensor.dtype for p in trained for tensor in optimizer.state[p].values()} == {torch.float32}
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def test_all_models_share_one_group_of_ranks_which_waits_for_the_longest_episodes(two_ranks):

@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch.distributed as dist
 from conftest import tiny_model
-from torch.distributed import fsdp
 
 from model import (as_reference, config_json, full_state, load, load_tokenizer, save, shard, token_logprobs,
                    unsharded)
@@ -139,9 +138,7 @@ def sample_in_bfloat16(checkpoint, out):
     from compress import Chat
     from rollout import Engine
     init_dist()
-    policy = fsdp.MixedPrecisionPolicy
-    fsdp.MixedPrecisionPolicy = lambda *_: policy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
-    model = load(checkpoint, sharded=True)
+    model = load(checkpoint, sharded=True, precision="bfloat16")
     end_id = Chat(load_tokenizer(checkpoint), "You browse the web.").end_id
     contexts = [[3 + slot + 4 * rank()] * (20 + slot) for slot in range(3)]
 
