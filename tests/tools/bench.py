@@ -334,12 +334,20 @@ class Meter:
         print(f"  {'together':20} {sum(self.seconds.values()):9.2f} s", flush=True)
 
 
+def to_prefill(engine: Engine, request) -> tuple[int, int]:
+    """How many tokens of a request have to be computed, and how many if slots did not copy from each other."""
+    ids = request.ids[:-1]
+    kept = [len(os.path.commonprefix([held, ids])) for held in engine.held]
+    return len(ids) - max(kept), len(ids) - kept[request.slot]
+
+
 class MeteredEngine(Engine):
     """An engine that measures its passes. All responses have max_new_tokens."""
 
     def prefill(self, request):
-        kept = len(os.path.commonprefix([self.held[request.slot], request.ids[:-1]]))
-        with self.meter.part("prefill", len(request.ids) - 1 - kept):
+        new, new_in_slot = to_prefill(self, request)
+        self.uncopied += new_in_slot
+        with self.meter.part("prefill", new):
             super().prefill(request)
 
     def decode(self):
@@ -366,7 +374,10 @@ def step(args):
     """A step of mgrpo.py on recorded episodes (bc.py's OUT/demos.jsonl, say), part by part, without browsers."""
     chat = open_chat(args.checkpoint, actions_help())
     records = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
-    episodes = [replay(chat, records[i % len(records)]) for i in range(args.episodes)]
+    episodes = [replay(chat, records[i // args.group % len(records)]) for i in range(args.episodes)]
+    for i, episode in enumerate(episodes):
+        for turn in episode.turns:  # a task's episodes differ from their first token on: slots share as little as can be
+            turn.action_ids[0] = 100 + i % args.group
     rows = [row for episode in episodes for row in trajectory_rows(chat, episode)]
     length = statistics.mean(row.n_action for row in rows)
     run_py.init_dist(args.precision)
@@ -378,7 +389,7 @@ def step(args):
     with unsharded(network) as whole:
         engine = MeteredEngine(whole, -1, slots=args.concurrency, length=max(len(row.ids) for row in rows) + 64,
                                max_new_tokens=round(length))
-        engine.meter = meter
+        engine.meter, engine.uncopied = meter, 0
         asyncio.run(respond_to_recorded(engine, chat, episodes, args.concurrency))
     for batch in micro_batches(rows, args.max_tokens):
         inputs = pack(batch, args.device)
@@ -391,6 +402,8 @@ def step(args):
         clip_gradients(network, 1.0)
         optimizer.step()
     meter.print()
+    print(f"  prefill without copies between slots: {engine.uncopied} tokens; training with one row per turn: "
+          f"{sum(len(row.ids) for row in rows)} tokens")
 
 
 # --------------------------------------------------------------------------------------------------------- rollout.py --
@@ -494,8 +507,8 @@ def rollout(args):
         counts, prefill = dict.fromkeys(("turns", "whole", "new"), 0), Engine.prefill
 
         def counting(engine, request):
-            kept = len(os.path.commonprefix([engine.held[request.slot], request.ids[:-1]]))
-            for key, value in (("turns", 1), ("whole", len(request.ids) - 1), ("new", len(request.ids) - 1 - kept)):
+            new, _ = to_prefill(engine, request)
+            for key, value in (("turns", 1), ("whole", len(request.ids) - 1), ("new", new)):
                 counts[key] += value
             prefill(engine, request)
 
@@ -548,6 +561,7 @@ if __name__ == "__main__":
     parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch in packing and step")
     parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
     parser.add_argument("--data", default="runs/bc/demos.jsonl", help="recorded episodes, for step")
+    parser.add_argument("--group", type=int, default=4, help="episodes of a task, of step")
     parser.add_argument("--lora", type=int, default=0, help="of step")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of step")
     parser.add_argument("--concurrency", type=int, default=16, help="episodes at once, of step")
