@@ -152,8 +152,8 @@ class Transformer(nn.Module):
         end: how much of the cache to read, if the caller knows that no row is longer.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
         segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). Tokens
-        start..stop see their context, the beginning of an earlier segment, and themselves causally. For
-        packed training only: compress.pack writes such rows and has an example.
+        start..stop see their context, the beginning of an earlier segment with that one's own context, and
+        themselves causally. For packed training only: compress.pack writes such rows and has an example.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -334,20 +334,26 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     k_parts = k_BKTE.split(lengths, dim=2)
     v_parts = v_BKTE.split(lengths, dim=2)
 
-    without_context = {}  # where such a segment starts -> its number
+    numbers = {}  # where a segment starts -> its number
+    k_contexts = []  # of each segment, the pieces of its context
+    v_contexts = []
     y_parts = []
     for i, (start, _, context_start, context_stop) in enumerate(segments):
-        q, k, v = q_parts[i], k_parts[i], v_parts[i]
+        k_context = []
+        v_context = []
         seen = context_stop - context_start
-        if seen == 0:
-            without_context[start] = i
-        else:
-            earlier = without_context.get(context_start)
+        if seen != 0:
+            earlier = numbers.get(context_start)
             assert earlier is not None and 0 < seen <= lengths[earlier], \
-                "a context is the first tokens of an earlier segment that itself has no context"
-            k = torch.cat((k_parts[earlier][:, :, :seen], k), dim=2)
-            v = torch.cat((v_parts[earlier][:, :, :seen], v), dim=2)
-        y_parts.append(attend(q, k, v))
+                "a context is the first tokens of an earlier segment, and what that segment saw"
+            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :seen]]
+            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :seen]]
+        numbers[start] = i
+        k_contexts.append(k_context)
+        v_contexts.append(v_context)
+        k = torch.cat((*k_context, k_parts[i]), dim=2)
+        v = torch.cat((*v_context, v_parts[i]), dim=2)
+        y_parts.append(attend(q_parts[i], k, v))
     return torch.cat(y_parts, dim=2)
 
 

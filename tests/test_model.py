@@ -278,9 +278,18 @@ def test_attention_behind_a_context_equals_the_written_out_softmax(T, C):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_a_context_comes_with_what_it_saw():
+    """Tokens 6..8 see 0..2, the context of the segment 4..5, and 4: three rows that begin alike."""
+    model, ids = tiny_model(), torch.randint(0, 400, (1, 9), generator=torch.Generator().manual_seed(6))
+    positions = torch.tensor([[0, 1, 2, 3, 3, 4, 4, 5, 6]])
+    packed = model(ids, positions, segments=[(0, 4, 0, 0), (4, 6, 0, 3), (6, 9, 4, 5)])
+    for row, own in (([0, 1, 2, 3], 4), ([0, 1, 2, 4, 5], 2), ([0, 1, 2, 4, 6, 7, 8], 3)):
+        torch.testing.assert_close(packed[0, row[-own:]], model(ids[:, row])[0, -own:], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("segments", [
     [(0, 4, 0, 0), (4, 9, 1, 3)], [(0, 4, 0, 0), (4, 9, 0, 5)], [(0, 4, 0, 0), (4, 9, 4, 6)],
-    [(0, 4, 0, 0), (4, 6, 0, 4), (6, 9, 4, 6)]])
+    [(0, 4, 0, 0), (4, 6, 0, 4), (6, 9, 4, 7)]])
 def test_a_context_that_begins_no_earlier_segment_is_refused(segments):
     with pytest.raises(AssertionError, match="first tokens of an earlier"):
         tiny_model()(torch.zeros(1, 9, dtype=torch.long), segments=segments)
