@@ -467,8 +467,12 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 
 
 def shared_history(first: Row, row: Row) -> int:
-    """How many ids two episodes' histories have in common: the system prompt, and more in one group."""
-    shorter = min(first.prefix, row.prefix)
+    """How many ids two episodes' histories have in common: the system prompt, and more in one group.
+
+    The id that predicts the row's first action is never among them: it is needed once for each row.
+    """
+    before_action = len(row.ids) - row.n_action
+    shorter = min(first.prefix, row.prefix, before_action - 1)
     return len(os.path.commonprefix([first.trunk.ids[:shorter], row.trunk.ids[:shorter]]))
 
 

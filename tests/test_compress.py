@@ -378,6 +378,12 @@ def test_what_histories_share_with_the_first_of_a_batch_is_written_once(chat):
     assert packed["segments"] == [(0, 15, 0, 0), (15, 21, 0, 4), (21, 28, 0, 3), (28, 32, 21, 23)]
     assert packed["positions_BT"][0, 21:].tolist() == [*range(3, 10), *range(5, 9)]
 
+    # A row without a page, as of a value function: what predicts its action stays its own.
+    bare = [Row(Trunk(list(range(10))), 10, [20], 1) for _ in range(2)]
+    packed = pack(bare)
+    assert packed["segments"] == [(0, 11, 0, 0), (11, 13, 0, 9)] and packed["tokens_BT"][0, 11:].tolist() == [9, 20]
+    assert micro_batches(bare, 13) == [bare] and len(micro_batches(bare, 12)) == 2
+
     twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(2)]
     twins[1][-1].leaf[-3:] = [7, 8, 9]
     for rows in (twins[0] + twins[1], ragged(chat), [*twins[0], *ragged(chat)[1:3]]):
