@@ -321,9 +321,9 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
 
 def main(cfg: Config):
     # 1) The policy, its optimizer, and where an interrupted run stopped.
-    device = run.init_dist()
+    device = run.init_dist(cfg.precision)
     chat = open_chat(cfg.model, rollout.actions_help())
-    model = load_for_training(cfg.model, device, cfg.lora)
+    model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
     model.recompute = cfg.recompute
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))

@@ -23,6 +23,7 @@ Dimension key: B rows, T tokens.
 from run import read_json  # first, before torch
 
 import json
+import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -479,6 +480,16 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     return rows
 
 
+def shared_history(first: Row, row: Row) -> int:
+    """How many ids two episodes' histories have in common: the system prompt, and more in one group.
+
+    The id that predicts the row's first action is never among them: it is needed once for each row.
+    """
+    before_action = len(row.ids) - row.n_action
+    shorter = min(first.prefix, row.prefix, before_action - 1)
+    return len(os.path.commonprefix([first.trunk.ids[:shorter], row.trunk.ids[:shorter]]))
+
+
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     """Splits rows so that `pack` writes a batch in at most max_tokens ids; a longer row goes alone.
 
@@ -499,6 +510,8 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
             needed = len(row.leaf)
             if not trunk_written:
                 needed = len(row.ids)
+                if batches:
+                    needed -= shared_history(batches[-1][0], row)
             if needed > room:
                 batches.append([])
                 room = max_tokens
@@ -522,29 +535,46 @@ def pack(batch: list[Row], device="cpu") -> dict:
         ids        trunk[:10] + leaf (15 ids) | leaf (6 ids)
         segments   (0, 15, 0, 0)              | (15, 21, 0, 4)
         positions  0 ... 14                   | 4 ... 9
+
+    What a trajectory's trunk shares with that of the batch's first row is not written again. It is the
+    context of the segment that holds the rest of the trunk, and comes with that one as a context. If
+    the next trajectory shares 3 ids and has one turn with prefix 8 and a leaf of 2 ids, and one with
+    prefix 5 and a leaf of 4:
+
+        ids        trunk[3:8] + leaf (7 ids)  | leaf (4 ids)
+        segments   (21, 28, 0, 3)             | (28, 32, 21, 23)
+        positions  3 ... 9                    | 5 ... 8
     """
     ids = []
     action = []  # whether an id is trained
     positions = []
     segments = []
-    written_trunk = None  # the one that `ids` holds, from trunk_start on
+    written_trunk = None  # the one that `ids` holds, from trunk_start on but for its first `shared` ids
     trunk_start = 0
+    shared = 0
     for row in batch:
+        # 1) What is written already?
         start = len(ids)
-        if row.trunk is written_trunk:
-            written = row.leaf
-            seen = row.prefix
-        else:
+        if row.trunk is not written_trunk:
             written_trunk = row.trunk
             trunk_start = start
-            written = row.ids
-            seen = 0
+            shared = shared_history(batch[0], row) if segments else 0
+            seen = shared
+            context = (0, shared)
+        else:
+            seen = row.prefix
+            context = (trunk_start, trunk_start + seen - shared)
+            if seen <= shared:
+                context = (0, seen)
+
+        # 2) Write the rest.
+        written = row.ids[seen:]
         ids += written
         action += [False] * (len(written) - row.n_action - len(row.after))
         action += [True] * row.n_action
         action += [False] * len(row.after)
         positions += range(seen, seen + len(written))
-        segments.append((start, len(ids), trunk_start, trunk_start + seen))
+        segments.append((start, len(ids), *context))
 
     return {
         "tokens_BT": torch.tensor([ids], device=device),

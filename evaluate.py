@@ -694,7 +694,8 @@ def open_policy(cfg: Config, device):
         chat = Chat(tokenizer, system_prompt(actions_help(), think=True))
     if cfg.policy_url:
         return Endpoint(cfg.policy_url, cfg.policy_model), chat
-    return model.load(checkpoint, model.computing_dtype(device), device), chat
+    dtype = model.computing_dtype(device, cfg.precision)
+    return model.load(checkpoint, dtype, device), chat
 
 
 def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:

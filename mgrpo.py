@@ -55,7 +55,7 @@ import bc
 import worlds
 from compress import Chat, Row, Trajectory, open_chat, pack, trajectory_rows
 from evaluate import SiteSettings, Environment, evaluate, figures, percent
-from model import config_json, load_for_training, save, token_logprobs, without_adapters
+from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import actions_help, rollout
 
 
@@ -300,7 +300,7 @@ def reference_logps(method: MGRPO, inputs: dict, logp_N):
     """Log-probs of the action tokens under the reference; the policy's own if there is none."""
     if method.reference is None:
         return logp_N.detach()
-    with torch.no_grad(), without_adapters(method.reference):
+    with torch.no_grad(), as_reference(method.reference):
         logp_ref_N, _, _ = token_logprobs(method.reference, **inputs, temperature=method.cfg.temperature)
     return logp_ref_N
 
@@ -403,13 +403,13 @@ def warm_start(cfg: Config) -> str:
 
 def open_training(cfg: Config, device):
     """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
-    model = load_for_training(cfg.model, device, cfg.lora)
+    model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
     model.recompute = cfg.recompute
     reference = None
     if cfg.beta and cfg.lora:
-        reference = model  # with its adapters off, the same weights are the reference
+        reference = model  # its frozen weights, with the adapters as they are now: see `as_reference`
     elif cfg.beta:
-        reference = load_for_training(cfg.model, device).requires_grad_(False)
+        reference = load_for_training(cfg.model, device, precision=cfg.precision).requires_grad_(False)
     # The learning rate is set at each step. 0.99 averages the second moment over 100 steps, not
     # bc.py's 50: these gradients are noisier.
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
@@ -496,7 +496,11 @@ def show_progress(tick, i: int, n: int, share: float):
     tick(f"({100 * (i + share) / n:.0f}%)")
 
 
-def print_step(line: dict, cfg: Config, minutes_left: float):
+# logp_gap above this is no rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.
+ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+def print_step(line: dict, cfg: Config, device, minutes_left: float):
     """A step in one line for people."""
     said = f"step {line['step'] + 1}/{cfg.steps}  success {percent(line['success_rate'])}"
     if line["turns"] is not None:
@@ -507,15 +511,14 @@ def print_step(line: dict, cfg: Config, minutes_left: float):
     said += f"  rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"
     run.print0(f"{said}  {minutes_left:.0f} min left")
     gap = line["logp_gap"] or 0.0
-    rounding = 0.1 if torch.cuda.is_available() else 1e-3  # bfloat16, float32
-    if gap > rounding:
+    if gap > ALARM[computing_dtype(device, cfg.precision)]:
         run.print0("  ! logp_gap is far above rounding: training does not score what was sampled")
 
 
 def main(cfg: Config, Method=MGRPO):
     """The script. A fork passes its own Method."""
     check(cfg, Method)
-    device = run.init_dist()
+    device = run.init_dist(cfg.precision)
     method = open_method(cfg, Method, device)
     cfg = method.cfg
     may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
@@ -571,7 +574,7 @@ def main(cfg: Config, Method=MGRPO):
             line["seconds_train"] = ended - rolled
             line["tokens_per_second"] = line["tokens_trained"] / line["seconds_train"]
             seconds_a_step = (ended - start) / (step + 1 - first)
-            print_step(line, cfg, minutes_left=seconds_a_step * (cfg.steps - step - 1) / 60)
+            print_step(line, cfg, device, minutes_left=seconds_a_step * (cfg.steps - step - 1) / 60)
 
             # 5) Evaluate.
             if held_out and due(step, cfg.held_out_every, cfg):

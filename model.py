@@ -18,7 +18,7 @@ V vocabulary, L layers, S cache slots, C cached positions, N scored tokens, M of
 from __future__ import annotations
 
 # First, before torch. `reading` and `writing` turn errors into sentences that name the file.
-from run import barrier, fill, rank, read_json, reading, world_size, writing
+from run import barrier, fill, fingerprint, forget, rank, read_json, reading, world_size, writing
 
 import argparse
 import json
@@ -128,6 +128,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.lora = 0  # the rank of the adapters that `adapt` has added
+        self.base = ("", {})  # with adapters: the checkpoint of the frozen weights, their fingerprint
         self.recompute = False  # activation checkpointing, see `recomputed`
         self.heads = {}  # a fork's own modules; a plain dict, so checkpoints leave them out
 
@@ -151,8 +152,8 @@ class Transformer(nn.Module):
         end: how much of the cache to read, if the caller knows that no row is longer.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
         segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). Tokens
-        start..stop see their context, the beginning of an earlier segment, and themselves causally. For
-        packed training only: compress.pack writes such rows and has an example.
+        start..stop see their context, the beginning of an earlier segment with that one's own context, and
+        themselves causally. For packed training only: compress.pack writes such rows and has an example.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -333,20 +334,26 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     k_parts = k_BKTE.split(lengths, dim=2)
     v_parts = v_BKTE.split(lengths, dim=2)
 
-    without_context = {}  # where such a segment starts -> its number
+    numbers = {}  # where a segment starts -> its number
+    k_contexts = []  # of each segment, the pieces of its context
+    v_contexts = []
     y_parts = []
     for i, (start, _, context_start, context_stop) in enumerate(segments):
-        q, k, v = q_parts[i], k_parts[i], v_parts[i]
+        k_context = []
+        v_context = []
         seen = context_stop - context_start
-        if seen == 0:
-            without_context[start] = i
-        else:
-            earlier = without_context.get(context_start)
+        if seen != 0:
+            earlier = numbers.get(context_start)
             assert earlier is not None and 0 < seen <= lengths[earlier], \
-                "a context is the first tokens of an earlier segment that itself has no context"
-            k = torch.cat((k_parts[earlier][:, :, :seen], k), dim=2)
-            v = torch.cat((v_parts[earlier][:, :, :seen], v), dim=2)
-        y_parts.append(attend(q, k, v))
+                "a context is the first tokens of an earlier segment, and what that segment saw"
+            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :seen]]
+            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :seen]]
+        numbers[start] = i
+        k_contexts.append(k_context)
+        v_contexts.append(v_context)
+        k = torch.cat((*k_context, k_parts[i]), dim=2)
+        v = torch.cat((*v_context, v_parts[i]), dim=2)
+        y_parts.append(attend(q_parts[i], k, v))
     return torch.cat(y_parts, dim=2)
 
 
@@ -548,28 +555,46 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
-         lora=0) -> Transformer:
+         lora: int | None = None, precision: str | None = None) -> Transformer:
     """Opens a checkpoint. sharded: cut by `shard` first, so that no rank holds more than its part.
 
+    precision: that of `shard`, see `computing_dtype`; dtype is that of the weights.
     Tensors are read one at a time into an empty model, so there is never a second full copy.
-    lora: the rank of new adapters, which are float32 and change nothing yet (B = 0); see `adapt`.
+    lora: None opens what was saved, a LoRA policy with its adapters; 0 opens the merged weights of one.
+    A rank is for training: the checkpoint's adapters of this rank, or new ones, which change nothing yet
+    (B = 0). Adapters are float32; see `adapt`.
     """
+    base = str(path)  # the checkpoint of the weights; a LoRA policy's has another, frozen one
     path = resolve(path)
     config_file = path / "config.json"
     config = ModelConfig.from_dict(read_json(config_file), config_file)
+    r = lora or 0
+    adapters = {}
+    if lora != 0 and (path / ADAPTERS).exists():
+        base, r, adapters = read_adapters(path)
+    if lora and lora != r:
+        raise ValueError(f"cannot use {path}: its adapters have rank {r}; give --lora {r} to train them "
+                         "on, or --lora 0 to train all weights.")
 
     # 1) The model, without memory for its weights ("meta"), cut, and only then with memory.
     with reading(config_file), torch.device("meta"):
         model = Transformer(config).to(dtype)
-        adapt(model, lora)
+        adapt(model, r)
     if sharded:
-        shard(model)
+        shard(model, precision)
     model.to_empty(device=device)
 
-    # 2) The weights: new adapters are drawn, all else is read.
+    # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.
     missing = model.state_dict()
-    draw_adapters(missing)
-    for file in weight_files(path):
+    if r:
+        model.base = (base, fingerprint(base))
+        with reading(path / ADAPTERS):
+            for name, adapter in (adapters or new_adapters(missing)).items():
+                fill(missing.pop(name), adapter)
+        keep_start(model, adapters, device)
+
+    # 3) The other weights.
+    for file in weight_files(resolve(base)):
         with reading(file), safe_open(file, framework="pt", device=str(device)) as tensors:
             for name in tensors.keys():
                 tied = name == "lm_head.weight" and config.tie_word_embeddings
@@ -581,20 +606,10 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     return model
 
 
-def load_for_training(path: str | Path, device, lora: int = 0) -> Transformer:
+def load_for_training(path: str | Path, device, lora: int = 0, precision: str | None = None) -> Transformer:
     """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
-    dtype = computing_dtype(device) if lora else torch.float32
-    return load(path, dtype, device, sharded=True, lora=lora)
-
-
-def draw_adapters(missing: dict):
-    """Initializes the adapters among the tensors by name, and takes them out."""
-    generator = torch.Generator().manual_seed(0)  # all ranks draw the same
-    for name in [name for name in missing if "lora_" in name]:
-        adapter = missing.pop(name)
-        noise = torch.randn(adapter.shape, generator=generator)
-        scale = adapter.shape[1] ** -0.5 if name.endswith("lora_A") else 0
-        fill(adapter, noise * scale)
+    dtype = computing_dtype(device, precision) if lora else torch.float32
+    return load(path, dtype, device, sharded=True, lora=lora, precision=precision)
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -611,13 +626,16 @@ def config_json(model: Transformer) -> dict:
     key = "dtype" if "dtype" in config else "torch_dtype"
     # Not model.model.norm.weight: FSDP2 may have left that gathered, in the dtype it computes in.
     weight = model.state_dict()["model.norm.weight"]
-    config[key] = str(weight.dtype).removeprefix("torch.")
+    dtype = torch.float32 if model.lora else weight.dtype  # `merge` adds in float32
+    config[key] = str(dtype).removeprefix("torch.")
     return config
 
 
 def save(model: Transformer, path: str | Path, like: str | Path | None = None, run=None):
     """Writes a directory that `load` and transformers open. All ranks call it, rank 0 writes.
 
+    With LoRA it holds the policy twice: as merged weights in float32, for any program, and in adapter/
+    as trained, in PEFT's layout, for `load`, peft and vLLM. A merge in bfloat16 would lose small updates.
     like: the checkpoint whose tokenizer files go along. run: the run's settings, for config.json.
     """
     path = Path(path)
@@ -625,20 +643,27 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
     if run:
         config["run"] = run
     state = full_state(model)
+    adapters = merge(state)
     if rank() == 0:
         with writing(path):
-            write_checkpoint(path, config, state, like)
+            write_checkpoint(path, config, state, like, model, adapters)
     barrier()  # the other ranks wait for the files
 
 
-def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None):
-    """Replaces files whole, the weights last: a directory without them is no checkpoint."""
+def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None,
+                     model: Transformer, adapters: dict):
+    """Replaces files whole, the weights last: a directory without them is no checkpoint.
+
+    The adapters' file is enough for `load`, so the merged weights may be those of another moment.
+    """
     # 1) Write everything into a directory of its own.
     fresh = path / "tmp"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
+    if adapters:
+        write_adapters(fresh, model, adapters)
     if like:
         source = resolve(like)
         for name in TOKENIZER_FILES:
@@ -651,23 +676,41 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
     def is_weights(file: Path) -> bool:
         return file.suffix == ".safetensors"
 
-    for file in sorted(fresh.iterdir(), key=is_weights):
-        file.replace(path / file.name)
-    fresh.rmdir()
+    files = [file for file in sorted(fresh.rglob("*")) if file.is_file()]  # adapter/ before model.safetensors
+    for file in sorted(files, key=is_weights):
+        place = path / file.relative_to(fresh)
+        place.parent.mkdir(exist_ok=True)
+        file.replace(place)
+    shutil.rmtree(fresh)
+    if not adapters:
+        forget((path / ADAPTERS).parent)  # of an earlier run: `load` would prefer them
 
 
 # ------------------------------------------------------------------------------ LoRA, from outside
 
 ALPHA = 32  # the best learning rate hardly depends on the rank r if the update is ALPHA/r B A
+ADAPTERS = "adapter/adapter_model.safetensors"  # below the top: vLLM reads every *.safetensors there
 
 
 class Adapted(nn.Linear):
-    """W x + b + ALPHA/r B A x, where only A and B are trained (LoRA, arXiv 2106.09685)."""
+    """W x + b + ALPHA/r B A x, where only A and B are trained (LoRA, arXiv 2106.09685).
+
+    start: the (A, B) that training began with; None if they were new. at_start: whether to use them.
+    """
+    start: tuple | None = None
+    at_start = False
 
     def forward(self, x):
-        A = self.lora_A.to(x.dtype)  # their masters are float32
-        B = self.lora_B.to(x.dtype)
-        return super().forward(x) + self.scale * F.linear(F.linear(x, A), B)
+        y = super().forward(x)
+        A = self.lora_A
+        B = self.lora_B
+        if self.at_start:
+            if self.start is None:
+                return y
+            A, B = self.start
+        A = A.to(x.dtype)  # their masters are float32
+        B = B.to(x.dtype)
+        return y + F.linear(self.scale * F.linear(x, A), B)  # scaled where it is only r wide
 
 
 def adapt(model: Transformer, r: int) -> Transformer:
@@ -685,41 +728,122 @@ def adapt(model: Transformer, r: int) -> Transformer:
     return model
 
 
+def new_adapters(state: dict) -> dict:
+    """{name: initial value} of the adapters among a state dict's tensors."""
+    generator = torch.Generator().manual_seed(0)  # all ranks draw the same
+    drawn = {}
+    for name in [name for name in state if "lora_" in name]:
+        shape = state[name].shape
+        noise = torch.randn(shape, generator=generator)
+        scale = shape[1] ** -0.5 if name.endswith("lora_A") else 0
+        drawn[name] = noise * scale
+    return drawn
+
+
+def keep_start(model: Transformer, adapters: dict, device):
+    """Keeps a checkpoint's adapters, whole on every rank: they take a hundredth of the model's memory."""
+    for name, module in model.named_modules():
+        if isinstance(module, Adapted) and adapters:
+            A = adapters[f"{name}.lora_A"].to(device)
+            B = adapters[f"{name}.lora_B"].to(device)
+            module.start = (A, B)
+
+
 @contextmanager
-def without_adapters(model: Transformer):
-    """With adapters off, the same weights are the reference: the policy that LoRA began with."""
+def as_reference(model: Transformer):
+    """In here the model is the reference, the policy that LoRA began with: the same frozen weights."""
     adapted = [module for module in model.modules() if isinstance(module, Adapted)]
     for module in adapted:
-        module.scale = 0.0
+        module.at_start = True
     try:
         yield
     finally:
         for module in adapted:
-            module.scale = ALPHA / model.lora
+            module.at_start = False
+
+
+def merge(state: dict) -> dict:
+    """Adds the adapters in a state dict to its weights, in float32; takes them out and returns them.
+
+    W + ALPHA/r B A is a plain matrix: whoever opens it need not know about LoRA.
+    """
+    adapters = {name: state.pop(name) for name in list(state) if "lora_" in name}
+    if adapters:
+        for name, weight in state.items():
+            state[name] = weight.float()
+    for name, A in adapters.items():
+        if name.endswith("lora_A"):
+            layer = name.removesuffix("lora_A")
+            B = adapters[layer + "lora_B"]
+            state[layer + "weight"] = state[layer + "weight"] + ALPHA / len(A) * B @ A
+    return adapters
+
+
+# PEFT's name of an adapter is "base_model.model." + ours + ".weight".
+
+
+def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
+    """The adapters in PEFT's layout, with a mark of the frozen weights that they belong to."""
+    base, weights = model.base
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": model.lora,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-2] for name in adapters}),
+        "inference_mode": True,
+    }
+    file = checkpoint / ADAPTERS
+    file.parent.mkdir()
+    (file.parent / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    named = {f"base_model.model.{name}.weight": adapter for name, adapter in adapters.items()}
+    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(weights)})
+
+
+def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
+    """(the checkpoint of the frozen weights, rank, adapters by our names) of what `save` has written."""
+    file = checkpoint / ADAPTERS
+    settings = read_json(file.parent / "adapter_config.json")
+    adapters = {}
+    with reading(file), safe_open(file, framework="pt") as tensors:
+        base = settings["base_model_name_or_path"]
+        if json.loads(tensors.metadata()["frozen"]) != fingerprint(base):
+            raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
+                             f"delete {file.parent} to use the merged weights")
+        for name in tensors.keys():
+            ours = name.removeprefix("base_model.model.").removesuffix(".weight")
+            adapters[ours] = tensors.get_tensor(name)
+        return base, settings["r"], adapters
 
 
 # ------------------------------------------------------- several processes with FSDP2, from outside
 
 
-def computing_dtype(device: torch.device) -> torch.dtype:
-    """The precision to compute in: that of `shard`, for weights that stay as they are (evaluation, LoRA)."""
+def computing_dtype(device: torch.device, precision: str | None = None) -> torch.dtype:
+    """The precision to compute in: "float32", "bfloat16", or None for what suits the device.
+
+    It is that of `shard`, and of weights that stay as they are (evaluation, LoRA's frozen ones).
+    """
+    if precision is not None:
+        return getattr(torch, precision)
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def shard(model: Transformer) -> Transformer:
+def shard(model: Transformer, precision: str | None = None) -> Transformer:
     """FSDP2: each block, then the rest, is cut into one part per rank, gathered just in time.
 
-    On GPUs bfloat16 compute with float32 weights and reductions, on CPUs float32. Alone, a model
-    with adapters stays as it is: its frozen weights stay bfloat16, without a float32 master.
+    Weights, their gradients and reductions are float32; forward and backward passes compute in the
+    `computing_dtype`. Alone, a model with adapters stays as it is: its frozen weights have that dtype
+    already, without a float32 master.
     """
     if not dist.is_initialized() or (model.lora and world_size() == 1):
         return model
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # slow to import
-    kind = "cpu"
-    policy = MixedPrecisionPolicy()
-    if torch.cuda.is_available():
-        kind = "cuda"
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = MixedPrecisionPolicy(computing_dtype(torch.device(kind), precision), torch.float32)
     # From the ranks' own group. By default a mesh makes new ones, whose time limit is minutes.
     mesh = DeviceMesh.from_group(dist.group.WORLD, kind)
     for block in model.model.layers:
@@ -765,21 +889,12 @@ def clip_gradients(model: Transformer, limit: float) -> float:
 
 
 def full_state(model: Transformer) -> dict:
-    """The state dict on the CPU, adapters merged. All ranks call it, only rank 0 keeps weights."""
+    """The state dict, whole, on the CPU. All ranks call it, only rank 0 keeps weights."""
     state = {}
     for name, weight in model.state_dict().items():
         weight = gathered(weight)
         if rank() == 0:
             state[name] = weight.detach().cpu().contiguous()
-
-    # W + ALPHA/r B A is a plain matrix: a checkpoint does not show that it was trained with LoRA.
-    for name in [name for name in state if name.endswith("lora_A")]:
-        layer = name.removesuffix("lora_A")
-        A = state.pop(name)
-        B = state.pop(layer + "lora_B")
-        W = state[layer + "weight"]
-        merged = W + ALPHA / len(A) * B @ A
-        state[layer + "weight"] = merged.to(W.dtype)
     return state
 
 

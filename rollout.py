@@ -56,9 +56,12 @@ class Settings(BrowserSettings):
     max_context: int = 16384       # tokens of history, page and response together
     concurrency: int = 16          # episodes at once on each rank, each in its own browser context
     cuda_graph: bool = True        # on a GPU: decode with a CUDA graph instead of kernel by kernel
+    precision: str | None = None   # float32 or bfloat16; None: bfloat16 on a GPU, else float32
 
     def __post_init__(self):
         super().__post_init__()
+        if self.precision not in (None, "float32", "bfloat16"):
+            raise ValueError(f"--precision {self.precision}: use float32 or bfloat16.")
         if self.max_new_tokens >= self.max_context:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for a page within "
                              f"--max-context {self.max_context}; make one smaller or the other larger.")
@@ -256,6 +259,7 @@ class Engine:
         next:   system  s'_0 a_0  [placeholder ]  a_1  [whole page 2]
                 ----- kept -----  ----------- computed again ----------
 
+    What another slot holds of a context is copied: episodes of one task begin with the same page.
     length: the most ids that a context and its response have together.
     """
 
@@ -317,11 +321,17 @@ class Engine:
         ids = request.ids
         end = len(ids) - 1
 
-        # 1) Roll back: the common part is computed already, positions after it get overwritten.
-        common = len(os.path.commonprefix([self.held[slot], ids]))
+        # 1) Keep what is computed already; positions after it get overwritten. Another slot may hold more of
+        #    it: the system prompt, or the first page of an episode of the same task.
+        common = [len(os.path.commonprefix([held, ids[:end]])) for held in self.held]
+        kept = max(common)
+        if kept > common[slot]:
+            other = common.index(kept)
+            for part in (self.cache.k, self.cache.v):
+                part[:, slot, :, :kept] = part[:, other, :, :kept]
 
         # 2) Compute the rest. The chunk bounds memory. No logits are needed.
-        for start in range(min(common, end), end, chunk):
+        for start in range(kept, end, chunk):
             stop = min(start + chunk, end)
             tokens_BT = torch.tensor([ids[start:stop]], device=self.device)
             positions_BT = torch.arange(start, stop, device=self.device)[None]

@@ -51,23 +51,26 @@ ROOT = Path(__file__).parent
 TIMEOUT = timedelta(hours=2)  # for the longest episodes; torchrun notices a dead rank long before
 
 
-def init_dist() -> torch.device:
-    """Joins the other ranks if torchrun started us; returns this rank's device."""
+def init_dist(precision: str | None = None) -> torch.device:
+    """Joins the other ranks if torchrun started us; returns this rank's device.
+
+    A process alone becomes a group of one where it computes in bfloat16, since `model.shard` keeps the
+    float32 weights behind it: on a GPU, and on a CPU by --precision.
+    """
     cuda = torch.cuda.is_available()
     alone = "RANK" not in os.environ
+    group = {}
+    if alone:
+        group = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     if not cuda:
-        if not alone and not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+        if not dist.is_initialized() and (not alone or precision == "bfloat16"):
+            dist.init_process_group("gloo", timeout=TIMEOUT, **group)
         return torch.device("cpu")
 
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     torch.cuda.set_device(device)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
     if not dist.is_initialized():
-        # One GPU becomes a group of one, so that `model.shard` sets its precision as well.
-        group = {}
-        if alone:
-            group = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("nccl", timeout=TIMEOUT, **group)
     return device
 

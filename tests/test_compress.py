@@ -357,16 +357,47 @@ def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
         assert packed["action_BT"][0, start:stop].tolist() == [False] * before + [True] * row.n_action
 
 
-def test_equal_histories_of_two_episodes_are_not_one(chat):
-    """Two members of a group may do the same. Each row knows its own episode's trunk."""
-    twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(2)]
-    batch, = micro_batches(twins[0] + twins[1], 10**6)
-    assert [row.trunk for row in batch] == [twins[0][0].trunk] * 3 + [twins[1][0].trunk] * 3
-    assert twins[0][0].trunk.ids == twins[1][0].trunk.ids and twins[0][0].trunk != twins[1][0].trunk
+def rebuilt(packed):
+    """What each segment sees and is, as (ids, positions): its context, with that one's context, and itself."""
+    ids, positions = packed["tokens_BT"][0].tolist(), packed["positions_BT"][0].tolist()
+    whole, starts = [], {}
+    for start, stop, first, last in packed["segments"]:
+        seen = [[], []]
+        if first < last:
+            seen = starts[first][0] + ids[first:last], starts[first][1] + positions[first:last]
+        starts[start] = seen
+        whole.append((seen[0] + ids[start:stop], seen[1] + positions[start:stop]))
+    return whole
+
+
+def test_what_histories_share_with_the_first_of_a_batch_is_written_once(chat):
+    """The example of `pack`, and episodes that share the system prompt, or all of their history with other answers."""
+    one, other = Trunk(list(range(10))), Trunk([0, 1, 2, 13, 14, 15, 16, 17])
+    batch = [Row(one, 10, [20] * 5, 2), Row(one, 4, [21] * 6, 2), Row(other, 8, [22] * 2, 1), Row(other, 5, [23] * 4, 1)]
     packed = pack(batch)
-    half = packed["tokens_BT"].shape[1] // 2
-    assert torch.equal(packed["tokens_BT"][:, :half], packed["tokens_BT"][:, half:])
-    assert [first for _, _, first, _ in packed["segments"]] == [0] * 3 + [half] * 3
+    assert micro_batches(batch, 32) == [batch] and micro_batches(batch, 31) == [batch[:3], batch[3:]]
+    assert packed["tokens_BT"][0].tolist() == [*range(10)] + [20] * 5 + [21] * 6 + [13, 14, 15, 16, 17, 22, 22] + [23] * 4
+    assert packed["segments"] == [(0, 15, 0, 0), (15, 21, 0, 4), (21, 28, 0, 3), (28, 32, 21, 23)]
+    assert packed["positions_BT"][0, 21:].tolist() == [*range(3, 10), *range(5, 9)]
+
+    # A row without a page, as of a value function: what predicts its action stays its own.
+    bare = [Row(Trunk(list(range(10))), 10, [20], 1) for _ in range(2)]
+    packed = pack(bare)
+    assert packed["segments"] == [(0, 11, 0, 0), (11, 13, 0, 9)] and packed["tokens_BT"][0, 11:].tolist() == [9, 20]
+    assert micro_batches(bare, 13) == [bare] and len(micro_batches(bare, 12)) == 2
+
+    twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(2)]
+    twins[1][-1].leaf[-3:] = [7, 8, 9]
+    for rows in (twins[0] + twins[1], ragged(chat), [*twins[0], *ragged(chat)[1:3]]):
+        batch, = micro_batches(rows, 10**6)
+        packed = pack(batch)
+        for row, (ids, positions) in zip(batch, rebuilt(packed), strict=True):
+            assert ids == row.ids and positions == list(range(len(row.ids)))
+        action = packed["tokens_BT"][packed["action_BT"]].tolist()
+        assert action == [token for row in batch for token in row.leaf[-row.n_action:]]
+        trunks = {row.trunk: len(row.ids) - len(row.leaf) for row in reversed(batch)}
+        alone = sum(trunks.values()) + sum(len(row.leaf) for row in batch)
+        assert packed["tokens_BT"].numel() <= alone - (len(trunks) - 1) * len(chat.system_ids())
 
 
 def test_a_full_batch_goes_on_in_the_next_one_with_as_much_of_the_trunk_as_it_needs():

@@ -519,8 +519,10 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
         assert (out / "report.html").exists() and len(read(out / "trajectories.jsonl")) == 12
     for one, two in zip(*found, strict=True):
         assert set(METRICS) <= set(one) and all(0 < one[key] < 2 for key in heads)
-        for key in [*heads, "success_rate", "loss", "grad_norm", "entropy", "tokens_trained", "groups_kept"]:
+        for key in [*heads, "success_rate", "loss", "grad_norm", "entropy", "groups_kept"]:
             assert one[key] == pytest.approx(two[key], rel=1e-3), key
+        # Each rank writes the system prompt, and what else its episodes share.
+        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
     assert any(line["grad_norm"] for line in found[0])
     one, two = (saved(fork, tmp_path / ranks) for ranks in "12")  # read on one rank, written on one and on two
     assert any(key.startswith(heads[0].removesuffix("_loss")) for key in one)

@@ -321,16 +321,21 @@ def play(checkpoint, monkeypatch, tmp_path):
     return play
 
 
-def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch):
+def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch, tmp_path):
     loaded = []
     load = mgrpo.load_for_training
-    monkeypatch.setattr(mgrpo, "load_for_training", lambda *a: loaded.append(a) or load(*a))
+    monkeypatch.setattr(mgrpo, "load_for_training", lambda *a, **k: loaded.append(a) or load(*a, **k))
     for beta, lora, models in ((0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)):  # LoRA's is the policy itself
         loaded.clear()
         first, second = play(even_tasks_teach(chat), f"{beta}-{lora}", steps=2, beta=beta, lora=lora,
                              updates_per_batch=1)
         assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
         assert second["kl"] > 0 if beta else second["kl"] == 0
+    # What goes on from a LoRA checkpoint begins with its policy, which is then the reference.
+    loaded.clear()
+    first, second = play(even_tasks_teach(chat), "next", model=str(tmp_path / "0.1-4"), steps=2, beta=0.1, lora=4,
+                         updates_per_batch=1)
+    assert len(loaded) == 1 and first["kl"] == 0 and second["kl"] > 0
 
 
 def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
@@ -391,15 +396,18 @@ def test_steps_without_a_finite_loss_change_nothing_and_are_on_record(chat, play
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("off, warns", [(0.0, False), (5e-4, False), (2e-3, True)])
-def test_a_gap_between_rollout_and_training_is_reported(chat, play, capsys, off, warns):
+@pytest.mark.parametrize("off, precision, warns", [
+    (0.0, None, False), (5e-4, None, False), (2e-3, None, True), (2e-3, "bfloat16", False), (0.2, "bfloat16", True)])
+def test_a_gap_between_rollout_and_training_is_reported(chat, play, capsys, monkeypatch, off, precision, warns):
+    monkeypatch.setattr(mgrpo.run, "init_dist", lambda precision: torch.device("cpu"))  # no group: float32 all the same
+
     async def measured(model, *args, **kwargs):
         trajectories = await even_tasks_teach(chat)(model, *args, **kwargs)
         for tau in trajectories:
             for turn, row in zip(tau.turns, trajectory_rows(chat, tau)):
                 turn.logps = (logprobs(model, row, temperature=0.7) + off).tolist()
         return trajectories
-    line, = play(measured, "x", steps=1)
+    line, = play(measured, "x", steps=1, precision=precision)
     assert line["logp_gap"] == pytest.approx(off, abs=1e-5) and line["groups_kept"]
     assert ("logp_gap is far above rounding" in capsys.readouterr().out) == warns
 

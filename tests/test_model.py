@@ -16,15 +16,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ROOT, ComputedStep, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
-from torch.distributed import fsdp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
-from model import (KVCache, ModelConfig, Transformer, adapt, attend, config_json, full_state, generate, load,
-                   load_tokenizer, rope_frequencies, sample, save, shard, token_logprobs, unsharded, without_adapters)
-from run import load_training, save_training
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, computing_dtype, config_json,
+                   full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample, save, shard,
+                   token_logprobs, unsharded)
+from run import init_dist, load_training, save_training
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
@@ -278,9 +278,18 @@ def test_attention_behind_a_context_equals_the_written_out_softmax(T, C):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_a_context_comes_with_what_it_saw():
+    """Tokens 6..8 see 0..2, the context of the segment 4..5, and 4: three rows that begin alike."""
+    model, ids = tiny_model(), torch.randint(0, 400, (1, 9), generator=torch.Generator().manual_seed(6))
+    positions = torch.tensor([[0, 1, 2, 3, 3, 4, 4, 5, 6]])
+    packed = model(ids, positions, segments=[(0, 4, 0, 0), (4, 6, 0, 3), (6, 9, 4, 5)])
+    for row, own in (([0, 1, 2, 3], 4), ([0, 1, 2, 4, 5], 2), ([0, 1, 2, 4, 6, 7, 8], 3)):
+        torch.testing.assert_close(packed[0, row[-own:]], model(ids[:, row])[0, -own:], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("segments", [
     [(0, 4, 0, 0), (4, 9, 1, 3)], [(0, 4, 0, 0), (4, 9, 0, 5)], [(0, 4, 0, 0), (4, 9, 4, 6)],
-    [(0, 4, 0, 0), (4, 6, 0, 4), (6, 9, 4, 6)]])
+    [(0, 4, 0, 0), (4, 6, 0, 4), (6, 9, 4, 7)]])
 def test_a_context_that_begins_no_earlier_segment_is_refused(segments):
     with pytest.raises(AssertionError, match="first tokens of an earlier"):
         tiny_model()(torch.zeros(1, 9, dtype=torch.long), segments=segments)
@@ -491,7 +500,7 @@ def test_lora_computes_the_merged_model_and_its_gradient_is_the_chain_rule(famil
     """W' = W + s B A: with G = dL/dW' from training all of W', dL/dB = s G A^T and dL/dA = s B^T G."""
     model = adapted_model(family, **changes)
     save(model, tmp_path)
-    merged = load(tmp_path)
+    merged = load(tmp_path, lora=0)
     tokens = torch.randint(0, 400, (2, 30), generator=torch.Generator().manual_seed(4))
     torch.testing.assert_close(merged(tokens), model(tokens), atol=2e-5, rtol=1e-5)
     for each in (model, merged):
@@ -534,21 +543,19 @@ def test_new_adapters_change_nothing_and_without_them_a_trained_model_is_the_fir
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         train_step(model, optimizer, 0)
         assert not torch.equal(model(tokens), base(tokens))
-        with without_adapters(model):
+        with as_reference(model):
             assert torch.equal(model(tokens), base(tokens))
         assert not torch.equal(model(tokens), base(tokens))
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         assert len(trained) == 2 * 2 * 7 and all("lora_" in name for name in trained)
         assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-        assert full_state(model).keys() == base.state_dict().keys()
-        assert {weight.dtype for weight in full_state(model).values()} == {dtype}
 
 
 def test_adapters_are_on_again_after_an_error_without_them():
     """Else the policy would go on as its own reference, in silence."""
     model, tokens = adapted_model(), torch.arange(20)[None]
     before = model(tokens)
-    with pytest.raises(ZeroDivisionError), without_adapters(model):
+    with pytest.raises(ZeroDivisionError), as_reference(model):
         1 / 0
     assert torch.equal(model(tokens), before)
 
@@ -571,6 +578,118 @@ def test_a_lora_runs_state_holds_only_what_trains_and_resumes_exactly(tmp_path):
         load_training(tmp_path / "t", plain, optimizer_of(plain))
 
 
+def lora_policy(path, dtype=torch.float32, size=0.05, seed=0):
+    """A policy trained with LoRA on the frozen weights of path/base, in the dtype that it computes in."""
+    if not (path / "base").exists():
+        save(tiny_model(), path / "base")
+    model = load(path / "base", dtype, lora=4)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if name.endswith("lora_B"):
+            weight.data = size * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def scores(model, seed=4):
+    tokens = torch.randint(0, 400, (2, 30), generator=torch.Generator().manual_seed(seed))
+    return token_logprobs(model, tokens, torch.arange(30).expand(2, 30) >= 10)[0].detach()
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_lora_policy_has_the_logprobs_of_the_one_in_memory_bit_for_bit(dtype, size, tmp_path):
+    """Merged into bfloat16, the update was wrong by half at |B| = 1e-4, and the saved policy another one."""
+    model = lora_policy(tmp_path, dtype, size)
+    save(model, tmp_path / "x")
+    for again in (load(tmp_path / "x", dtype), load(tmp_path / "x", dtype, lora=4)):
+        assert same_weights(again, model) and torch.equal(scores(again), scores(model))
+    assert size < 1e-4 or not torch.equal(scores(model), scores(load(tmp_path / "base", dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_merged_weights_hold_the_update_in_float32(dtype, tmp_path):
+    """Whatever the frozen weights are: to the last bits of a float32 of their size."""
+    model = lora_policy(tmp_path, dtype, size=1e-4)
+    save(model, tmp_path / "x")
+    assert config_json(model)["torch_dtype"] == "float32"
+    merged, frozen = load(tmp_path / "x", lora=0), load(tmp_path / "base", dtype)
+    assert not merged.lora and json.loads((tmp_path / "x/config.json").read_text()) == config_json(merged)
+    for name, layer in model.named_modules():
+        if hasattr(layer, "lora_A"):
+            W = frozen.get_submodule(name).weight.detach().double()
+            update = merged.get_submodule(name).weight.detach().double() - W
+            expected = 32 / 4 * layer.lora_B.detach().double() @ layer.lora_A.detach().double()
+            assert (update - expected).abs().max() <= 2 ** -23 * W.abs().max()
+            assert relative(update, expected) < 1e-3
+    opened = load_file(tmp_path / "x/model.safetensors")
+    assert {weight.dtype for weight in opened.values()} == {torch.float32} and opened.keys() == frozen.state_dict().keys()
+
+
+def test_the_adapters_lie_in_pefts_layout(tmp_path):
+    """As PEFT documents it: W + lora_alpha / r B A for each module that a pair of names says."""
+    model = lora_policy(tmp_path)
+    save(model, tmp_path / "x")
+    settings = json.loads((tmp_path / "x/adapter/adapter_config.json").read_text())
+    assert settings["peft_type"] == "LORA" and settings["base_model_name_or_path"] == str(tmp_path / "base")
+    assert set(settings["target_modules"]) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    tensors, rebuilt = load_file(tmp_path / "x/adapter/adapter_model.safetensors"), load(tmp_path / "base")
+    assert len(tensors) == 2 * 2 * 7
+    for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+        A, B = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+        assert len(A) == settings["r"]
+        layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        rebuilt.get_submodule(layer).weight.data += settings["lora_alpha"] / settings["r"] * B @ A
+    torch.testing.assert_close(scores(rebuilt), scores(model), atol=1e-5, rtol=1e-5)
+    assert not [file for file in (tmp_path / "x").glob("*.safetensors") if file.name != "model.safetensors"]
+
+
+@pytest.mark.skipif(not find_spec("peft"), reason="compares with peft, which is no dependency")
+def test_peft_opens_the_adapters_with_equal_logits(tmp_path):
+    import peft
+    model, tokens = lora_policy(tmp_path), torch.arange(40)[None]
+    save(model, tmp_path / "x")
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "x/adapter", torch_dtype=torch.float32)
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_goes_on_with_the_adapters_of_the_checkpoint_which_are_its_reference(dtype, tmp_path):
+    """The reference is the policy that training began with, as for all weights, and not the frozen weights."""
+    clone = lora_policy(tmp_path, dtype)
+    save(clone, tmp_path / "clone")
+    model = load(tmp_path / "clone", dtype, lora=4)
+    train_step(model, torch.optim.AdamW(model.parameters(), 1e-2), 0)
+    assert not torch.equal(scores(model), scores(clone))
+    with as_reference(model):
+        assert torch.equal(scores(model), scores(clone))
+    save(model, tmp_path / "next")
+    again = load(tmp_path / "next", dtype)
+    assert torch.equal(scores(again), scores(model)) and again.base == clone.base  # whatever becomes of the clone
+    with pytest.raises(ValueError, match="clone: its adapters have rank 4; give --lora 4 .* or --lora 0"):
+        load(tmp_path / "clone", lora=8)
+
+
+def test_adapters_are_not_put_on_other_weights_than_they_were_trained_on(tmp_path):
+    """As after cloning again into the same directory. The merged weights need no others."""
+    model = lora_policy(tmp_path)
+    save(model, tmp_path / "x")
+    base = tmp_path / "base"
+    save(tiny_model(seed=1), base)
+    with pytest.raises(ValueError, match=f"{base} no longer holds .* delete {tmp_path / 'x/adapter'} to use"):
+        load(tmp_path / "x")
+    shutil.rmtree(tmp_path / "x/adapter")
+    torch.testing.assert_close(scores(load(tmp_path / "x")), scores(model), atol=1e-5, rtol=1e-5)
+
+
+def test_a_checkpoint_of_all_weights_keeps_no_adapters_of_the_one_that_it_replaces(tmp_path):
+    save(lora_policy(tmp_path), tmp_path / "x")
+    save(tiny_model(seed=1), tmp_path / "x")
+    assert same_weights(load(tmp_path / "x"), tiny_model(seed=1)) and not (tmp_path / "x/adapter").exists()
+    later = lora_policy(tmp_path, seed=2)
+    save(later, tmp_path / "x")
+    assert same_weights(load(tmp_path / "x"), later)
+
+
 class Killed(BaseException):
     """Stands for SIGKILL."""
 
@@ -589,7 +708,7 @@ def count_down(event, arguments):
 sys.addaudithook(count_down)
 
 
-@pytest.mark.parametrize("what", ["training state", "checkpoint"])
+@pytest.mark.parametrize("what", ["training state", "checkpoint", "checkpoint with adapters"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_save_killed_at_any_moment_leaves_the_last_one_or_the_new_one(tmp_path, what, before):
     """Kills a save at each of its file operations, with and without a save before it.
@@ -597,17 +716,19 @@ def test_a_save_killed_at_any_moment_leaves_the_last_one_or_the_new_one(tmp_path
     Afterwards the directory loads, unless there was nothing before, and the next save works.
     """
     models = [tiny_model(seed=seed) for seed in range(3)]
+    if what == "checkpoint with adapters":
+        models = [lora_policy(tmp_path, seed=seed) for seed in range(3)]
     optimizers = [optimizer_of(model) for model in models]
     other = tiny_model(seed=9)
 
     def write(i, directory):
-        if what == "checkpoint":
+        if what != "training state":
             return save(models[i], directory / "x")
         save_training(directory / "x", models[i], optimizers[i], {"step": i})
 
     def found(directory):
         """The number of the model that loads, -1 if none does."""
-        if what == "checkpoint":
+        if what != "training state":
             try:
                 opened = load(directory / "x")
             except ValueError as error:
@@ -616,7 +737,7 @@ def test_a_save_killed_at_any_moment_leaves_the_last_one_or_the_new_one(tmp_path
         elif (extra := load_training(directory / "x", opened := other, optimizer_of(other))) is None:
             return -1
         i, = [i for i, model in enumerate(models) if same_weights(opened, model)]
-        assert what == "checkpoint" or extra == {"step": i}
+        assert what != "training state" or extra == {"step": i}
         return i
 
     seen = []
@@ -722,8 +843,8 @@ def several_ranks_equal_one(start, lora):
     train_step(resumed, other, 2)
     trained, resumed = full_state(model), full_state(resumed)
     for name, saved in load(path / "saved").state_dict().items():
-        assert relative(saved, trained[name]) < 1e-6
-        assert relative(resumed[name], trained[name]) < 1e-6
+        assert relative(saved, trained[name]) < (1e-5 if lora else 1e-6)
+        assert relative(resumed[name], trained[name]) < (1e-5 if lora else 1e-6)
 
 
 @pytest.fixture
@@ -744,15 +865,40 @@ def test_a_model_is_sharded_again_after_an_error_while_it_was_whole(group_of_one
     torch.testing.assert_close(model(tokens), tiny_model()(tokens))
 
 
-def test_config_json_names_the_master_weights_dtype_while_fsdp_holds_those_it_computes_with(group_of_one, monkeypatch):
+def test_config_json_names_the_master_weights_dtype_while_fsdp_holds_those_it_computes_with(group_of_one):
     """After a forward pass without a backward pass the outermost module stays gathered, on GPUs in bfloat16."""
-    policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
-    monkeypatch.setattr(fsdp, "MixedPrecisionPolicy", lambda *_: policy)
-    model = shard(tiny_model())
+    model = shard(tiny_model(), "bfloat16")
     with torch.no_grad():
         model(torch.arange(20)[None])
     assert model.model.norm.weight.dtype == torch.bfloat16  # the trap
     assert config_json(model)["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_with_bfloat16_on_a_cpu_training_scores_what_was_sampled_with_float32_weights_behind_it(lora, tmp_path):
+    """Alone and without torchrun. The gap is bfloat16's rounding; float32, in another order, differs by 1e-7."""
+    save(tiny_model(), tmp_path / "base")
+    device = init_dist("bfloat16")
+    try:
+        model = load_for_training(tmp_path / "base", device, lora, "bfloat16")
+        optimizer, prompt = optimizer_of(model), [1, 7, 30, 30, 200]
+        for step in range(2):
+            train_step(model, optimizer, step)
+        with unsharded(model) as whole:
+            assert whole.model.embed_tokens.weight.dtype == torch.bfloat16
+            ids, logps = generate(whole, prompt, 30, temperature=0.7, seed=3)
+        row = torch.tensor([prompt + ids]), torch.arange(35)[None] >= 5
+        scored = token_logprobs(model, *row, temperature=0.7)[0].detach()
+        assert 1e-6 < (scored - torch.tensor(logps)).abs().mean() < 2e-2
+        save(model, tmp_path / "x")
+        opened = load(tmp_path / "x", computing_dtype(device, "bfloat16"))
+        torch.testing.assert_close(token_logprobs(opened, *row, temperature=0.7)[0], scored, atol=1e-6, rtol=0)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert {p.dtype for p in trained} == {torch.float32}
+        assert {tensor.dtype for p in trained for tensor in optimizer.state[p].values()} == {torch.float32}
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def test_all_models_share_one_group_of_ranks_which_waits_for_the_longest_episodes(two_ranks):

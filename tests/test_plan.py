@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from conftest import ROOT
 from torch.profiler import ProfilerActivity, profile
 
-from model import (KVCache, ModelConfig, Transformer, adapt, clip_gradients, sample, token_logprobs,
-                   unsharded, without_adapters)
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, clip_gradients, sample,
+                   token_logprobs, unsharded)
 from plan import CARDS, REST, SHAPES, peak, plan, print_plan, shape_config, shard_as_on_gpus
 
 CONTEXT, EPISODES = 1024, 3
@@ -56,7 +56,7 @@ def measured_on_real_tensors(config, gpus, recompute, lora):
         tokens = torch.zeros(1, CONTEXT, dtype=torch.long)
         action = torch.arange(CONTEXT)[None] % 2 == 1  # half of the positions; all starts are even
         logp = token_logprobs(policy, tokens, action, segments=segments)[0]
-        with torch.no_grad(), without_adapters(policy):
+        with torch.no_grad(), as_reference(policy):
             logp_ref = token_logprobs(reference, tokens, action, segments=segments)[0]
         (logp - logp_ref).exp().sum().backward()
 
@@ -192,7 +192,7 @@ def test_later_steps_need_no_more_memory_than_the_second(config, lora):
 
     def step():
         tokens = torch.randint(0, 4096, (1, 128))
-        with torch.no_grad(), without_adapters(policy):
+        with torch.no_grad(), as_reference(policy):
             logp_ref = token_logprobs(policy, tokens, action)[0]
         (token_logprobs(policy, tokens, action)[0] - logp_ref).exp().sum().backward()
         clip_gradients(policy, 1.0)

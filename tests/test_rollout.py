@@ -236,13 +236,14 @@ def test_a_progress_line_says_how_far_how_fast_and_what_broke():
 
 # ------------------------------------------------------------------------------------------- engine
 
+@pytest.mark.parametrize("alike", [False, True])  # whether slots copy the beginnings of each other's contexts
 @pytest.mark.parametrize("graphed_step", [None, ComputedStep])
-def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat, graphed_step):
+def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat, graphed_step, alike):
     """Many episodes join and leave one cache: the same ids and log-probs as one row at a time."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
 
     async def talk(engine, slot):
-        rng, ids, out = random.Random(slot), [slot + 3] * (4 + slot), []
+        rng, ids, out = random.Random(slot), [3 if alike else slot + 3] * (4 + slot), []
         for turn in range(4):
             response, logps, ended = await engine.respond(ids, slot, rng)
             out.append((list(ids), response, logps))
@@ -265,6 +266,30 @@ def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat, graphed
                 logits = model(torch.tensor([ids + response]))[0].log_softmax(-1)
                 expected = [float(logits[len(ids) - 1 + k, token]) for k, token in enumerate(response)]
                 assert logps == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_group_reads_its_first_page_once(chat):
+    """The others copy keys and values, from a slot that decodes meanwhile, and compute what they do not share."""
+    model, computed = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), []
+    model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].shape))
+    system, page = list(range(3, 23)), list(range(50, 80))
+    contexts = [system + page, system + page, system + page, system + page[::-1], system]
+
+    async def run():
+        engine = Engine(model, chat.end_id, slots=5, length=80, max_new_tokens=10)
+        server = asyncio.ensure_future(engine.serve())
+        asked = (engine.respond(ids, slot, random.Random(slot)) for slot, ids in enumerate(contexts))
+        answers = await asyncio.gather(*asked)
+        answers.append(await engine.respond(contexts[0], 4, random.Random(9)))  # the donors have gone on
+        server.cancel()
+        return answers
+
+    answers = asyncio.run(run())
+    assert [T for B, T in computed if T > 1] == [len(system + page) - 1, len(page) - 1]
+    for ids, (response, logps, _) in zip([*contexts, contexts[0]], answers, strict=True):
+        logits = model(torch.tensor([ids + response]))[0].log_softmax(-1)
+        expected = [float(logits[len(ids) - 1 + k, token]) for k, token in enumerate(response)]
+        assert logps == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_engine_does_not_round_a_random_number_up_to_the_last_token(chat, monkeypatch):

@@ -367,6 +367,7 @@ def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(two_ranks):
     ("mgrpo.py", ["--model", "runs/nowhere"], ["runs/nowhere"]),
     ("bc.py", ["--model", "/no/such/dir"], ["/no/such/dir"]),
     ("bc.py", ["--data", "/no/such.jsonl"], ["/no/such.jsonl"]),
+    ("mgrpo.py", ["--precision", "half"], ["--precision half", "float32 or bfloat16"]),
     ("mgrpo.py", ["--loss-norm", "mean"], ["--loss-norm mean", "paper, token or constant"]),
     ("mgrpo.py", ["--model", "worlds/base", "--tasks", "sandbox:train:5"], ["--batch 24", "5 tasks"]),
     ("bc.py", ["--max-context", "100", "--max-new-tokens", "10", "--data", "assets/episode.jsonl"],

@@ -15,10 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch.distributed as dist
 from conftest import tiny_model
-from torch.distributed import fsdp
 
-from model import (config_json, full_state, load, load_tokenizer, save, shard, token_logprobs, unsharded,
-                   without_adapters)
+from model import (as_reference, config_json, full_state, load, load_tokenizer, save, shard, token_logprobs,
+                   unsharded)
 from run import all_sum, init_dist, load_training, rank, save_training, world_size
 
 
@@ -74,7 +73,7 @@ def train_step(model, optimizer, step, world=1, member=0):
     logp_N, _, _ = token_logprobs(model, *row)
     loss = -logp_N.sum() / 72
     if model.lora:
-        with torch.no_grad(), without_adapters(model):
+        with torch.no_grad(), as_reference(model):
             logp_ref_N, _, _ = token_logprobs(model, *row)
         loss = loss + ((logp_ref_N - logp_N) ** 2).sum() / 72
     (loss * world).backward()  # FSDP averages over ranks
@@ -107,6 +106,14 @@ def train_model(checkpoint, out):
         save(model, path / "saved")
         before = len(groups)
         load(checkpoint, sharded=True, lora=lora)  # as the reference policy is
+        # Opened again, it goes on from where it was, which is then its reference, on every rank.
+        again = load(path / "saved", sharded=True, lora=lora)
+        row = torch.arange(24)[None] * 7 % 400, torch.arange(24)[None] >= 15
+        with torch.no_grad():
+            trained = token_logprobs(model, *row)[0]
+            with as_reference(again):
+                reference = token_logprobs(again, *row)[0]
+            assert torch.equal(token_logprobs(again, *row)[0], trained) and torch.equal(reference, trained)
         timeouts = [group._get_backend(device).options._timeout.total_seconds() for group in groups]
         if rank() == 0:
             torch.save({"losses": losses, "gradients": gradients, "timeouts": timeouts,
@@ -131,9 +138,7 @@ def sample_in_bfloat16(checkpoint, out):
     from compress import Chat
     from rollout import Engine
     init_dist()
-    policy = fsdp.MixedPrecisionPolicy
-    fsdp.MixedPrecisionPolicy = lambda *_: policy(torch.bfloat16, torch.float32)  # as `shard` has it on GPUs
-    model = load(checkpoint, sharded=True)
+    model = load(checkpoint, sharded=True, precision="bfloat16")
     end_id = Chat(load_tokenizer(checkpoint), "You browse the web.").end_id
     contexts = [[3 + slot + 4 * rank()] * (20 + slot) for slot in range(3)]
 

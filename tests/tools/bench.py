@@ -2,6 +2,7 @@
 
     python tests/tools/bench.py model --checkpoint runs/smollm2 --threads 2
     python tests/tools/bench.py model --shape Llama-3.1-8B --device cuda --tokens 8192      # bfloat16, random weights
+    python tests/tools/bench.py step --checkpoint runs/smollm2 --data runs/smol-bc/demos.jsonl --lora 16 --threads 1
     python tests/tools/bench.py packing --threads 2
     python tests/tools/bench.py rollout          # browsers, compared with bare Playwright; kept keys and values
     python tests/tools/bench.py leaks --episodes 2000
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,10 +37,10 @@ import torch
 from playwright.async_api import async_playwright
 
 import model as model_py
-from compress import Row, Trunk, micro_batches, open_chat, pack
+from compress import Row, Trunk, context, micro_batches, open_chat, pack, replay, trajectory_rows
 from conftest import descendants, pad
-from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, computing_dtype, load, sample,
-                   token_logprobs)
+from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, clip_gradients, computing_dtype, load,
+                   load_for_training, sample, token_logprobs, unsharded)
 from plan import shape_config
 from rollout import Engine, Settings, actions_help, play
 from rollout import rollout as play_with_model
@@ -305,6 +307,105 @@ def packing(args):
               f"{times[0] / times[1]:5.2f}x", flush=True)
 
 
+# --------------------------------------------------------------------------------------------------- a step of mgrpo.py --
+
+
+class Meter:
+    """Seconds and tokens of each part: CPU seconds of the thread that computes, on a GPU those of the clock."""
+
+    def __init__(self, cuda: bool):
+        self.clock = time.perf_counter if cuda else time.thread_time
+        self.wait = torch.cuda.synchronize if cuda else lambda: None
+        self.seconds, self.tokens = Counter(), Counter()
+
+    @contextlib.contextmanager
+    def part(self, name: str, tokens: int = 0):
+        self.wait()
+        began = self.clock()
+        yield
+        self.wait()
+        self.seconds[name] += self.clock() - began
+        self.tokens[name] += tokens
+
+    def print(self):
+        for name, took in self.seconds.items():
+            speed = f"{self.tokens[name]:8} tokens {self.tokens[name] / took:9.1f} tokens/s" if self.tokens[name] else ""
+            print(f"  {name:20} {took:9.2f} s {speed}", flush=True)
+        print(f"  {'together':20} {sum(self.seconds.values()):9.2f} s", flush=True)
+
+
+def to_prefill(engine: Engine, request) -> tuple[int, int]:
+    """How many tokens of a request have to be computed, and how many if slots did not copy from each other."""
+    ids = request.ids[:-1]
+    kept = [len(os.path.commonprefix([held, ids])) for held in engine.held]
+    return len(ids) - max(kept), len(ids) - kept[request.slot]
+
+
+class MeteredEngine(Engine):
+    """An engine that measures its passes. All responses have max_new_tokens."""
+
+    def prefill(self, request):
+        new, new_in_slot = to_prefill(self, request)
+        self.uncopied += new_in_slot
+        with self.meter.part("prefill", new):
+            super().prefill(request)
+
+    def decode(self):
+        with self.meter.part("decode", len(self.running)):
+            return super().decode()
+
+
+async def respond_to_recorded(engine, chat, episodes, slots: int):
+    """Every episode's turns in order, `slots` episodes at once, without a browser between them."""
+    queue = iter(episodes)
+
+    async def work(slot):
+        for episode in queue:
+            for t in range(len(episode.turns)):
+                await engine.respond(context(chat, episode, t), slot, random.Random(t))
+
+    serving = asyncio.ensure_future(engine.serve())
+    await asyncio.gather(*(work(slot) for slot in range(slots)))
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+def step(args):
+    """A step of mgrpo.py on recorded episodes (bc.py's OUT/demos.jsonl, say), part by part, without browsers."""
+    chat = open_chat(args.checkpoint, actions_help())
+    records = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
+    episodes = [replay(chat, records[i // args.group % len(records)]) for i in range(args.episodes)]
+    for i, episode in enumerate(episodes):
+        for turn in episode.turns:  # a task's episodes differ from their first token on: slots share as little as can be
+            turn.action_ids[0] = 100 + i % args.group
+    rows = [row for episode in episodes for row in trajectory_rows(chat, episode)]
+    length = statistics.mean(row.n_action for row in rows)
+    run_py.init_dist(args.precision)
+    network = load_for_training(args.checkpoint, torch.device(args.device), args.lora, args.precision)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-6, weight_decay=0.0)
+    print(f"{args.checkpoint}, {args.precision}, LoRA {args.lora}, {args.episodes} episodes, {len(rows)} responses of {length:.0f} tokens, "
+          f"contexts of {statistics.mean(len(row.ids) for row in rows) - length:.0f}, {torch.get_num_threads()} threads")
+    meter = Meter(args.device == "cuda")
+    with unsharded(network) as whole:
+        engine = MeteredEngine(whole, -1, slots=args.concurrency, length=max(len(row.ids) for row in rows) + 64,
+                               max_new_tokens=round(length))
+        engine.meter, engine.uncopied = meter, 0
+        asyncio.run(respond_to_recorded(engine, chat, episodes, args.concurrency))
+    for batch in micro_batches(rows, args.max_tokens):
+        inputs = pack(batch, args.device)
+        n = inputs["tokens_BT"].numel()
+        with meter.part("training, forward", n):
+            logp_N = token_logprobs(network, **inputs)[0]
+        with meter.part("training, backward", n):
+            (-logp_N.sum() / len(rows)).backward()
+    with meter.part("optimizer"):
+        clip_gradients(network, 1.0)
+        optimizer.step()
+    meter.print()
+    print(f"  prefill without copies between slots: {engine.uncopied} tokens; training with one row per turn: "
+          f"{sum(len(row.ids) for row in rows)} tokens")
+
+
 # --------------------------------------------------------------------------------------------------------- rollout.py --
 
 
@@ -412,8 +513,8 @@ def rollout(args):
         counts, prefill = dict.fromkeys(("turns", "whole", "new"), 0), Engine.prefill
 
         def counting(engine, request):
-            kept = len(os.path.commonprefix([engine.held[request.slot], request.ids[:-1]]))
-            for key, value in (("turns", 1), ("whole", len(request.ids) - 1), ("new", len(request.ids) - 1 - kept)):
+            new, _ = to_prefill(engine, request)
+            for key, value in (("turns", 1), ("whole", len(request.ids) - 1), ("new", new)):
                 counts[key] += value
             prefill(engine, request)
 
@@ -451,7 +552,7 @@ def leaks(args):
         asyncio.run(play(clicks(chat, 3), chat, tasks, Counting(), settings))
 
 
-SECTIONS = {section.__name__: section for section in (model, train_step, packing, rollout, leaks)}
+SECTIONS = {section.__name__: section for section in (model, train_step, step, packing, rollout, leaks)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -463,10 +564,15 @@ if __name__ == "__main__":
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds; with --threads 1 on a busy machine")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--train-repeats", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch in packing")
+    parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch in packing and step")
     parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
+    parser.add_argument("--data", default="runs/bc/demos.jsonl", help="recorded episodes, for step")
+    parser.add_argument("--group", type=int, default=4, help="episodes of a task, of step")
+    parser.add_argument("--lora", type=int, default=0, help="of step")
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of step")
+    parser.add_argument("--concurrency", type=int, default=16, help="episodes at once, of step")
     parser.add_argument("--steps", type=int, default=160, help="of all contexts together in rollout")
-    parser.add_argument("--episodes", type=int, default=2000, help="of leaks")
+    parser.add_argument("--episodes", type=int, default=2000, help="of leaks and step")
     parser.add_argument("--browsergym", metavar="PYTHON", help="of an environment with browsergym-core, for rollout")
     parser.add_argument("--variant", default="ours", choices=("ours", "recomputed", "theirs"), help="of train_step")
     args = parser.parse_args()

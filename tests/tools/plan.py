@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import model as code
-from model import (KVCache, ModelConfig, Transformer, adapt, clip_gradients, sample, shard, token_logprobs,
-                   unsharded, without_adapters)
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, clip_gradients, sample, shard,
+                   token_logprobs, unsharded)
 
 SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value heads, head size, tied
     "Llama-3.1-8B": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
@@ -193,7 +193,7 @@ def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, 
     segments += [(whole + i * turn, whole + (i + 1) * turn, 0, (i + 1) * turn) for i in range(7)]
     row = torch.zeros(1, context, dtype=torch.long), torch.zeros(1, context, dtype=torch.bool)
     logp_N = token_logprobs(policy, *row, segments=segments)[0]
-    with torch.no_grad(), without_adapters(policy):
+    with torch.no_grad(), as_reference(policy):
         logp_ref_N = token_logprobs(reference or policy, *row, segments=segments)[0]
     (logp_N - logp_ref_N).exp().sum().backward()
     memory.name("gradients, float32", (w.grad for w in policy.parameters() if w.requires_grad))
