@@ -97,7 +97,7 @@ def test_worlds_is_a_leaf():
 
 def test_every_flag_of_every_command_exists(monkeypatch, capsys):
     assert len(COMMANDS) >= 10
-    for script in {script for script, _ in COMMANDS if not script.startswith("bakery/")}:
+    for script in {script for script, _ in COMMANDS if script != "site.py"}:  # that is the reader's own
         monkeypatch.setattr(sys, "argv", [script, "--help"])
         with pytest.raises(SystemExit):
             runpy.run_path(str(ROOT / script), run_name="__main__")
