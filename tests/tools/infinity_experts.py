@@ -1,0 +1,509 @@
+"""WebArena-Infinity played by scripts, which read observations and answer with actions, as a policy does.
+
+    python tests/tools/infinity_experts.py CLONE                      # all of SCRIPTS, two at a time
+    python tests/tools/infinity_experts.py CLONE gmail paypal-my-wallet/e3  # an application, a task
+    python tests/tools/infinity_experts.py CLONE --out runs/infinity  # demonstrations for bc.py --data
+
+A script is a list of steps. A step finds its element in the page of the moment, by the name that the page
+shows, and near a text of the page if need be. No script knows ids, addresses, verifiers or the server's state.
+The verifier of each task judges the episode, in a fresh copy of the application.
+
+    click("Edit", after="Acme")    the first Edit behind the first Acme; ("Acme", "Mail"): behind the first
+                                   Mail that comes after the first Acme
+    click("Edit", before="Acme")   the last Edit before the first Acme
+    click("Edit", row="Acme")      the first Edit in a line that holds Acme
+
+SCRIPTS and UNSOLVED name the tasks that served to develop the scripts and page.js: no held-out figure may
+count them. UNSOLVED says of each task that we tried in vain what was in the way.
+"""
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2])]
+import run  # noqa: E402, F401  first: it prepares OpenMP before torch loads
+
+import argparse  # noqa: E402
+import asyncio  # noqa: E402
+import html  # noqa: E402
+import json  # noqa: E402
+import re  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from collections import defaultdict  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from typing import NamedTuple  # noqa: E402
+
+import worlds  # noqa: E402
+from compress import Chat, Trajectory, format_response, open_chat  # noqa: E402
+from evaluate import Environment, SiteSettings  # noqa: E402
+from rollout import actions_help, play, task_key  # noqa: E402
+
+# ------------------------------------------------------------------------------------------- steps --
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action, and how to find its element."""
+    action: str               # one of rollout.ACTIONS
+    name: str = ""            # of the element
+    text: str | None = None   # the action's argument
+    thought: str = ""
+    after: str | tuple = ""   # texts: each is looked for behind the one before it
+    before: str = ""
+    row: str = ""
+    kind: str = ""            # of the element: input, button, ...
+
+
+def click(name: str, **where) -> Step:
+    return Step("Click", name, thought=f"click {name}", **where)
+
+
+def right_click(name: str, **where) -> Step:
+    return Step("Right Click", name, thought=f"click {name} with the right button", **where)
+
+
+def hover(name: str, **where) -> Step:
+    return Step("Hover", name, thought=f"move the mouse over {name}", **where)
+
+
+def type_into(name: str, text: str, **where) -> Step:
+    return Step("Type", name, text, f"type {text} into {name}", **where)
+
+
+def search(name: str, text: str, **where) -> Step:
+    return Step("Search", name, text, f"type {text} into {name} and press enter", **where)
+
+
+def select(name: str, option: str, **where) -> Step:
+    return Step("Select Dropdown Option", name, option, f"choose {option} as {name}", kind="select", **where)
+
+
+def press_enter() -> Step:
+    return Step("Press Enter", thought="press enter")
+
+
+def done(message: str = "done") -> Step:
+    return Step("exit", text=message, thought="all is done")
+
+
+# ------------------------------------------------------------------------- finding them in a page --
+
+
+class Lost(Exception):
+    """The page does not hold what a step needs."""
+
+
+class Element(NamedTuple):
+    kind: str   # a, button, input, ...
+    name: str   # as the page writes it, so & is &amp;
+    id: str
+    begin: int  # where it stands in the page's text
+    line: str   # the line of the page that it stands in
+
+
+ELEMENT = re.compile(r"<([a-z][a-z\d-]*)>([^<]*?) ?<?(\d+)>?(?: = [^<]*)?</\1>")
+
+
+def elements(page: str) -> list[Element]:
+    """All elements of an observation, in its order."""
+    found = []
+    for match in ELEMENT.finditer(page):
+        kind, name, number = match.groups()
+        start = page.rfind("\n", 0, match.start()) + 1
+        line = page[start:].partition("\n")[0]
+        found.append(Element(kind, name, number, match.start(), line))
+    return found
+
+
+def position(page: str, texts: str | tuple) -> int:
+    """Where the last of the texts begins, if each is looked for behind the one before it."""
+    if isinstance(texts, str):
+        texts = (texts,)
+    at = 0
+    for text in texts:
+        at = page.find(html.escape(text, quote=False), at)
+        if at < 0:
+            raise Lost(f"no text {text!r} on the page")
+    return at
+
+
+def find(page: str, step: Step) -> Element:
+    """The element that a step means: of its exact name, else one whose name begins so, else holds it."""
+    candidates = elements(page)
+    if step.kind:
+        candidates = [element for element in candidates if element.kind == step.kind]
+    if step.after:
+        begin = position(page, step.after)
+        candidates = [element for element in candidates if element.begin >= begin]
+    if step.before:
+        end = position(page, step.before)
+        candidates = [element for element in reversed(candidates) if element.begin < end]
+    if step.row:
+        row = html.escape(step.row, quote=False)
+        candidates = [element for element in candidates if row in element.line]
+
+    name = step.name
+    names = [html.unescape(element.name) for element in candidates]
+    for fits in (name.__eq__, lambda shown: shown.startswith(name), lambda shown: name in shown):
+        for element, shown in zip(candidates, names):
+            if fits(shown):
+                return element
+    raise Lost(f"no element for {step}")
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def response_to(page: str, step: Step) -> tuple[str, str]:
+    """(thought, action) as the sandbox's experts write them."""
+    if step.action == "exit":
+        return step.thought, f"exit(message={quoted(step.text)})"
+    if not step.name:
+        return step.thought, f"do(action={quoted(step.action)})"
+    element = find(page, step)
+    argument = ""
+    if step.text is not None:
+        argument = f"argument={quoted(step.text)}, "
+    call = f'do(action="{step.action}", {argument}element="{element.id}")'
+    return step.thought, f"# Element: {element.name} {element.id}\n{call}"
+
+
+# ------------------------------------------------------------------------------------------ scripts --
+
+SCRIPTS: dict[str, list[Step]] = {}
+
+
+def scripts(app: str, **steps: list[Step]):
+    """Adds an application's scripts. function_5 and the like are the benchmark's names of its tasks."""
+    for name, own in steps.items():
+        SCRIPTS[f"{app}/{name}"] = [*own, done()]
+
+
+scripts(
+    "linear-account-settings",
+    e1=[click("Preferences"), click("System", after="Theme"), click("Dark")],
+    e3=[click("Notifications"), click("Desktop"), click("Enable desktop notifications")],
+    e4=[click("Edit Username"), type_into("Username", "amorgan"), click("Save")],
+    e7=[click("Preferences"), click("Active issues"), click("My Issues")],
+    e8=[click("Security"), click("Remove", after="YubiKey"), click("Remove")],
+    e9=[click("Security"), click("Revoke access", after="Zapier"), click("Revoke")],
+    e11=[click("Disconnect", after="Figma"), click("Disconnect")],
+    m2=[click("Security"), click("Revoke access", after="Firefox on Windows"), click("Revoke")],
+    m4=[click("Security"), click("Create key"), type_into("Label", "Staging Environment"), click("Create")],
+    m6=[click("Notifications"), click("Email"), click("Status changes", after="Enable email"),
+        click("Comments", after="Enable email")],
+    m8=[click("Leave workspace", after="Side Project Labs"), click("Leave")],
+    h3=[click("Disconnect", after="GitHub"), click("Disconnect"), click("Disconnect", after="GitLab"),
+        click("Disconnect")],
+    function_21=[click("Preferences"), click("Title only"), click("Title and repository")],
+)
+
+scripts(
+    "paypal-my-wallet",
+    e2=[click("Preferences"), click("Weekly Digest")],
+    e3=[click("Offers"), click("Save Offer", after="DoorDash")],
+    e5=[click("Offers"), click("Remove", after="Uber")],
+    e9=[click("Preferences"), click("Convert with Card Issuer")],
+    e13=[click("Cards"), click("Remove", after="6221"), click("Remove")],
+    m1=[click("Cards"), click("Set as Preferred", after="7156")],
+    m3=[click("Balance"), click("Withdraw"), type_into("Amount", "300"), click("Select"), click("Chase"),
+        click("Withdraw")],
+    m5=[click("Savings"), click("Deposit"), type_into("Deposit Amount", "500"), click("Deposit")],
+    m6=[click("PayPal Debit Card"), click("Change", after="Daily Spending Limit"),
+        type_into("Daily Spending Limit", "5000"), click("Update")],
+    m11=[click("Cryptocurrency"), click("Buy", after="Ethereum"), type_into("Amount", "50"), click("Buy Ethereum")],
+    m15=[click("PayPal Debit Card"), click("Edit", after="Employer"), type_into("Employer", "Global Dynamics"),
+         click("Save")],
+    function_14=[click("Balance"), click("Convert"), type_into("Amount", "100"), click("Convert")],
+    function_31=[click("PayPal Credit"), click("AutoPay", kind="checkbox")],
+)
+
+scripts(
+    "elation-prescriptions",
+    e1=[click("Rx Requests"), click("Approve", after="Gabapentin"), click("Approve")],
+    e2=[click("Rx Requests"), click("Deny", after="Omeprazole"), click("Deny")],
+    e4=[click("remove allergy", after="Latex"), click("Remove")],
+    e7=[click("Settings"), click("Preferences"), click("Show cost estimates")],
+    e8=[click("Settings"), click("delete template", after="Prednisone 10mg tablet (taper)"), click("Delete")],
+    m5=[click("Settings"), click("Custom Rx Sigs"), click("Add"), ],
+    m11=[click("add allergy"), ],
+    m14=[click("Actions", after="Prednisone 10mg tablet"), click("Discontinue")],
+    function_13=[click("Actions", after="Montelukast"), ],
+    function_27=[click("Settings"), click("Preferences"), click("CVS"), click("Walgreens #7892")],
+    function_6=[click("Rx Requests"), click("Approve with Modifications", after="Metoprolol")],
+)
+
+scripts(
+    "elation-clinical-records",
+    e1=[click("Johnson, Marcus"), ],
+    e3=[click("Settings"), click("Coded Visit Note Assessments")],
+    e5=[click("Templates"), click("Delete", after="Injectable Administration"), click("Delete")],
+    e8=[click("Categories"), click("Count for MIPS", after="Procedure")],
+    e10=[click("Categories"), click("Edit", after="Workers Comp"), type_into("Name", "Workers Compensation"),
+         click("Save")],
+    e18=[click("Templates"), click("Duplicate", after="Diabetes Management")],
+    e6=[click("Zhao, Helen"), ],
+    m6=[click("Settings"), click("Edit", row="Telehealth Visit")],
+    m7=[click("Categories"), click("+ Add Category")],
+    function_7=[click("Henderson, Robert")],
+    m4=[click("Henderson, Robert"), click("Vitals")],
+)
+
+scripts(
+    "elation-patient-communication",
+    e1=[click("Patient Letters"), click("Janet Okonkwo")],
+    e2=[click("Reminders"), click("Acknowledge", after="James Rodriguez")],
+    e3=[click("Appointments"), click("Cancel", row="Thyroid check-up"), click("Cancel Appointment")],
+    e5=[click("Patients"), search("Search patients", "Park"), click("Park, David"), click("Add Tag")],
+    e8=[click("Drafts"), click("Delete"), click("Delete")],
+    e13=[click("Settings"), click("Billing Codes"), click("Remove", row="99201")],
+    e16=[click("Settings"), click("Telehealth"), ],
+    m2=[click("Patient Letters"), click("Aisha Patel"), click("End")],
+    m6=[click("Patients"), search("Search patients", "Murphy"), click("Murphy, Brian"), click("Edit")],
+    m8=[click("Settings"), click("Billing Codes"), click("Add")],
+    function_22=[click("Patients"), search("Search patients", "Murphy"), click("Murphy, Brian"), click("Passport")],
+)
+
+scripts(
+    "figma-slides",
+    e1=[right_click("Competitive Landscape"), click("Skip")],
+    e2=[type_into("Rename deck", "Q4 2025 Strategy Update"), press_enter()],
+    e4=[click("Share"), click("Remove", after="Tom Nguyen")],
+    e14=[click("Share"), ],
+    e20=[click("Thank You"), click("Animate"), ],
+    m10=[right_click("Sprint Timeline"), click("Delete")],
+    function_3=[click("Competitive Landscape"), ],
+    function_2=[click("Q4 Roadmap"), type_into("Add presenter notes",
+        "Aiko will present the roadmap. Focus on timelines and deliverables."), click("Design")],
+    function_6=[right_click("Q3 Highlights"), click("Duplicate")],
+    function_34=[click("API Reference"), ],
+    e11=[click("Q4 2025 Product Strategy", after="Thank You"), ],
+)
+
+scripts(
+    "figma-text-and-typography",
+    e1=[click("Hide", after="Copyright Notice")],
+    e2=[click("Lock", after="Page Title")],
+    e4=[click("Settings"), click("Smart quotes")],
+    e6=[click("Settings"), click("English (US)"), click("French")],
+    e14=[click("Settings"), click("16", after="Font size"), click("14")],
+    e8=[click("Page Title"), click("Typography"), click("underline")],
+    m4=[click("New Text"), ],
+    m11=[click("Text Styles"), click("Delete style", after="Heading/Display"), click("Delete")],
+    m13=[click("Settings"), type_into("px", "2", after="Nudge amount"), type_into("px", "20", after="Big nudge")],
+    function_9=[click("Body Text"), click("Typography")],
+    function_28=[click("Feature List"), click("Typography"), click("Details")],
+)
+
+scripts(
+    "gitlab-plan-and-track",
+    e1=[click("Login page shows blank screen"), click("Close issue")],
+    e2=[click("Epics"), click("Analytics Dashboard"), click("Reopen")],
+    e3=[click("To-Do List"), click("Done", after="Upgrade vulnerable dependencies")],
+    e4=[click("Markdown preview"), click("Delete"), click("Delete")],
+    e5=[click("Fix typo in 404"), click("Edit", after="Weight"), ],
+    e8=[click("Milestones"), click("v4.3 - Mobile Optimization"), click("Close")],
+    e14=[click("Labels"), click("Edit", after="good-first-issue"), ],
+    m1=[click("Milestones"), click("New milestone")],
+    m17=[click("Boards"), ],
+    function_16=[search("Search issues", "Dashboard widget"), click("Dashboard widget layout"), click("Edit", after="Iteration")],
+    function_1=[click("New issue"), ],
+)
+
+scripts(
+    "gmail",
+    e1=[click("☆", before="Q1 Product Roadmap Review")],
+    e3=[click("Tom Bradley"), ],
+    e5=[click("Settings"), click("Conversation view off"), click("Save Changes")],
+    e6=[click("Settings"), click("Default", after="Theme"), click("Dark"), click("Save Changes")],
+    e9=[click("Settings"), click("5 seconds"), click("30 seconds"), click("Save Changes")],
+    e15=[click("▷", before="Design System Update")],
+    e19=[click("Settings"), click("Filters and Blocked Addresses"), click("Unblock", after="annoying@daily-deals.biz")],
+    m8=[click("Settings"), click("Inbox", after="# Settings"), ],
+    m16=[click("Spam"), ],
+    function_7=[click("Ana Gutierrez", kind="checkbox", before="Volunteer Event"), ],
+    function_18=[click("Compose"), ],
+    function_14=[click("Create new label"), ],
+)
+
+scripts(
+    "gmail-accounts-and-contacts",
+    e1=[click("star border", after="James O'Brien")],
+    e2=[click("Settings", after="Linked Services"), click("Automatically add contacts")],
+    e3=[click("Delegates"), ],
+    e5=[click("Linked Services"), click("Unlink", after="YouTube")],
+    e6=[click("delete", after="Diana Castillo"), click("Delete")],
+    e7=[click("Merge & fix"), click("Dismiss", after="CloudNine")],
+    e12=[click("Other contacts"), click("delete", after="AWS Billing"), ],
+    m5=[click("Other contacts"), ],
+    m2=[click("Create contact"), ],
+    function_15=[click("Create label"), ],
+    function_21=[search("Search contacts", "Sarah Chen"), click("Sarah Chen"), click("Remove label", after=("### Labels", "Work"))],
+)
+
+scripts(
+    "handshake-career-exploration",
+    e1=[click("Employers"), click("Follow", before="Spotify")],
+    e2=[click("Employers"), click("Following", before="Stripe"), ],
+    e3=[click("Jobs"), click("save job", after="Software Engineer Intern")],
+    e5=[click("Events"), ],
+    e6=[click("bookmark post", after="AWS re:Invent was incredible")],
+    e7=[click("like post", after="Hot take: You don't need")],
+    e8=[click("Messages"), click("Apple")],
+    e18=[click("Q&A"), click("liberal arts")],
+    m1=[click("Maya Chen"), ],
+    m3=[click("Q&A"), type_into("Type your question", "What are the best ways to prepare for product management "
+        "interviews at top tech companies?"), click("Submit Question")],
+    m4=[click("open comments", after="Just got my return offer"), ],
+    m18=[click("Career Center"), click("Case Interview Prep")],
+    function_1=[click("Share something with the community")],
+    function_21=[click("Messages"), click("Mark all as read")],
+)
+
+scripts(
+    "superhuman-general",
+    e1=[click("☆ Star", after="Series B Term Sheet")],
+    e2=[click("✓ Mark Done", after="Carlos Mendez")],
+    e4=[click("⚙ Settings"), ],
+    e6=[click("⚙ Settings"), click("Read")],
+    e12=[click("Snippets"), click("Delete", after="Out of Office")],
+    m1=[click("Sarah Chen", before="Q2 Product Roadmap", kind="div")],
+    m3=[click("+ Create label"), ],
+    m5=[click("Spam"), ],
+    m9=[click("Compose"), ],
+    function_9=[click("Reminders"), ],
+    function_2=[click("Tom Bradley", before="Infrastructure Migration Plan", kind="div")],
+)
+
+scripts(
+    "xero-invoicing",
+    e1=[click("Invoices"), click("INV-0058", kind="a"), click("Approve")],
+    e2=[click("Invoices"), click("INV-0054", kind="a"), click("Void"), click("Void")],
+    e3=[click("Invoices"), click("INV-0059", kind="a"), click("Delete"), click("Delete")],
+    e5=[click("Quotes"), click("QU-0023"), click("Accept")],
+    e10=[click("Branding Themes"), click("Delete", after="Simple Clean"), click("Delete")],
+    e12=[click("Invoice Reminders"), click("7 day(s) before due date")],
+    e14=[click("Invoice Settings"), click("Tax Exclusive"), click("Tax Inclusive"), click("Save Settings")],
+    e16=[click("Invoice Settings"), type_into("Invoice Prefix", "TAX-"), click("Save Settings")],
+    m1=[click("Invoices"), click("INV-0053", kind="a"), click("Record Payment")],
+    m5=[click("Repeating Invoices"), ],
+    m11=[click("Invoice Reminders"), click("Add Reminder")],
+    m16=[click("Branding Themes"), click("Edit", after="Retail")],
+    function_10=[click("Invoices"), click("New Invoice")],
+)
+
+# Tasks that we tried and could not solve, and what was in the way.
+UNSOLVED: dict[str, str] = {}
+
+# ------------------------------------------------------------------------------------------ playing --
+
+
+class Players:
+    """The scripts as an `Act`. Keeps the time of each turn and where a script got lost."""
+
+    def __init__(self, chat: Chat, scripts: dict[str, list[Step]]):
+        self.chat = chat
+        self.scripts = scripts
+        self.seconds: list[float] = []       # from one response to the next page: act, settle, observe
+        self.lost: dict[str, str] = {}       # task -> why its script gave up
+        self.answered: dict[int, float] = {}  # slot -> when its last response was handed out
+
+    async def act(self, trajectory: Trajectory, slot: int):
+        now = time.monotonic()
+        turn = len(trajectory.turns) - 1
+        if turn > 0:
+            self.seconds.append(now - self.answered[slot])
+        key = task_key(trajectory.task)
+        steps = self.scripts[key]
+        try:
+            step = steps[turn] if turn < len(steps) else done()
+            thought, action = response_to(trajectory.turns[-1].observation, step)
+        except Lost as problem:
+            self.lost[key] = f"turn {turn}: {problem}"
+            thought, action = response_to("", done("N/A"))
+        response = format_response(thought, action, self.chat.think)
+        ids = [*self.chat.encode(response, ours=True), self.chat.end_id]
+        self.answered[slot] = time.monotonic()
+        return ids, [], True
+
+
+def last_error(tau: Trajectory, lost: dict[str, str]) -> str:
+    """What went wrong in an episode that failed."""
+    if tau.status != "ok":
+        return f"{tau.status}: {tau.checks}"
+    errors = [turn.error for turn in tau.turns if turn.error]
+    said = [check[2] for check in tau.checks]
+    return "; ".join([lost.get(task_key(tau.task), ""), *errors[-1:], *said]).strip("; ")
+
+
+def report(played: list[Trajectory], players: Players):
+    """Prints solved and tried for each application, the time of a turn, and what failed."""
+    by_app = defaultdict(list)
+    for tau in played:
+        by_app[tau.task["sites"][0]].append(tau)
+    for app, own in by_app.items():
+        solved = sum(tau.success == 1 for tau in own)
+        print(f"{app:32} {solved:3} of {len(own):3} solved")
+    solved = sum(tau.success == 1 for tau in played)
+    turns = [len(tau.turns) for tau in played]
+    print(f"{'all':32} {solved:3} of {len(played):3} solved, "
+          f"{statistics.mean(turns):.1f} turns an episode, at most {max(turns)}")
+    if len(players.seconds) > 1:
+        tenths = statistics.quantiles(players.seconds, n=10)
+        print(f"seconds a turn (act, settle, observe), {len(players.seconds)} turns: "
+              f"median {statistics.median(players.seconds):.2f}, 90th percentile {tenths[-1]:.2f}")
+    for tau in played:
+        if tau.success < 1:
+            print(f"FAILED {tau.task['task_id']} ({tau.task['intent']}): {last_error(tau, players.lost)}")
+
+
+def chosen(names: list[str], scripts: dict) -> dict:
+    """The scripts of the named applications and tasks; all if none is named."""
+    picked = {}
+    for key, steps in scripts.items():
+        if not names or key in names or key.partition("/")[0] in names:
+            picked[key] = steps
+    if not picked:
+        raise ValueError(f"no script is named {' or '.join(names)}; name an application or APP/TASK.")
+    return picked
+
+
+def play_scripts(clone: str, scripts: dict[str, list[Step]], concurrency: int, chat: Chat):
+    """Plays the tasks that scripts names -> (trajectories, Players)."""
+    tasks = [task for task in worlds.load_tasks(f"infinity:{clone}", {}) if task["task_id"] in scripts]
+    players = Players(chat, scripts)
+    # No page is cut: scripts look for texts anywhere on it.
+    settings = SiteSettings(concurrency=concurrency, max_turns=60, max_context=200_000)
+    with tempfile.TemporaryDirectory() as out:
+        env = Environment({}, out, settings)
+        playing = play(players.act, chat, tasks, env=env, settings=settings, tick=run.ticker("scripts: "))
+        return asyncio.run(playing), players
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clone", help="a clone of web-arena-x/webarena-infinity")
+    parser.add_argument("names", nargs="*", help="applications or tasks (APP/TASK); all without")
+    parser.add_argument("--out", help="a directory for trajectories.jsonl, which bc.py --data reads")
+    parser.add_argument("--model", default="worlds/base", help="whose chat format and tokenizer --out uses")
+    parser.add_argument("--concurrency", type=int, default=2, help="episodes at once")
+    parser.add_argument("--pages", action="store_true", help="print the last page of each episode")
+    args = parser.parse_args()
+
+    chat = open_chat(args.model, actions_help())
+    scripts = chosen(args.names, SCRIPTS)
+    played, players = play_scripts(args.clone, scripts, args.concurrency, chat)
+    for tau in played if args.pages else []:
+        print(f"===== {tau.task['task_id']}: {tau.task['intent']}\n{tau.turns[-1].observation}")
+    report(played, players)
+    if args.out:
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(tau.to_json(chat)) + "\n" for tau in played]
+        (out / "trajectories.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
