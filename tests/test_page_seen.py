@@ -259,6 +259,15 @@ NAMES = {
         + "</div><div onclick=1>what lies there now</div>",
         "\n".join(f"<div>Mail {i} {2 * i}</div> <button>Star {2 * i + 1}</button>" for i in range(5))
         + "\n<div>what lies there now 10</div>"),
+    "a swatch and its color": (
+        """<style>.swatch { width: 9px; height: 9px } .red { background: red }</style>
+        <div class=swatch data-action=select-color style='background: #009688'></div>
+        <div class='swatch selected' data-action=select-color style='background: teal'></div>
+        <div class='swatch red' data-action=select-color></div>
+        <div class=swatch title=Sea style='background: blue'></div><input class=swatch style='background: white'>""".replace(
+            "class", "onclick=1 class"),
+        "<div>select color #009688 0</div> <div>select color #008080 1 = selected</div> <div>select color 2</div> "
+        "<div>Sea 3</div> <input>swatch 4</input>"),
     "a long card begins with its title and not with an avatar": (
         f"<div onclick=1><div>JP</div><div>Jessica Park</div><p>{'words ' * 99}</p></div>",
         f"JP\n<div>Jessica Park 0</div>\n{('words ' * 99).strip()}"),

@@ -488,6 +488,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const nameOfTwin = el => inside(`a[href="${CSS.escape(attribute(el, 'href'))}"]`, bodyOf(el.ownerDocument))
     .map(link => tidy(link.innerText)).find(text => text);
 
+  // In a choice of colors each swatch is empty but for the color that the page gives it alone.
+  const swatchColor = el => {
+    if (el.childElementCount || !wordless(el) || !el.style?.backgroundColor || drawnSwitch(el)) return '';
+    const rgb = getComputedStyle(el).backgroundColor.match(/^rgb\((\d+), (\d+), (\d+)\)$/);
+    return rgb ? '#' + rgb.slice(1).map(part => (+part).toString(16).padStart(2, '0')).join('') : '';
+  };
+
   // ---- The name
 
   const picture = el => tidy(el.alt
@@ -530,7 +537,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || (editor(el) ? tidy(hint(el)) : '')
       || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
       || tidy(el.name)
-      || programName(el);
+      || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
   });
   // Whether a label's text is the name of a control that people see: then it is written with the control.
   const names = el => el.control && shown(el.control, getComputedStyle(el.control))
