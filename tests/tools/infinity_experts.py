@@ -15,6 +15,8 @@ The verifier of each task judges the episode, in a fresh copy of the application
 
 SCRIPTS and UNSOLVED name the tasks that served to develop the scripts and page.js: no held-out figure may
 count them. UNSOLVED says of each task that we tried in vain what was in the way.
+
+A step that finds nothing ends the episode with N/A. The report names what it looked for.
 """
 import sys
 from pathlib import Path
@@ -61,10 +63,6 @@ def click(name: str, **where) -> Step:
 
 def right_click(name: str, **where) -> Step:
     return Step("Right Click", name, thought=f"click {name} with the right button", **where)
-
-
-def hover(name: str, **where) -> Step:
-    return Step("Hover", name, thought=f"move the mouse over {name}", **where)
 
 
 def type_into(name: str, text: str, **where) -> Step:
@@ -120,12 +118,14 @@ def position(page: str, texts: str | tuple) -> int:
     """Where the last of the texts begins, if each is looked for behind the one before it."""
     if isinstance(texts, str):
         texts = (texts,)
-    at = 0
+    begin = end = 0
     for text in texts:
-        at = page.find(html.escape(text, quote=False), at)
-        if at < 0:
+        text = html.escape(text, quote=False)
+        begin = page.find(text, end)
+        if begin < 0:
             raise Lost(f"no text {text!r} on the page")
-    return at
+        end = begin + len(text)
+    return begin
 
 
 def find(page: str, step: Step) -> Element:
@@ -143,13 +143,15 @@ def find(page: str, step: Step) -> Element:
         row = html.escape(step.row, quote=False)
         candidates = [element for element in candidates if row in element.line]
 
-    name = step.name
     names = [html.unescape(element.name) for element in candidates]
-    for fits in (name.__eq__, lambda shown: shown.startswith(name), lambda shown: name in shown):
-        for element, shown in zip(candidates, names):
-            if fits(shown):
-                return element
-    raise Lost(f"no element for {step}")
+    pairs = list(zip(candidates, names))
+    exact = [element for element, name in pairs if name == step.name]
+    begins = [element for element, name in pairs if name.startswith(step.name)]
+    holds = [element for element, name in pairs if step.name in name]
+    found = exact + begins + holds
+    if not found:
+        raise Lost(f"no element for {step}")
+    return found[0]
 
 
 def quoted(text: str) -> str:
@@ -206,7 +208,6 @@ scripts(
     e2=[click("Preferences"), click("Weekly Digest")],
     e3=[click("Offers"), click("Save Offer", after="DoorDash")],
     e5=[click("Offers"), click("Remove", after="Uber")],
-    e9=[click("Preferences"), click("Convert with Card Issuer")],
     e13=[click("Cards"), click("Remove", after="6221"), click("Remove")],
     m1=[click("Cards"), click("Set as Preferred", after="7156")],
     m3=[click("Balance"), click("Withdraw"), type_into("Amount", "300"), click("Withdraw", after="Cancel")],
@@ -224,7 +225,7 @@ scripts(
 
 scripts(
     "elation-prescriptions",
-    e1=[click("Rx Requests"), click("Approve", after="Gabapentin"), click("Approve")],
+    e1=[click("Rx Requests"), click("Approve", after="Gabapentin")],
     e2=[click("Rx Requests"), click("Deny", after="Omeprazole"),
         type_into("Reason for Denial", "The patient takes famotidine now."), click("Deny Request")],
     e4=[click("remove allergy", after="Latex"), click("Remove")],
@@ -278,8 +279,6 @@ scripts(
     e16=[click("Settings"), click("Telehealth", after="Message Routing"),
          click("Everyone in Meeting"), click("Host Only"), click("Save Changes")],
     m2=[click("Patient Letters"), click("Aisha Patel"), click("End"), click("Confirm")],
-    m6=[click("Patients"), search("Search patients", "Murphy"), click("Murphy, Brian", kind="a"), click("Passport Settings"),
-        type_into("Email", "brian.murphy@gmail.com"), click("Save")],
     h9=[click("Reminders"), *[click("Acknowledge")] * 9],
     m8=[click("Settings"), click("Billing Codes"), click("Add"), type_into("CPT Code", "99205"),
         type_into("Description", "Office visit, new patient, high complexity"), click("Add Code")],
@@ -287,15 +286,23 @@ scripts(
                  click("Send Passport Invitation"), click("Confirm")],
 )
 
+def white_and_blue(slide: str) -> list[Step]:
+    """Corporate Blue with a white background."""
+    return [click(slide), click("▾", after="Template Style"), click("Corporate Blue"), click("Solid"),
+            click("toggle color picker"), click("select color #ffffff")]
+
+
 scripts(
     "figma-slides",
+    h3=[*white_and_blue("3 Q3 Highlights"), *white_and_blue("4 Growth Metrics"), *white_and_blue("5 Customer Feedback")],
+    function_22=[click("3 Q3 Highlights"), click("2.4M Active Users"), click("toggle color picker", before="Fill"),
+                 click("select color #7b61ff")],
     e1=[right_click("Competitive Landscape"), click("Skip")],
     e2=[type_into("Rename deck", "Q4 2025 Strategy Update"), press_enter()],
     e4=[click("Share"), click("Remove", after="Tom Nguyen")],
     e14=[click("Share"), click("Can view", after="Role"), click("Can edit")],
     e20=[click("Thank You"), click("Animate"), click("Dissolve"), click("Push")],
     function_5=[click("-- Sprint Timeline"), right_click("-- Sprint Timeline"), click("Delete"), click("Delete")],
-    function_9=[click("Agenda"), type_into("Color", "#2D2D2D", after="Background"), press_enter()],
     function_2=[click("Q4 Roadmap"), type_into("Add presenter notes",
         "Aiko will present the roadmap. Focus on timelines and deliverables."), click("Design")],
     function_6=[right_click("Q3 Highlights"), click("Duplicate")],
@@ -371,7 +378,7 @@ scripts(
         click("Chrome"), click("Google Shopping"), click("Google Maps")],
     e6=[click("delete", after="Diana Castillo"), click("Delete")],
     e7=[click("Merge & fix"), click("Dismiss", after="CloudNine")],
-    e12=[click("Other contacts"), click("Delete", after="AWS Billing"), click("Delete")],
+    e12=[click("Other contacts"), click("Delete", after="AWS Billing")],
     m5=[click("Other contacts"), click("Add to contacts", after="Jason Blake")],
     m2=[click("Create contact"), type_into("First name", "Jordan"), type_into("Last name", "Wells"),
         type_into("Email", "jordan.wells@wellsfargo.com"), type_into("Company", "Wells Fargo"), click("Save")],
@@ -411,7 +418,8 @@ scripts(
     e6=[click("⚙ Settings"), click("Read Statuses"), click("Enable Read Statuses")],
     e12=[click("Snippets"), click("Delete", after="Out of Office")],
     m1=[click("Sarah Chen", before="Q2 Product Roadmap", kind="div"), click("🏷 Label"), click("Urgent")],
-    m3=[click("+ Create label"), type_into("Name", "Partnerships"), click("Create")],
+    m3=[click("+ Create label"), type_into("Name", "Partnerships"), click("select color #009688"), click("Create")],
+    function_12=[click("+ Create label"), type_into("Name", "Design"), click("select color #2196f3"), click("Create")],
     m5=[click("Spam"), click("CryptoGains Now", kind="div"), click("📁 Move"), click("Inbox", after="Move")],
     function_25=[click("⚙ Settings"), click("Booking Pages"), click("❌", after="Quick Sync")],
     h4=[click("⚙ Settings"), click("Light ▾"), click("Dark"), click("Desktop notifications"), click("Sound")],
@@ -441,13 +449,18 @@ scripts(
     h16=[click("Invoice Reminders"), click("Delete", after="1 day(s) after"),
          click("Delete", after="14 day(s) after"), click("Delete", after="30 day(s) after")],
     function_10=[click("Invoices"), click("New Invoice"), type_into("To", "TechVault"), click("TechVault Solutions"),
-                 type_into("Date", "2026-03-02"), type_into("Due Date", "2026-04-01"), click("-- Select Item --"),
-                 click("DEV-HOUR"), type_into("Qty", "10"), click("Save as Draft")],
+                 type_into("Date", "2026-03-02"), type_into("Due Date", "2026-04-01"), type_into("Description", "Software Development - Hourly Rate"),
+                 type_into("Qty", "10"),
+                 type_into("Price", "185"), click("Save as Draft")],
     function_21=[click("Quotes"), click("QU-0022"), click("Create Invoice")],
 )
 
 # Tasks that we tried and could not solve, and what was in the way.
-UNSOLVED: dict[str, str] = {}
+UNSOLVED = {
+    "elation-patient-communication/m6": "the application edits the e-mail only of patients who have a Passport",
+    "figma-slides/function_9": "the application ignores what is typed into its fields of colors",
+    "paypal-my-wallet/e9": "the application cancels clicks on its radio buttons",
+}
 
 # ------------------------------------------------------------------------------------------ playing --
 
@@ -470,8 +483,7 @@ class Players:
         key = task_key(trajectory.task)
         steps = self.scripts[key]
         try:
-            step = steps[turn] if turn < len(steps) else done()
-            thought, action = response_to(trajectory.turns[-1].observation, step)
+            thought, action = response_to(trajectory.turns[-1].observation, steps[turn])
         except Lost as problem:
             self.lost[key] = f"turn {turn}: {problem}"
             thought, action = response_to("", done("N/A"))
