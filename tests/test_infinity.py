@@ -156,7 +156,7 @@ def test_a_script_finds_elements_as_people_name_them():
     click = infinity_experts.click
     assert acts_on(click("Edit")) == "4"
     assert acts_on(click("Edit", after="Mar 10")) == "7"
-    assert acts_on(click("Edit", after=("Acme & Sons", "Acme", "Acme"))) == "9"
+    assert acts_on(click("Edit", after=("Acme & Sons", "Acme"))) == "9"
     assert acts_on(click("Edit", before="Name")) == "7"
     assert acts_on(click("Edit", row="Mar 10")) == "7"
     assert acts_on(click("Edit a")) == "6"
