@@ -7,9 +7,11 @@ import pytest
 from conftest import scripted
 
 import evaluate
+import infinity_experts
 import rollout
 import worlds
 from evaluate import SiteSettings, Environment, summarize
+from rollout import parse
 from worlds import infinity
 
 # As the benchmark's: state is None until the page sends it, threads may swap PUTs (the first of two takes longest),
@@ -144,6 +146,28 @@ def test_nothing_is_written_into_the_clone(clone, tmp_path, chat, run):
     assert sorted(map(str, clone.glob("apps/**/*"))) == before
 
 
+def test_a_script_finds_elements_as_people_name_them():
+    page = ("<a>Acme &amp; Sons 3</a> | <button>Edit 4</button> | open\n<a>Mar 10 5</a> | <button>Edit all 6</button> "
+            "<button>Edit 7</button> | Acme\n<input>Name 8 = Edit</input> <div>Edit <9></div>")
+
+    def acts_on(step):
+        return parse(infinity_experts.response_to(page, step)[1]).element
+
+    click = infinity_experts.click
+    assert acts_on(click("Edit")) == "4"
+    assert acts_on(click("Edit", after="Mar 10")) == "7"
+    assert acts_on(click("Edit", after=("Acme & Sons", "Acme"))) == "9"
+    assert acts_on(click("Edit", before="Name")) == "7"
+    assert acts_on(click("Edit", row="Mar 10")) == "7"
+    assert acts_on(click("Edit a")) == "6"
+    assert acts_on(click("Sons")) == "3"
+    assert acts_on(click("Edit", kind="div")) == "9"
+    _, action = infinity_experts.response_to(page, infinity_experts.type_into("Name", 'a "b"'))
+    assert parse(action).argument == 'a "b"'
+    with pytest.raises(infinity_experts.Lost, match="Delete"):
+        acts_on(click("Delete"))
+
+
 def test_flawed_tasks_are_named_and_the_rest_is_counted_apart(clone, tmp_path, chat, run, capsys):
     assert worlds.validate(f"infinity:{clone}") == 0
     said = capsys.readouterr().out
@@ -160,4 +184,5 @@ def test_known_flaws_are_those_of_the_benchmark():
     assert sum(map(len, infinity.TRUE_FROM_THE_START.values())) == 14
     assert infinity.flaw("figma-slides", "h1", "Resolve Marcus's comment") == "likely broken in the application"
     assert infinity.flaw("figma-slides", "h1", "Rename the deck") == ""
+    assert infinity.flaw("paypal-my-wallet", "e9", "Let my card issuer convert") == "likely broken in the application"
     assert infinity.flaw("notes", "e19", "") == ""

@@ -80,6 +80,20 @@ def test_scrolling_moves_the_panel_and_not_a_page_that_stands_still(site, browse
     browse(test, site({"/": "<style>body { overflow: hidden }</style>" + page + "<p style='height:900px'>"}))
 
 
+def test_what_a_box_cuts_off_is_used_where_it_is_seen(site, browse):
+    """The middle of a link that is too long for its cell lies in the next cell."""
+    async def test(session):
+        _, page = await session.observe()
+        for i, name in enumerate(["first", "second", "next"]):
+            assert f"{name} title" in page and f" {i}</a>" in page
+            page = await click(session, i)
+            assert session.page.url.endswith(f"#{name}")
+    long = "title of an issue that is too long for its cell and ends where nobody sees it"
+    cell = "<td style='max-width: 80px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap'>"
+    browse(test, site({"/": f"""<table><tr>{cell}<a href='#first'>first {long}</a>{cell}<a href='#second'>second {long}</a>
+        <td width=700><a href='#next'>next title</a></table>"""}))
+
+
 def test_a_switch_without_a_size_is_pressed_on_its_label(site, browse):
     async def test(session):
         assert "<checkbox>Dark mode 0 = off</checkbox>" in (await session.observe())[1]
@@ -259,6 +273,15 @@ NAMES = {
         + "</div><div onclick=1>what lies there now</div>",
         "\n".join(f"<div>Mail {i} {2 * i}</div> <button>Star {2 * i + 1}</button>" for i in range(5))
         + "\n<div>what lies there now 10</div>"),
+    "a swatch and its color": (
+        """<style>.swatch { width: 9px; height: 9px } .red { background: red }</style>
+        <div class=swatch data-action=select-color style='background: #009688'></div>
+        <div class='swatch selected' data-action=select-color style='background: teal'></div>
+        <div class='swatch red' data-action=select-color></div>
+        <div class=swatch title=Sea style='background: blue'></div><input class=swatch style='background: white'>""".replace(
+            "class", "onclick=1 class"),
+        "<div>select color #009688 0</div> <div>select color #008080 1 = selected</div> <div>select color 2</div> "
+        "<div>Sea 3</div> <input>swatch 4</input>"),
     "a long card begins with its title and not with an avatar": (
         f"<div onclick=1><div>JP</div><div>Jessica Park</div><p>{'words ' * 99}</p></div>",
         f"JP\n<div>Jessica Park 0</div>\n{('words ' * 99).strip()}"),

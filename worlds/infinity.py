@@ -54,7 +54,7 @@ BROKEN_PARTS = {
     "gmail": r"\bmove\b.*\b(category|social|promotions|updates|forums|primary)\b",
     "gmail-accounts-and-contacts": r"visib|sort (order|contacts)|display order"
                                    r"|(two-factor|2fa).*(method|sms|key)|method.*two-factor",
-    "paypal-my-wallet": r"autopay.*(full|statement|minimum)|automatically pay|for a gift card",
+    "paypal-my-wallet": r"autopay.*(full|statement|minimum)|automatically pay|for a gift card|card issuer",
 }
 
 

@@ -138,10 +138,39 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const root = el.getRootNode();
     return (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
   };
-  // The middle of el, and what the mouse hits there.
+  // The part of el's box that the boxes around it do not cut off, as a cell does with a link that is too long for it.
+  // The whole box if they cut off all of it.
+  const uncutBox = (el, whole) => {
+    let {left, right, top, bottom} = whole;
+    let at = drawn(el);
+    while (at) {
+      const {position} = getComputedStyle(at);
+      const box = /fixed|absolute/.test(position) ? at.offsetParent : parentOf(at);
+      if (!box || box === bodyOf(el.ownerDocument)) break;
+      const {overflow, display} = getComputedStyle(box);
+      if (!/visible|auto|scroll/.test(overflow) && !/^(inline|contents)$/.test(display)) {
+        const cut = box.getBoundingClientRect();
+        [left, right] = [Math.max(left, cut.left), Math.min(right, cut.right)];
+        [top, bottom] = [Math.max(top, cut.top), Math.min(bottom, cut.bottom)];
+      }
+      at = box;
+    }
+    return right - left < 1 || bottom - top < 1 ? whole : new DOMRect(left, top, right - left, bottom - top);
+  };
+  // The middle of what is seen of el's box, and what the mouse hits there.
   const middleOf = remembered(el => {
-    const r = boxOf(el), x = r && r.left + r.width / 2, y = r && r.top + r.height / 2;
-    return {x, y, root: el.getRootNode(), hit: r && hitBeside(el, x, y)};
+    const root = el.getRootNode();
+    let box = boxOf(el);
+    if (!box) return {root};
+    const aim = () => {
+      const x = box.left + box.width / 2, y = box.top + box.height / 2;
+      return {x, y, box, root, hit: hitBeside(el, x, y)};
+    };
+    const middle = aim();
+    const inReach = middle.x >= 0 && middle.x < innerWidth;
+    if (middle.hit ? contains(el, middle.hit) : inReach) return middle;
+    box = uncutBox(el, box);
+    return aim();
   });
 
   // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
@@ -488,6 +517,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const nameOfTwin = el => inside(`a[href="${CSS.escape(attribute(el, 'href'))}"]`, bodyOf(el.ownerDocument))
     .map(link => tidy(link.innerText)).find(text => text);
 
+  // In a choice of colors each swatch is empty but for the color that the page gives it alone.
+  const swatchColor = el => {
+    if (el.childElementCount || !wordless(el) || !el.style?.backgroundColor || drawnSwitch(el)) return '';
+    const rgb = getComputedStyle(el).backgroundColor.match(/^rgb\((\d+), (\d+), (\d+)\)$/);
+    return rgb ? '#' + rgb.slice(1).map(part => (+part).toString(16).padStart(2, '0')).join('') : '';
+  };
+
   // ---- The name
 
   const picture = el => tidy(el.alt
@@ -530,7 +566,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || (editor(el) ? tidy(hint(el)) : '')
       || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
       || tidy(el.name)
-      || programName(el);
+      || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
   });
   // Whether a label's text is the name of a control that people see: then it is written with the control.
   const names = el => el.control && shown(el.control, getComputedStyle(el.control))
@@ -856,7 +892,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
     const aim = (parked(el.getBoundingClientRect()) || !boxOf(el)) && label || el;
     if (aim.ownerDocument !== document || !atHand(drawn(aim))) reveal(drawn(aim));
-    const r = boxOf(aim) || aim.getClientRects()[0];
+    const r = middleOf(aim).box || aim.getClientRects()[0];
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
     if (covered(aim)) return {error: `something else lies on top of element ${id}`};
     const {left, top, width, height} = outward(el, r);
