@@ -360,8 +360,10 @@ def on_one_and_two_ranks(fork, tasks, sites, monkeypatch, tmp_path, *more):
         assert (out / "report.html").exists() and len(read(out / "trajectories.jsonl")) == 18
     for one, two in zip(*found, strict=True):
         assert set(METRICS) <= set(one)
-        for key in ["reward", "success_rate", "loss", "grad_norm", "entropy", "tokens_trained", "groups_kept"]:
+        for key in ["reward", "success_rate", "loss", "grad_norm", "entropy", "groups_kept"]:
             assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-7), key
+        # Each rank writes the system prompt, and what else its episodes share.
+        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
     assert any(line["grad_norm"] for line in found[0])
     return found
 

@@ -401,8 +401,10 @@ def test_the_script_runs_logs_and_saves_and_two_ranks_do_what_one_does(pointing,
         assert (out / "report.html").exists() and len(read(out / "trajectories.jsonl")) >= 12
     for one, two in zip(*found, strict=True):
         assert set(METRICS) <= set(one)
-        for key in ("success_rate", "loss", "grad_norm", "entropy", "tokens_trained", "groups_kept"):
+        for key in ("success_rate", "loss", "grad_norm", "entropy", "groups_kept"):
             assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-6), key
+        # Each rank writes the system prompt, and what else its episodes share.
+        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
         assert (one["logp_gap"] or 0) < 1e-3
     assert any(line["grad_norm"] for line in found[0])
 
