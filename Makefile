@@ -22,7 +22,7 @@ demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the
 WORLDS := $(wildcard tests/test_[s-z]*.py) $(foreach name,browser evaluate infinity long one_task page page_seen,tests/test_$(name).py)
 OTHERS := $(filter-out $(WORLDS),$(wildcard tests/test_*.py))
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
-	@log=$$(mktemp) && $(PY) -m pytest -q -m "not slow" $(WORLDS) > $$log & worlds=$$!; \
+	@log=$$(mktemp); $(PY) -m pytest -q -m "not slow" $(WORLDS) > $$log & worlds=$$!; \
 	$(PY) -m pytest -q -m "not slow" $(OTHERS); others=$$?; \
 	wait $$worlds; worlds=$$?; cat $$log; rm $$log; exit $$((worlds + others))
 

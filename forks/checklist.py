@@ -166,6 +166,8 @@ class Watched:
         self.timeout = timeout
         self.visible = env.visible
         self.reset = env.reset
+        self.prepare = env.prepare
+        self.end_prepared = env.end_prepared
         self.enter = env.enter
         self.score = env.score
 

@@ -79,7 +79,7 @@ async def rest(page):
 
 async def press(page, selector, **how):
     await asyncio.sleep(0.2)  # people do not click before the page is there
-    box = await page.locator(selector).bounding_box()
+    box = await page.locator(selector).first.bounding_box()
     await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, **how)
 
 

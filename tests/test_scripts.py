@@ -329,7 +329,9 @@ def test_two_ranks_train_policy_and_critic_jointly_as_one_rank_does(checkpoint, 
         for key in ("loss", "grad_norm", "logp_gap", "entropy", "value_loss"):
             assert a[key] == pytest.approx(b[key], rel=1e-5), key
     for name, weight in one["state"].items():
-        torch.testing.assert_close(two["state"][name], weight, atol=1e-6, rtol=1e-5)
+        # One rank's micro-batches share more of their histories. That rounds otherwise, and Adam magnifies
+        # it where a gradient is nearly 0.
+        torch.testing.assert_close(two["state"][name], weight, atol=1e-5, rtol=1e-5)
     assert one["metrics"][0]["value_loss"] > one["metrics"][1]["value_loss"]  # it learned
 
 
