@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import signal
 import sys
 import threading
 import types
@@ -24,6 +25,8 @@ torch.set_num_threads(1)  # two threads on a busy machine wait for each other lo
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes minutes; make test-slow runs these")
+    # A shell starts what runs in its background deaf to Ctrl-C, and the runs that tests interrupt inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

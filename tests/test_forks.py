@@ -496,7 +496,7 @@ def saved(fork, out):
 
 @pytest.mark.parametrize("name, more, heads", [
     ("awr", ["--past", 6], ["value_loss"]),
-    ("digirl", ["--offline", 1, "--share", 0.5], ["step_loss", "instruction_loss"])])
+    pytest.param("digirl", ["--offline", 1, "--share", 0.5], ["step_loss", "instruction_loss"], marks=pytest.mark.slow)])
 def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path, name,
                                                                more, heads):
     """Two steps in the browser: on one rank in this process, on two as a user starts them."""

@@ -368,6 +368,7 @@ def on_one_and_two_ranks(fork, tasks, sites, monkeypatch, tmp_path, *more):
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path):  # noqa: F811
     found = on_one_and_two_ranks(checklist, pointing, sandbox_sites, monkeypatch, tmp_path)
     for one, two in zip(*found, strict=True):

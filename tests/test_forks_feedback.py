@@ -251,6 +251,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path):  # noqa: F811
     found = on_one_and_two_ranks(feedback, pointing, sandbox_sites, monkeypatch, tmp_path, "--feedback", 0.1)
     for one, two in zip(*found, strict=True):

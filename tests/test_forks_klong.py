@@ -245,6 +245,7 @@ def test_a_window_that_drops_the_task_or_never_moves_is_refused(windowed, change
         klong_of(windowed, **changes)
 
 
+@pytest.mark.slow
 def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path):  # noqa: F811
     found = on_one_and_two_ranks(klong, pointing, sandbox_sites, monkeypatch, tmp_path, "--max-turns", 4,
                                  "--window", 2, "--overlap", 0, "--stages", 2)

@@ -379,6 +379,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
         play(hard_and_easy(chat), "parts", loss="grpo")
 
 
+@pytest.mark.slow
 def test_the_script_runs_logs_and_saves_and_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch,  # noqa: F811
                                                                        tmp_path):
     """Two steps in the browser: on one rank in this process, on two as a user starts them."""

@@ -516,6 +516,7 @@ def impossible(task):
     return task["eval"]["reference_answers"] == {"exact_match": "N/A"}
 
 
+@pytest.mark.slow
 def test_experts_solve_what_the_three_further_sites_add(solve):
     drawn = sandbox.tasks("full-test", len(FULL_SEEN)) + sandbox.tasks("full-test-unseen", len(FULL_UNSEEN))
     tasks = [task for task in drawn if task["intent_template_id"] not in SEEN.keys() | UNSEEN.keys()]
