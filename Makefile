@@ -18,18 +18,15 @@ setup: .venv/ready ## virtual environment, packages and a browser
 demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
 	@.ci/demo $(PY) $(OUT) $(SEED)
 
-# Three processes for two cores, since tests of browsers wait a lot.
+# Two processes, one for each core: the worlds that agents act in, and all else.
 PYTEST := $(PY) -m pytest -q -m "not slow"
-PAGES := $(foreach name,browser evaluate one_task page page_seen,tests/test_$(name).py)
-SITES := $(foreach name,infinity long sandbox scripts serve walk worlds,tests/test_$(name).py)
-OTHERS := $(filter-out $(PAGES) $(SITES),$(wildcard tests/test_*.py))
+WORLDS := $(foreach name,browser evaluate infinity long one_task page page_seen sandbox serve worlds,tests/test_$(name).py)
+OTHERS := $(filter-out $(WORLDS),$(wildcard tests/test_*.py))
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
-	@logs=$$(mktemp -d); \
-	$(PYTEST) $(PAGES) > $$logs/pages & pages=$$!; \
-	$(PYTEST) $(SITES) > $$logs/sites & sites=$$!; \
+	@log=$$(mktemp); $(PYTEST) $(WORLDS) > $$log & worlds=$$!; \
 	$(PYTEST) $(OTHERS); status=$$?; \
-	wait $$pages || status=1; wait $$sites || status=1; \
-	cat $$logs/*; rm -r $$logs; exit $$status
+	wait $$worlds || status=1; \
+	cat $$log; rm $$log; exit $$status
 
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
