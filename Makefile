@@ -20,7 +20,7 @@ demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the
 
 # Two processes, one for each core: the worlds that agents act in, and all else.
 PYTEST := $(PY) -m pytest -q -m "not slow"
-WORLDS := $(foreach name,browser evaluate infinity long one_task page page_seen sandbox serve worlds,tests/test_$(name).py)
+WORLDS := $(foreach name,browser evaluate infinity long one_task page page_seen rollout sandbox serve worlds,tests/test_$(name).py)
 OTHERS := $(filter-out $(WORLDS),$(wildcard tests/test_*.py))
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 	@log=$$(mktemp); $(PYTEST) $(WORLDS) > $$log & worlds=$$!; \
