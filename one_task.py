@@ -33,7 +33,7 @@ from compress import Chat, Trajectory, format_response, open_chat
 from evaluate import Environment, SiteSettings, evaluate_js, visit
 from rollout import ACTIONS, Call, actions_help, play, rollout
 from worlds import onlooker, recorder, webarena
-from worlds.browser import ENV_FAILED, ActionError, Browser, sites_of
+from worlds.browser import ENV_FAILED, ActionError, Browser, first_line, sites_of
 
 
 @dataclass
@@ -166,11 +166,12 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
         while True:
             try:
                 url, page = await session.observe()
+                wish = await person.next()
             except ENV_FAILED:
-                if session.browser_context.pages:
+                if not await person.is_gone():
                     raise
-                break  # it was closed meanwhile
-            wish = await person.next()
+                url = session.page.url  # the window was closed meanwhile
+                break
             if wish is None:
                 break
             step = step_of(wish, page)
@@ -318,7 +319,10 @@ def record(cfg: Config, task: dict):
     chat = open_chat(checkpoint_of(cfg), actions_help())
     onlooker.require_display()
     watching = watch_person(task, Environment({}, "runs/one-task", cfg), cfg)
-    steps, address = asyncio.run(watching)
+    try:
+        steps, address = asyncio.run(watching)
+    except ENV_FAILED as error:
+        raise ValueError(f"nothing was recorded: the environment failed ({first_line(error)}).") from None
     answer = ask("The answer, if the task asks for one: ")
     settings = replace(cfg, max_turns=len(steps) + 1, concurrency=1)
 

@@ -4,9 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Env, task_at
 
 import bc
 import one_task
@@ -55,7 +56,8 @@ def shown(run, site, page, *doings):
     """What a person asks for: doings act with a real mouse and keyboard -> (the wishes, the session's last page)."""
     async def test():
         async with Browser(one_task.Config(), None) as browser:
-            session = await browser.open({"start_url": site({"/": page, "/two": "<title>two</title>"}), "script": recorder.SCRIPT})
+            pages = {"/": page, "/two": "<title>two</title><button onclick='document.title = 3'>more</button>"}
+            session = await browser.open({"start_url": site(pages), "script": recorder.SCRIPT})
             said, wishes = [], []
             person = Person(session, say=said.append)
             for do, expected in doings:
@@ -77,10 +79,14 @@ async def rest(page):
     """The last motion asked for two things."""
 
 
+async def middle(locator):
+    box = await locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 async def press(page, selector, **how):
     await asyncio.sleep(0.2)  # people do not click before the page is there
-    box = await page.locator(selector).first.bounding_box()
-    await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, **how)
+    await page.mouse.click(*await middle(page.locator(selector).first), **how)
 
 
 def presses(selector, **how):
@@ -109,6 +115,38 @@ def test_a_text_is_typed_once_and_before_the_click_that_ends_it(run, site):
     assert steps == [Step("Type", "oslo", "input", "city", 0), Step("Click", None, "button", "save", 0)]
     assert "= oslo</input>" in text and "saved" in text
     assert "\n1\n" in text  # the page heard of it once, when the agent typed it
+
+
+def test_a_click_into_the_field_that_is_typed_into_only_moves_the_cursor(run, site):
+    async def type_with_a_click_between(page):
+        await press(page, "input")
+        await page.keyboard.press("Control+A")
+        await page.keyboard.type("slo")
+        await press(page, "input")
+        await page.keyboard.press("Home")
+        await page.keyboard.type("o")
+
+    async def go_on(page):
+        await press(page, "input")
+        await page.keyboard.press("End")
+        await page.keyboard.type("!")
+
+    steps, text, _ = shown(run, site, PAGE, (type_with_a_click_between, 1), (go_on, 1))
+    assert [step.thought() for step in steps] == ["type oslo into city", "type oslo! into city"]
+    assert "\n2\n" in text  # the page heard of each once
+
+
+def test_a_text_in_a_frame_ends_with_a_click_on_the_page_around_it(run, site):
+    page = "<button>save</button><iframe srcdoc='<input aria-label=city>'></iframe>"
+
+    async def type_and_click(page):
+        await asyncio.sleep(0.2)
+        await page.mouse.click(*await middle(page.frames[1].locator("input")))
+        await page.keyboard.type("oslo")
+        await press(page, "button")
+
+    steps, *_ = shown(run, site, page, (type_and_click, 2))
+    assert [step.thought() for step in steps] == ["type oslo into city", "click save"]
 
 
 def test_a_pause_and_enter_end_a_text_as_well(run, site):
@@ -171,11 +209,54 @@ def test_the_windows_back_button_becomes_an_action(run, site):
     assert [step.action for step in steps] == ["Click", "Go Backward"] and "title: one" in text
 
 
-def test_a_closed_window_is_the_end(run, site):
-    async def close(page):
-        await asyncio.sleep(0.2)
-        await page.context.close()
+OPENS_A_TAB = """<title>one</title><a href="/two" target=_blank>two</a>
+<button onclick="said.textContent = 'saved'">save</button><p id=said>not yet</p>"""
 
+
+async def to_first_tab(page):
+    await asyncio.sleep(0.2)
+    await page.keyboard.press("Alt+0")
+
+
+async def close_tab(page):
+    await asyncio.sleep(0.2)
+    await page.close()
+
+
+async def press_in_first_tab(page):
+    """By the window's strip of tabs, of which no page hears."""
+    await press(page.context.pages[0], "button")
+
+
+@pytest.mark.parametrize("back", [[(to_first_tab, 1), (presses("button"), 1)], [(close_tab, 1), (presses("button"), 1)],
+                                  [(press_in_first_tab, 2)]])
+def test_a_person_goes_to_a_new_tab_and_back(run, site, back):
+    steps, text, _ = shown(run, site, OPENS_A_TAB, (presses("a"), 1), (presses("button"), 1), *back)
+    assert [step.thought() for step in steps] == ["click two", "click more", "go to tab 0", "click save"]
+    assert "title: one" in text and "saved" in text
+
+
+def test_a_tab_that_opens_by_itself_is_gone_to(run, site):
+    page = "<title>one</title><script>setTimeout(() => open('/two'), 1000)</script>"
+    steps, text, _ = shown(run, site, page, (rest, 1), (presses("button"), 1))
+    assert [step.thought() for step in steps] == ["go to tab 1", "click more"]
+
+
+def test_a_tab_that_was_left_holds_back_what_is_done_in_it(run, site):
+    async def test():
+        async with Browser(one_task.Config(), None) as browser:
+            session = await browser.open({"start_url": site({"/": PAGE}), "script": recorder.SCRIPT})
+            await session.browser_context.new_page()
+            first = session.browser_context.pages[0]
+            await session.execute("Switch Tab", Session.switch_tab, "0")
+            Person(session)
+            await session.execute("Switch Tab", Session.switch_tab, "1")
+            await press(first, "button")
+            return await first.inner_text("#said")
+    assert run(test()) == "not yet"
+
+
+def test_a_closed_window_is_the_end(run, site):
     async def test():
         async with Browser(one_task.Config(), None) as browser:
             session = await browser.open({"start_url": site({"/": PAGE}), "script": recorder.SCRIPT})
@@ -184,6 +265,58 @@ def test_a_closed_window_is_the_end(run, site):
             asyncio.ensure_future(close(session.page))
             return await asyncio.wait_for(person.next(), 10)
     assert run(test()) is None
+
+
+async def close(page):
+    await asyncio.sleep(0.2)
+    await page.context.close()
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """watched(motions): what `watch_person` opens gets a scripted hand, and no window."""
+    listen = Person.listen
+
+    def watched(motions):
+        left = iter(motions)
+
+        async def listen_to_hand(person):
+            told, _ = await asyncio.gather(listen(person), next(left)(person.session.page))
+            return told
+
+        monkeypatch.setattr(Person, "listen", listen_to_hand)
+        monkeypatch.setattr(one_task, "Browser", lambda cfg, sites, visible: Browser(cfg, sites))
+    return watched
+
+
+@pytest.mark.parametrize("reading, steps, address", [(1, [], "/"), (2, ["click two"], "/two")])
+def test_a_window_may_be_closed_while_a_page_is_read(run, site, watched, monkeypatch, reading, steps, address):
+    observe = Session.observe
+    number = iter(range(1, 9))
+
+    async def observe_and_close(session):
+        if next(number) == reading:
+            await session.page.evaluate("void fetch('/slow')")  # observe waits for it
+            asyncio.ensure_future(close(session.page))
+        return await observe(session)
+
+    monkeypatch.setattr(Session, "observe", observe_and_close)
+    watched([presses("a")])
+    url = site({"/": '<a href="/two">two</a>', "/two": "two", "/slow": lambda request: time.sleep(2)})
+    done, last = run(one_task.watch_person(task_at(url + "/"), Env(), Config()))
+    assert [step.thought() for step in done] == steps
+    assert last == url + address
+
+
+def test_a_window_may_be_closed_with_several_tabs(run, site, watched):
+    async def close_each(page):
+        await asyncio.sleep(0.2)
+        await asyncio.gather(*[tab.close() for tab in page.context.pages])
+
+    watched([presses("a"), close_each])
+    url = site({"/": OPENS_A_TAB, "/two": "two"})
+    steps, last = run(one_task.watch_person(task_at(url), Env(), Config()))
+    assert [step.thought() for step in steps] == ["click two"] and last == url + "/two"
 
 
 # -------------------------------------------------------------------------------- steps and checks
@@ -232,33 +365,20 @@ def test_the_check_follows_from_what_was_done(after, answer, kinds):
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch, checkpoint, capsys):
+def recorded(tmp_path, monkeypatch, watched, checkpoint, capsys):
     """recorded(task, motions, answer): records with a scripted hand -> what was printed."""
     (tmp_path / "site.py").write_text(SITE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(onlooker, "require_display", lambda: None)
-    monkeypatch.setattr(one_task, "Browser", lambda cfg, sites, visible: Browser(cfg, sites))
-    listen = Person.listen
 
     def record(task, motions, answer="", **flags):
-        left = iter(motions)
-
-        async def listen_to_hand(person):
-            told, _ = await asyncio.gather(listen(person), next(left)(person.session.page))
-            return told
-
-        monkeypatch.setattr(Person, "listen", listen_to_hand)
+        watched(motions)
         monkeypatch.setattr("builtins.input", lambda _: answer)
         serve = f"{sys.executable} site.py {{port}}"
         one_task.main(Config(**dict(url="http://127.0.0.1:{port}/", task=task, record="demos/a.jsonl", serve=serve, timeout=10,
                                     model=str(checkpoint), max_context=4000, max_new_tokens=100) | flags))
         return capsys.readouterr().out
     return record
-
-
-async def close(page):
-    await asyncio.sleep(0.2)
-    await page.context.close()
 
 
 def test_a_recording_becomes_a_demonstration_and_a_task(recorded, tmp_path, chat):
@@ -294,6 +414,11 @@ def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded,
     with pytest.raises(ValueError, match="no check passes"):
         recorded("do nothing", [close])
     assert not (tmp_path / "demos").exists()
+
+
+def test_a_site_that_fails_is_one_sentence(recorded):
+    with pytest.raises(ValueError, match="nothing was recorded: the environment failed.*exit status 3"):
+        recorded("live in oslo", [], serve="exit 3 {port}")
 
 
 # ---------------------------------------------------------------------------------- the command line

@@ -6,6 +6,7 @@
 //   typed text    is shown by its field, but the page does not hear of it until the person goes on: by Enter,
 //                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it anew.
 //                 Rich editors hear of it at once
+//   tabs          of the window may be used freely. Before what is done in another one the agent goes there
 //   a dropdown    is put back to what it was, and the agent chooses
 //   keys          Enter, Page Up, Page Down, Alt+Left, Alt+Right, Alt+0 to Alt+7 for tabs. Others do nothing
 //                 outside of fields, except for moving the focus and scrolling
@@ -13,7 +14,8 @@
   const RECORDER = Symbol.for('recorder'), ELEMENTS = Symbol.for('elements');
   const IDLE = 1500;  // ms without a key after which a text counts as typed
   // state: 'hold' everything back; 'listen': the same, and make wishes; 'act': let the agent's own events pass.
-  let shared = {state: 'hold', wishes: [], nodes: [], wake: null};
+  // finish(): makes a wish of the text that is being typed, in whichever frame.
+  let shared = {state: 'hold', wishes: [], nodes: [], wake: null, finish: () => {}};
   try {
     shared = window.top[RECORDER] ?? shared;  // a frame tells its page
   } catch { /* the page is another site's */ }
@@ -64,10 +66,11 @@
   };
 
   let typing = null, idle = 0;  // the field with a text that is no wish yet
+  let placed = null;  // the field that has had its first click
   const typed = (kind = 'type') => {
     clearTimeout(idle);
     const field = typing;
-    typing = null;
+    typing = placed = null;
     if (!field) return false;
     const text = textOf(field);
     if (!field.isContentEditable) field.value = before.get(field) ?? '';
@@ -75,8 +78,9 @@
     return true;
   };
   const typesInto = field => {
-    if (typing !== field) typed();
+    if (typing !== field) shared.finish();
     typing = field;
+    shared.finish = typed;
     clearTimeout(idle);
     idle = setTimeout(typed, IDLE);
   };
@@ -98,7 +102,6 @@
   const target = event => event.composedPath()[0];
   const native = el => el?.closest?.('select') || takesText(el);  // what works only if the browser hears of it
   let over = null;    // the element that the mouse was on before: a menu may have opened there
-  let placed = null;  // the field that has had its first click
 
   const handlers = {
     mouseover(event) {
@@ -114,19 +117,20 @@
     click(event) {
       const el = target(event);
       if (el.closest?.('select')) return stop(event);
+      if (takesText(el) && typing === el) return stop(event);
       if (takesText(el) && placed !== el) {
+        shared.finish();
         placed = el;
-        if (typing !== el) typed();
         return stop(event);
       }
       refuse(event);
       if (event.detail > 1) return;  // the second half of a double click
-      typed();
+      shared.finish();
       wish('click', {node: keep(el), over: over ? keep(over) : null});
     },
     contextmenu(event) {
       refuse(event);
-      typed();
+      shared.finish();
       wish('right click', {node: keep(target(event))});
     },
     focusin(event) {

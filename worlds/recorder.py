@@ -42,28 +42,30 @@ class Person:
         """say: called with a sentence for the person."""
         self.session = session
         self.say = say
-        self.left = None  # a click that has to wait until a menu has opened
+        self.left = None  # a wish that has to wait until a menu has opened or another tab is in front
         self.carry_out = session.execute
         session.execute = self.execute
 
     async def execute(self, *action):
         """Session.execute, while recorder.js lets events pass."""
-        await self.set_state("act")
+        tab = self.session.page  # an action may go to another
+        await self.set_state(tab, "act")
         try:
             await self.carry_out(*action)
         finally:
-            await self.set_state("hold")
+            await self.set_state(tab, "hold")
 
-    async def set_state(self, state: str):
+    async def set_state(self, tab, state: str):
         # A new document begins with "hold" by itself. One that is on its way cannot be asked.
         with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.session.page.evaluate(STATE, state), 1)
+            await asyncio.wait_for(tab.evaluate(STATE, state), 1)
 
     async def next(self) -> Wish | None:
         """Waits for what the person wants. None: all tabs are closed."""
         while True:
-            told = self.left or await self.listen()
-            self.left = None
+            told, self.left = self.left, None
+            if told is None:
+                told = await self.listen()
             if told is None:
                 return None
             wish = await self.understand(told)
@@ -72,14 +74,43 @@ class Person:
 
     async def listen(self) -> dict | None:
         """The next wish of recorder.js."""
-        session = self.session
-        self.tab = session.page
-        self.entries, self.position = await session.history()
+        self.tab = self.session.page
         try:
-            return await session.page.evaluate(ASK, ["next"])
-        except PlaywrightError:  # the page went elsewhere, or the tab was closed
-            await asyncio.sleep(0.3)  # until Playwright knows which
-            return {"kind": "moved"} if session.browser_context.pages else None
+            self.entries, self.position = await self.session.history()
+            return await self.first_wish()
+        except PlaywrightError:  # a page went elsewhere, or a tab was closed
+            return None if await self.is_gone() else {"kind": "moved"}
+
+    async def is_gone(self) -> bool:
+        """Whether the window was closed."""
+        await asyncio.sleep(0.3)  # until Playwright knows
+        return not self.session.browser_context.pages
+
+    async def first_wish(self) -> dict:
+        """The first wish in any tab: no page hears of it when a person goes from one to another."""
+        tabs = self.session.browser_context.pages
+        asked = {asyncio.ensure_future(tab.evaluate(ASK, ["next"])): tab for tab in tabs}
+        try:
+            while self.session.page is self.tab:
+                await asyncio.wait(asked, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+                for asking, tab in asked.items():
+                    if asking.done():
+                        return self.told_in(tab, asking.result())
+            return {"kind": "moved"}  # a tab has opened by itself
+        finally:
+            for asking in asked:
+                asking.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    def told_in(self, tab, told: dict) -> dict:
+        """A wish; if it is for another tab than the agent's, the wish to go there first."""
+        if tab is self.tab:
+            return told
+        self.left = told
+        return {"kind": "tab", "text": self.number_of(tab)}
+
+    def number_of(self, tab) -> str:
+        return str(self.session.browser_context.pages.index(tab))
 
     async def understand(self, told: dict) -> Wish | None:
         """A wish of recorder.js as an action. None: there is none, and the person has been told why."""
@@ -109,7 +140,7 @@ class Person:
         """The page changed without the agent. What the window's buttons did, the agent shall do."""
         session = self.session
         if session.page is not self.tab:
-            return Wish("Switch Tab", str(session.browser_context.pages.index(session.page)))
+            return Wish("Switch Tab", self.number_of(session.page))
         await session.settle()
         entries, position = await session.history()
         if position == self.position - 1:
