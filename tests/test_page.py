@@ -330,6 +330,26 @@ def test_a_frame_is_read_and_used_like_the_page_around_it(site, browse):
                        "/inner": inner, "/late": late}))
 
 
+@pytest.mark.parametrize("start", [
+    "<iframe src=/inner></iframe><script>frames[0].used = 1</script>",
+    "<button onclick=\"window.open('/inner').used = 1\">open</button>"])
+def test_a_document_in_the_window_of_the_empty_one_before_it(site, browse, start):
+    """A frame or a tab whose window a script uses early keeps that window, without its listeners."""
+    async def test(session):
+        click = lambda element: act(session, f'do(action="Click", element="{element}")')
+        text = (await session.observe())[1]
+        if "open" in text:
+            text = await click(0)
+            assert await session.page.evaluate("used") == 1
+        assert text.endswith("<input>city 0</input> <button>Send 1</button>\n<b>move 2</b>")
+        assert 'note: the browser refuses "city"' in await click(1)
+        assert "<b>moved 2</b>" in await click(2)
+
+    inner = ("<form><input name=city required><button>Send</button></form><b style='transition: opacity .4s' "
+             "onclick='this.style.opacity = .5' ontransitionend='this.textContent = \"moved\"'>move</b>")
+    browse(test, site({"/": start, "/inner": inner}))
+
+
 def test_what_scrolling_loads_is_seen(site, browse):
     async def test(session):
         await session.observe()

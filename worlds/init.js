@@ -8,6 +8,9 @@
 //
 // Callbacks schedule callbacks, and an animation or a poll does so without end. We follow such a chain
 // until its delays sum to one second (a request or a frame counts as a short delay), and wait no longer.
+//
+// A frame or a tab begins with an empty document. If a script uses its window before the next document comes, the
+// next one gets that window, and this file does not run again. So nothing here may hold on to the document.
 (() => {
   const later = window.setTimeout.bind(window), now = performance.now.bind(performance);
   const BUDGET = 1000;    // of a chain, in ms; events, scripts and timers of more than 500 ms begin a new one
@@ -144,16 +147,16 @@
   // ---- transitions and animations that move, show or hide something and have an end
 
   const restless = new WeakSet();  // what still moved after three seconds
-  const animations = document.getAnimations.bind(document);  // no image has taken that name yet
-  const moving = () => animations().filter(({playState, transitionProperty, effect}) =>
+  const {getAnimations, getElementsByTagName} = Document.prototype;  // an image can take such a name from a document
+  const moving = () => getAnimations.call(document).filter(({playState, transitionProperty, effect}) =>
     playState === 'running' && !/color|shadow/.test(transitionProperty) && !restless.has(effect.target)
     && effect.getComputedTiming().endTime < 3000);
 
   // ---- waiting
 
-  const frames = document.getElementsByTagName('iframe');  // goes on to list those that come
+  const frames = () => [...getElementsByTagName.call(document, 'iframe')];
   const busy = () => [...begun.values()].some(end => now() < end) || moving().length > 0
-    || patient && [...frames].some(frame => frame.contentDocument && frame.contentWindow[Symbol.for('work')]?.busy());
+    || patient && frames().some(frame => frame.contentDocument && frame.contentWindow[Symbol.for('work')]?.busy());
   let tired = 0;  // after waiting in vain, do not wait again for 1 s
   let patient = true;  // and no longer for frames
   const done = async (ms = 3000) => {
@@ -195,7 +198,15 @@
   // ---- refusals
 
   const refusals = shared('refusals', new Map());
-  window.addEventListener('invalid', ({target}) => refusals.set(target, target.validationMessage), true);
+  const refused = ({target}) => refusals.set(target, target.validationMessage);
+  // In a window that got a second document, Chromium calls no listener of the capture phase (and recorder.js has
+  // many) until one is added.
+  const listen = () => {
+    window.removeEventListener('invalid', refused, true);
+    window.addEventListener('invalid', refused, true);
+  };
+  listen();
+  window.addEventListener('DOMContentLoaded', listen);
 
   const open = window.open.bind(window);
   let windows = 0;  // that scripts have opened since the last click: hundreds take gigabytes
