@@ -260,6 +260,29 @@ def sandbox_sites():
         yield sites
 
 
+@pytest.fixture
+def solve(chat, run, sandbox_sites, tmp_path):
+    """solve(tasks, policy(task) -> (observation -> thought, action)): trajectories, judged as in training."""
+    from compress import format_response
+    from evaluate import Environment, SiteSettings
+    from rollout import Settings, play
+    from worlds.webarena import site_urls
+
+    def solve(tasks, policy):
+        policies = {}
+
+        async def act(trajectory, slot):
+            if len(trajectory.turns) == 1:
+                policies[slot] = policy(trajectory.task)
+            thought, action = policies[slot](trajectory.turns[-1].observation)
+            return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
+
+        settings = Settings(max_turns=20, max_context=100_000, concurrency=8)
+        environment = Environment(sandbox_sites, tmp_path, SiteSettings())
+        return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
+    return solve
+
+
 # ------------------------------------------------------------------------------------------- episodes
 
 

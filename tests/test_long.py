@@ -13,15 +13,14 @@ import pytest
 
 from compress import Chat, format_response
 from conftest import ROOT
-from evaluate import Environment, SiteSettings, contents_checks, string_match, url_match
+from evaluate import contents_checks, string_match, url_match
 from model import load_tokenizer
-from rollout import Settings, parse, play
+from rollout import parse
 from worlds import sandbox
 from worlds.sandbox import long
 from worlds.sandbox.experts import Lost, done
 from worlds.sandbox.page import Request
 from worlds.sandbox.server import World
-from worlds.webarena import site_urls
 
 TRAIN, DEV, TEST, UNSEEN = "long-train", "long-dev", "long-test", "long-test-unseen"
 MOST_TURNS = 20
@@ -456,24 +455,6 @@ def test_long_thoughts_lead_to_the_same_actions():
 
 
 # ---- in Chromium
-@pytest.fixture
-def solve(tokenizer, run, sandbox_sites, tmp_path):
-    """solve(tasks, policy(task) -> (observation -> thought, action)): trajectories, judged as in training."""
-    def solve(tasks, policy):
-        chat, policies = Chat(tokenizer, "You browse the web."), {}
-
-        async def act(trajectory, slot):
-            if len(trajectory.turns) == 1:
-                policies[slot] = policy(trajectory.task)
-            thought, action = policies[slot](trajectory.turns[-1].observation)
-            return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
-
-        settings = Settings(max_turns=MOST_TURNS, max_context=100_000, concurrency=8)
-        environment = Environment(sandbox_sites, tmp_path, SiteSettings())
-        return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
-    return solve
-
-
 def outcomes(played) -> list[float]:
     assert [tau.checks for tau in played if tau.status != "ok"] == []
     return [tau.success for tau in played]

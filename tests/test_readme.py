@@ -177,7 +177,7 @@ def test_the_training_curves_open_with_held_out_success(tmp_path):
 
 
 def test_no_two_names_of_lines_overlap():
-    panel = curves.Panel(left=0, top=0, width=100, height=60, steps=4, highest=1.0)
+    panel = curves.Panel(left=0, top=0, width=100, height=60, x_low=0, x_high=4, y_low=0, y_high=1.0)
     svg = curves.names(panel, [(0.02, "a", "run0"), (0.0, "b", "run1"), (0.01, "c", "mean"), (1.0, "d", "run2")])
     heights = [float(y) for y in re.findall(r' y="([\d.]+)"', "".join(svg))]
     assert all(below - above >= curves.LINE_HEIGHT for above, below in zip(heights, heights[1:]))

@@ -18,17 +18,13 @@ from urllib.parse import urlencode
 
 import pytest
 
-from compress import Chat, format_response
 from conftest import ROOT
-from evaluate import SiteSettings, Environment
-from rollout import Settings, play
 from worlds import sandbox
 from worlds.sandbox import long, words
 from worlds.sandbox import server as web
 from worlds.sandbox.experts import ELEMENT, SCRIPTS, Page, done, to_row
 from worlds.sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
 from worlds.sandbox.tasks import task as draw
-from worlds.webarena import site_urls
 
 
 @pytest.fixture(scope="module")
@@ -476,24 +472,6 @@ def test_names_are_unique_in_their_world():
 
 
 # ---- tasks in a real browser
-@pytest.fixture
-def solve(tokenizer, run, sandbox_sites, tmp_path):
-    """solve(tasks, policy(task) -> (observation -> thought, action)): trajectories, judged as in training."""
-    def solve(tasks, policy):
-        chat, policies = Chat(tokenizer, "You browse the web."), {}
-
-        async def act(trajectory, slot):
-            if len(trajectory.turns) == 1:
-                policies[slot] = policy(trajectory.task)
-            thought, action = policies[slot](trajectory.turns[-1].observation)
-            return [*chat.encode(format_response(thought, action, chat.think)), chat.end_id], [], True
-
-        settings = Settings(max_turns=20, max_context=100_000, concurrency=8)
-        environment = Environment(sandbox_sites, tmp_path, SiteSettings())
-        return run(play(act, chat, site_urls(tasks, sandbox_sites), environment, settings))
-    return solve
-
-
 def rewards(played):
     assert [t.checks for t in played if t.status != "ok"] == []
     return {(t.task["intent_template_id"], t.task["task_id"]): t.success for t in played}

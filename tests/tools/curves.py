@@ -12,15 +12,15 @@ import argparse
 import json
 import math
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
+
+from svg import Panel, picture
 
 WIDTH = 850
 NAMES_ROOM = 96  # right of a panel, for the names of its lines
 LINE_HEIGHT = 15
 SAMPLED = (("success_rate", "success of sampled episodes", ".0%"), ("response_tokens", "tokens of a response", ".1f"),
            ("turns", "turns of an episode", ".1f"))
-# The picture paints its own background, so that it can be read on a page of any color.
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; }
 .title { font-size: 14px; font-weight: 600; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
@@ -39,28 +39,6 @@ polyline.run2 { stroke: #cc5a1f; } text.run2 { fill: #cc5a1f; } polyline.run3 { 
 </style>"""
 
 
-@dataclass
-class Panel:
-    """One chart: where it lies, in pixels, and what its axes span."""
-    left: float
-    top: float
-    width: float
-    height: float
-    steps: int    # at the right end of the horizontal axis
-    highest: float  # at the top of the vertical axis, which starts at 0
-
-    def x(self, step: float) -> float:
-        return self.left + self.width * step / self.steps
-
-    def y(self, value: float) -> float:
-        return self.top + self.height * (1 - value / self.highest)
-
-    def line(self, points: list[tuple], kind: str) -> str:
-        """points: (step, value)."""
-        text = " ".join(f"{self.x(step):.1f},{self.y(value):.1f}" for step, value in points)
-        return f'<polyline class="{kind}" points="{text}"/>'
-
-
 def round_up(value: float) -> float:
     """The next number that looks well on an axis."""
     unit = 10 ** math.floor(math.log10(value))
@@ -76,7 +54,7 @@ def axes(panel: Panel, title: str, form: str, parts: int, step_marks: list[int])
     right = panel.left + panel.width
     svg = [f'<text class="title" x="{panel.left}" y="{panel.top - 12}">{title}</text>']
     for i in range(parts + 1):
-        value = panel.highest * i / parts
+        value = panel.y_high * i / parts
         y = panel.y(value)
         kind = "grid" if i else "axis"
         svg.append(f'<path class="{kind}" d="M{panel.left} {y:.1f}H{right}"/>')
@@ -119,7 +97,7 @@ def held_out_rates(runs: dict[str, list[dict]], clones: list[float]) -> dict[int
 
 def held_out(panel: Panel, titles: list[str], rates: dict[int, list[float]], levels: dict[str, float]) -> list[str]:
     """Every run, their mean, and a dashed line for each level {name: success rate}."""
-    marks = [step for step in rates if step % 6 == 0 or step == panel.steps]
+    marks = [step for step in rates if step % 6 == 0 or step == panel.x_high]
     svg = axes(panel, "success on held-out tasks, greedy", ".0%", 4, marks)
     for name, value in levels.items():
         y = panel.y(value)
@@ -147,17 +125,15 @@ def sampled(panel: Panel, title: str, form: str, curves: dict[str, list[float]],
     return svg + names(panel, ends)
 
 
-def picture(runs: dict[str, list[dict]], levels: dict[str, list[float]]) -> str:
+def training(runs: dict[str, list[dict]], levels: dict[str, list[float]]) -> str:
     """{name: rows of metrics.jsonl} and {"base" or "after cloning": held-out success rates}, as SVG."""
     steps = max(len(rows) for rows in runs.values())
     titles = [name.replace("demo-", "").replace("seed", "seed ") for name in runs]
     rates = held_out_rates(runs, levels.get("after cloning", []))
-    height = 300
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
-           STYLE, f'<rect class="paper" width="{WIDTH}" height="{height}" rx="8"/>']
+    svg = []
     left = 60
     if len(rates) > 1:
-        wide = Panel(left, 42, 320, 220, steps, 1.0)
+        wide = Panel(left, 42, 320, 220, x_low=0, x_high=steps, y_low=0, y_high=1.0)
         means = {name: statistics.mean(values) for name, values in levels.items()}
         svg += held_out(wide, titles, rates, means)
         left += wide.width + NAMES_ROOM + 50
@@ -165,11 +141,13 @@ def picture(runs: dict[str, list[dict]], levels: dict[str, list[float]]) -> str:
     for key, title, form in SAMPLED:
         curves = {name: [row[key] for row in rows] for name, rows in zip(titles, runs.values())}
         highest = round_up(max(max(values) for values in curves.values()))
-        panel = Panel(left, top, WIDTH - left - NAMES_ROOM, 48, steps, 1.0 if form == ".0%" else highest)
+        if form == ".0%":
+            highest = 1.0
+        panel = Panel(left, top, WIDTH - left - NAMES_ROOM, 48, x_low=0, x_high=steps, y_low=0, y_high=highest)
         marks = [1, steps] if key == SAMPLED[-1][0] else []
         svg += sampled(panel, title, form, curves, step_marks=marks)
         top += 86
-    return "\n".join([*svg, "</svg>\n"])
+    return picture(WIDTH, 300, STYLE, svg)
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -184,7 +162,7 @@ def draw(files: list[Path]) -> str:
             if summary.exists():
                 levels.setdefault(name, []).append(json.loads(summary.read_text())["success_rate"])
     runs = {path.parent.name: read_rows(path) for path in files}
-    return picture(runs, levels)
+    return training(runs, levels)
 
 
 def main():

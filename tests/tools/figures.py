@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +29,8 @@ import mgrpo  # noqa: E402
 from compress import Chat, Row, Trajectory, Turn, context, open_chat, replay  # noqa: E402
 from model import load  # noqa: E402
 from rollout import Engine, Request  # noqa: E402
+from svg import Panel, picture  # noqa: E402
 
-# The pictures paint their own background, so that they can be read on a page of any color.
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; } .soft { fill: #6d675f; } .paper { fill: #fff; }
 .title { font-size: 14px; font-weight: 600; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
@@ -50,55 +49,22 @@ polyline.new { stroke: #1f6f9f; fill: none; } polyline.kept { stroke: #8b847a; f
 </style>"""
 
 
-@dataclass
-class Panel:
-    """One chart: where it lies, in pixels, and the ranges of its axes."""
-    left: float
-    top: float
-    width: float
-    height: float
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-
-    def x(self, value: float) -> float:
-        return self.left + self.width * (value - self.x_low) / (self.x_high - self.x_low)
-
-    def y(self, value: float) -> float:
-        return self.top + self.height * (self.y_high - value) / (self.y_high - self.y_low)
-
-    def line(self, points: list[tuple[float, float]], kind: str) -> str:
-        text = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
-        return f'<polyline class="{kind}" points="{text}"/>'
-
-    def box(self, x: float, width: float, low: float, high: float, kind: str) -> str:
-        """From `low` to `high`, beginning at x, `width` wide in the units of the axis."""
-        top, bottom = self.y(high), self.y(low)
-        return (f'<rect class="{kind}" x="{self.x(x):.1f}" y="{top:.1f}" '
-                f'width="{self.x(x + width) - self.x(x):.1f}" height="{bottom - top:.1f}"/>')
-
-    def axes(self, title: str, x_marks: list, y_marks: list, x_name: str, names: dict = {}) -> list[str]:
-        """names: how values of the vertical axis are written; by default as numbers."""
-        bottom = self.top + self.height
-        svg = [f'<text class="title" x="{self.left}" y="{self.top - 14}">{title}</text>']
-        for value in y_marks:
-            kind = "axis" if value == 0 else "grid"
-            svg.append(f'<path class="{kind}" d="M{self.left} {self.y(value):.1f}h{self.width}"/>')
-            svg.append(label(self.left - 7, self.y(value) + 4, names.get(value, f"{value:g}"), "tick end"))
-        for value in x_marks:
-            svg.append(f'<text class="tick middle" x="{self.x(value):.1f}" y="{bottom + 17}">{value:g}</text>')
-        svg.append(f'<text class="tick middle" x="{self.left + self.width / 2}" y="{bottom + 34}">{x_name}</text>')
-        return svg
+def axes(panel: Panel, title: str, x_marks: list, y_marks: list, x_name: str, names: dict = {}) -> list[str]:
+    """names: how values of the vertical axis are written; by default as numbers."""
+    bottom = panel.top + panel.height
+    svg = [f'<text class="title" x="{panel.left}" y="{panel.top - 14}">{title}</text>']
+    for value in y_marks:
+        kind = "axis" if value == 0 else "grid"
+        svg.append(f'<path class="{kind}" d="M{panel.left} {panel.y(value):.1f}h{panel.width}"/>')
+        svg.append(label(panel.left - 7, panel.y(value) + 4, names.get(value, f"{value:g}"), "tick end"))
+    for value in x_marks:
+        svg.append(f'<text class="tick middle" x="{panel.x(value):.1f}" y="{bottom + 17}">{value:g}</text>')
+    svg.append(f'<text class="tick middle" x="{panel.left + panel.width / 2}" y="{bottom + 34}">{x_name}</text>')
+    return svg
 
 
 def label(x: float, y: float, text: str, kind: str = "") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{text}</text>'
-
-
-def picture(width: int, height: int, parts: list[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-    return "\n".join([head, STYLE, f'<rect class="paper" width="{width}" height="{height}" rx="8"/>', *parts, "</svg>\n"])
 
 
 def made_up(reward: float, lengths: tuple = (1,)) -> Trajectory:
@@ -123,7 +89,7 @@ def advantages(successes: int, G: int) -> tuple[float, float] | None:
 def advantage_figure(G: int = 8) -> str:
     panel = Panel(60, 46, 560, 240, -0.5, G + 0.5, -2.8, 2.8)
     signs = {-2: "-2", -1: "-1", 0: "0", 1: "+1", 2: "+2"}
-    svg = panel.axes(f"advantage in a group of {G} episodes", list(range(G + 1)), list(signs), "episodes that succeed", signs)
+    svg = axes(panel, f"advantage in a group of {G} episodes", list(range(G + 1)), list(signs), "episodes that succeed", signs)
     for k in range(G + 1):
         both = advantages(k, G)
         if both is None:
@@ -144,7 +110,7 @@ def advantage_figure(G: int = 8) -> str:
         svg.append(label(x, y + 18, words[1], "soft"))
     svg.append(label(x, 128, "the rarer the success,", "soft"))
     svg.append(label(x, 145, "the more it counts", "soft"))
-    return picture(850, 340, svg)
+    return picture(850, 340, STYLE, svg)
 
 
 # ----------------------------------------------------------------------------------------------- clip
@@ -168,7 +134,7 @@ def clip_figure(eps: float = 0.2) -> str:
         values = [surrogate(rho, A, eps) for rho in points]
         ended = [rho for rho, (_, slope) in zip(points, values) if slope == 0]
         svg.append(panel.box(ended[0], ended[-1] - ended[0], low, high, "wash"))
-        svg += panel.axes(title, [0, 0.5, 1 - eps, 1, 1 + eps, 1.5, 2], [0, A, 2 * A], "rho = probability now / when sampled")
+        svg += axes(panel, title, [0, 0.5, 1 - eps, 1, 1 + eps, 1.5, 2], [0, A, 2 * A], "rho = probability now / when sampled")
         svg.append(panel.line([(rho, rho * A) for rho in points], "kept thin"))
         svg.append(panel.line([(rho, value) for rho, (value, _) in zip(points, values)], "up" if A > 0 else "down"))
         middle = panel.x((ended[0] + ended[-1]) / 2)
@@ -179,7 +145,7 @@ def clip_figure(eps: float = 0.2) -> str:
                      f"with eps = {eps}.", "soft"))
     svg.append(label(60, 343, "Dashed: rho A, without clipping. Where a token has moved against its advantage, both are "
                      "the same: it keeps its gradient.", "soft"))
-    return picture(850, 360, svg)
+    return picture(850, 360, STYLE, svg)
 
 
 # ----------------------------------------------------------------------------------------- loss norms
@@ -231,7 +197,7 @@ def loss_norms_figure() -> str:
     svg.append(label(left, 414, "A block is a response: its width is its number of tokens, its height how hard each token "
                      "is pushed (weight times A),", "soft"))
     svg.append(label(left, 431, "its area how hard the response is pushed. Each row is scaled to its strongest token.", "soft"))
-    return picture(850, 446, svg)
+    return picture(850, 446, STYLE, svg)
 
 
 # ---------------------------------------------------------------------------- an episode's contexts
@@ -266,7 +232,7 @@ def compression_figure() -> str:
     highest = round_up(max(whole))
     panel = Panel(70, 46, 560, 230, 1, turns, 0, highest)
     marks = [highest * i // 4 for i in range(5)]
-    svg = panel.axes("ids in the context of each turn", list(range(1, turns + 1)), marks, "turn")
+    svg = axes(panel, "ids in the context of each turn", list(range(1, turns + 1)), marks, "turn")
     names = ((whole, "kept", "every page stays"), (compressed, "new", "past pages replaced"))
     for values, kind, name in names:
         points = list(zip(range(1, turns + 1), values))
@@ -277,7 +243,7 @@ def compression_figure() -> str:
         svg.append(label(x, panel.y(values[-1]) + 4, f"{values[-1]:,} ids"))
         svg.append(label(x, panel.y(values[-1]) + 21, name, "soft"))
     svg.append(label(panel.left, 336, f"The scripted expert's episode in assets/episode.jsonl, {turns} turns.", "soft"))
-    return picture(850, 352, svg)
+    return picture(850, 352, STYLE, svg)
 
 
 class Counter:
@@ -316,7 +282,7 @@ def cache_figure() -> str:
     highest = round_up(max(kept + computed for _, turns in both for kept, computed in turns))
     for i, (title, turns) in enumerate(both):
         panel = Panel(70 + 400 * i, 46, 330, 220, 0.5, len(turns) + 0.5, 0, highest)
-        svg += panel.axes(title, list(range(1, len(turns) + 1)), [highest * j // 4 for j in range(5)], "turn")
+        svg += axes(panel, title, list(range(1, len(turns) + 1)), [highest * j // 4 for j in range(5)], "turn")
         for t, (kept, computed) in enumerate(turns):
             svg.append(panel.box(t + 0.7, 0.6, 0, kept, "kept"))
             svg.append(panel.box(t + 0.7, 0.6, kept, kept + computed, "new"))
@@ -328,7 +294,7 @@ def cache_figure() -> str:
         svg.append(f'<rect class="{kind}" x="{x}" y="336" width="12" height="12" rx="2"/>')
         svg.append(label(x + 18, 346, name, "soft"))
         x += 290
-    return picture(850, 364, svg)
+    return picture(850, 364, STYLE, svg)
 
 
 FIGURES = {"advantage": advantage_figure, "clip": clip_figure, "loss-norms": loss_norms_figure,

@@ -10,7 +10,6 @@ become very unlikely.
 """
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +19,7 @@ import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 import torch  # noqa: E402
 
 from forks import losses  # noqa: E402
+from svg import Panel, picture  # noqa: E402
 
 WIDTH, HEIGHT = 850, 476
 PANEL_WIDTH, PANEL_HEIGHT = 168, 136  # of a panel's axes
@@ -38,7 +38,6 @@ PANELS = {
     "masked": (3, 1, "masked", "drifted failures are dropped"),
 }
 OTHER_ADVANTAGES = ("grpo", "dr_grpo", "maxrl")  # these are also drawn for a group with six successes
-# The picture paints its own background, so that it can be read on a page of any color.
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; } .title { font-size: 14px; font-weight: 600; }
 .soft { fill: #6d675f; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
@@ -52,24 +51,6 @@ path, polyline { fill: none; } polyline { stroke-width: 2.2; stroke-linejoin: ro
   .success { stroke: #45c4b3; } .failure { stroke: #f0935a; } text.failed { fill: #f0935a; }
 }
 </style>"""
-
-
-@dataclass
-class Panel:
-    """One chart, by its upper left corner, in pixels."""
-    left: float
-    top: float
-
-    def x(self, rho: float) -> float:
-        return self.left + PANEL_WIDTH * rho / FARTHEST
-
-    def y(self, push: float) -> float:
-        return self.top + PANEL_HEIGHT * (1 - push / HIGHEST) / 2
-
-    def line(self, points: list[tuple], kind: str) -> str:
-        """points: (rho, push)."""
-        text = " ".join(f"{self.x(rho):.1f},{self.y(push):.1f}" for rho, push in points)
-        return f'<polyline class="{kind}" points="{text}"/>'
 
 
 def advantages(loss: str, successes: int) -> tuple[float, float]:
@@ -123,7 +104,7 @@ def axes(panel: Panel, title: str, differs: str) -> list[str]:
 
 def chart(loss: str) -> list[str]:
     column, row, title, differs = PANELS[loss]
-    panel = Panel(COLUMNS[column], ROWS[row])
+    panel = Panel(COLUMNS[column], ROWS[row], PANEL_WIDTH, PANEL_HEIGHT, 0, FARTHEST, -HIGHEST, HIGHEST)
     svg = axes(panel, title, differs)
     groups = [(2, "")]
     if loss in OTHER_ADVANTAGES:
@@ -160,14 +141,12 @@ def legend() -> list[str]:
 
 def draw() -> str:
     old = '<tspan dy="3" font-size="9">old</tspan><tspan dy="-3">'
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
-           STYLE, f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
-           '<text x="20" y="30">How hard a loss pushes a token up (above 0) or down (below 0), over its ratio '
+    svg = ['<text x="20" y="30">How hard a loss pushes a token up (above 0) or down (below 0), over its ratio '
            f"ρ = π / π{old}; at ρ = 1 the push is A</tspan></text>"]
     for loss in PANELS:
         svg += chart(loss)
     svg += legend()
-    return "\n".join([*svg, "</svg>\n"])
+    return picture(WIDTH, HEIGHT, STYLE, svg)
 
 
 def main():

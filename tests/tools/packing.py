@@ -19,10 +19,10 @@ import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
 from compress import (PLACEHOLDER, Chat, Row, Trajectory, micro_batches, open_chat, pack, past, replay,  # noqa: E402
                       trajectory_rows)
+from svg import picture  # noqa: E402
 
 WIDTH, LEFT, RIGHT = 850, 92, 24
 BAR, STEP = 17, 27  # height of a bar, and from one turn's bar to the next, in pixels
-# The picture paints its own background, so that it can be read on a page of any color.
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; } .soft { fill: #6d675f; } .paper { fill: #fff; }
 .system { fill: #b3aa9b; } .placeholder { fill: #b48ad6; } .page { fill: #efcf8d; }
@@ -126,13 +126,10 @@ def draw(chat: Chat, record: dict) -> str:
     order = [(rows.index(row), row) for row in batch]
     top = 78
     below = top + STEP * len(order) + 22
-    height = below + 102
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
-           STYLE, f'<rect class="paper" width="{WIDTH}" height="{height}" rx="8"/>']
-    svg += legend()
+    svg = legend()
     svg += turns(chat, episode, order, top)
     svg += comparison(chat, episode, order, below)
-    return "\n".join([*svg, "</svg>\n"])
+    return picture(WIDTH, below + 102, STYLE, svg)
 
 
 def main():
