@@ -46,12 +46,13 @@ What other RL trainers have and this one leaves out, and what you would notice:
     no KL by default: nothing pulls pi back to the clone, and kl is logged as 0 (--beta 0.001)
     no entropy bonus: entropy is logged, but nothing keeps it up; if it falls, groups agree and drop out
     no mini-batches: each update uses all rows of the step, so there are 3 updates a step by default
-    no inference engine: rollout.Engine decodes with the weights that train. No weights are sent anywhere;
-        in return each episode under way reserves a KV cache of --max-context tokens
+    no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
+        to it; each episode under way reserves a KV cache of --max-context tokens
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
-    no asynchronous rollouts: a step waits for its slowest episode, and its first update is on-policy
+    no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy
     no replay: a step's episodes are dropped after its updates (forks/awr.py, forks/webrl.py)
-    no tensor or sequence parallelism: FSDP2 splits weights, not rows, so a context must fit on one GPU
+    no tensor or sequence parallelism: FSDP2 splits the weights while they train, nothing else; one GPU
+        must hold a whole context, and the whole policy while it plays
 
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens, D width.
 """
