@@ -238,7 +238,7 @@ def draws(walk) -> str:
     begin, end = walk.intervals[1]
     other = f"but wrote {visible(token_text(chat, wrong))}"
     if begin <= walk.other_draw < end:
-        other = f"but its random number was {walk.other_draw:.6f}"
+        other = f"but its random number was {walk.other_draw:.6f}: {visible(token_text(chat, wrong))}"
     return f"""Remember the token with the arrow. `sample` lays the probabilities of all tokens side by side, in
 the order of their ids, from 0 to 1, and takes the token in whose interval the random number falls. Here
 {" and ".join(owns)}. The random number was {walk.draws[k]:.6f}, so `sample` takes token {walk.drawn[k]}
@@ -625,7 +625,7 @@ advantage asks for:
 Before the first update, training and sampling are the same policy, so $\\rho = 1$. For this, training has to
 divide the logits by the same temperature, {cfg.temperature}. Over all {n_tokens} tokens here, the stored
 log-prob and the one that training computes differ by {walk.gap:.1e} at most: rounding. (Training logs the mean
-difference of every step, as `logp_gap`: a bug in either would show there.)
+difference at every step, as `logp_gap`: a bug in sampling or training would show there.)
 
 After {done} updates it looks different. The table shows the two tokens where the calls part, and some others:
 
@@ -741,7 +741,7 @@ d loss / d logit of the wrong token = +weight A / T p_wrong
     warming = ""
     if walk.lr == mgrpo.warmup_linear(0, cfg):
         warm = round(cfg.warmup * cfg.steps)
-        warming = f" (it rises to {cfg.lr:g} over the first {warm} of {cfg.steps} steps)"
+        warming = f"; it rises to {cfg.lr:g} over the first {warm} of {cfg.steps} steps"
     moved = {}
     for row, before, after in zip(walk.rows, walk.logps[0], walk.logps[-1]):
         changes = [now - then for now, then in zip(after, before)]
@@ -766,8 +766,8 @@ Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {len(u
 of the group were drawn with a probability below 0.99. There the policy made its decisions, and there it learns.
 
 All of them pull at once, at weights that they share. If the gradient's norm is above {cfg.clip:g}, the gradient
-is scaled down to it (this has nothing to do with the clip of stop 9). AdamW gets it, here with the learning
-rate of the first step of training, {walk.lr:g}{warming}:
+is scaled down to it (this has nothing to do with the clip of stop 9). AdamW gets it. A *step* of training plays,
+then makes {len(walk.passes)} updates. The learning rate here is that of the first step, {walk.lr:g}{warming}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
@@ -795,7 +795,7 @@ agree on what helps."""
 def after(walk) -> str:
     return f"""## 12. And then?
 
-That was one group. A *step* of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and
+That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and
 makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards differ. `make demo` makes
 {mgrpo.Config.steps} steps. This turns a step's episodes into rows:
 
