@@ -51,8 +51,8 @@ What other RL trainers have and this one leaves out, and what you would notice:
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
     no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy
     no replay: a step's episodes are dropped after its updates (forks/awr.py, forks/webrl.py)
-    no tensor or sequence parallelism: FSDP2 splits the weights while they train, nothing else; one GPU
-        must hold a whole context, and the whole policy while it plays
+    no tensor or sequence parallelism: FSDP2 splits weights, gradients and Adam's state, but no context;
+        one GPU must hold a whole context, and the whole policy while it plays
 
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens, D width.
 """
