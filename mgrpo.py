@@ -38,6 +38,22 @@ environment is dropped from its group, not counted as a failure. An episode with
 nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm); with --paper
 they do not. compress.py says how the released code differs.
 
+What other RL trainers have and this one leaves out, and what you would notice:
+
+    no critic: a group whose rewards are all equal teaches nothing, and --G 1 is refused (forks/critic.py)
+    no reward model: one 0 or 1 an episode, so needless clicks of a success are made likelier as well
+    no normalization over the batch: one success of 8 gets A = 2.5, whatever the other groups did
+    no KL by default: nothing pulls pi back to the clone, and kl is logged as 0 (--beta 0.001)
+    no entropy bonus: entropy is logged, but nothing keeps it up; if it falls, groups agree and drop out
+    no mini-batches: each update uses all rows of the step, so there are 3 updates a step by default
+    no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
+        to it; each episode under way reserves a KV cache of --max-context tokens
+    no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
+    no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy
+    no replay: a step's episodes are dropped after its updates (forks/awr.py, forks/webrl.py)
+    no tensor or sequence parallelism: FSDP2 splits weights, gradients and Adam's state, but no context;
+        one GPU must hold a whole context, and the whole policy while it plays
+
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens, D width.
 """
 import run  # first: it prepares OpenMP before torch loads
