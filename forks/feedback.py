@@ -44,6 +44,7 @@ import torch
 
 import mgrpo
 from compress import CUT, Chat, Row, trajectory_rows, user_text
+from forks.shared import without_messages
 from model import token_logprobs
 
 
@@ -56,7 +57,13 @@ class Config(mgrpo.Config):
     feedback_tokens: int = 64    # the most tokens of one page to predict
 
 
-ID = re.compile(r"\d+(?=</| = | \()")  # of an element, as an observation writes it: <a>red lamp 5</a>
+# An element as worlds/page.js writes it, up to its id: <a>red lamp 5</a> or <input>amount 7 = 25</input>.
+ELEMENT = re.compile(r"(<[^<>/]+>[^<]*?) \d+(?= = [^<]*</|</)")
+
+
+def without_ids(line: str) -> str:
+    """A line of a page without the ids of its elements. Other numbers stay."""
+    return ELEMENT.sub(r"\1", line)
 
 
 def news(before: str, after: str) -> str:
@@ -64,9 +71,10 @@ def news(before: str, after: str) -> str:
 
     Lines about the action before (errors and notes) are new each time.
     """
-    old = [ID.sub("", line) for line in before.splitlines() if not line.startswith(("error: ", "note: "))]
+    before = without_messages(before.removesuffix(CUT))
+    old = [without_ids(line) for line in before.splitlines()]
     lines = after.removesuffix(CUT).splitlines()
-    new = [ID.sub("", line) for line in lines]
+    new = [without_ids(line) for line in lines]
     changed = []
     for kind, _, _, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind in ("insert", "replace"):

@@ -6,6 +6,7 @@
     p_R = predict(model, "value", x_RD)            chance of success, from 0 to 1
     instruction(chat, task)                        a row that ends with the task, before any page
     response_rows(chat, episodes)                  the rows of all their responses
+    without_messages(page)                         a page without errors and notes
     recall(chat, cfg, 192, step)                   past episodes of the run, from its own records
     likelihood(batch, logp_N)                      a loss: weighted log-likelihood
 
@@ -123,6 +124,14 @@ def response_rows(chat: Chat, episodes: list[Trajectory]) -> list[Row]:
     for tau in episodes:
         rows += trajectory_rows(chat, tau)
     return rows
+
+
+def without_messages(page: str) -> str:
+    """A page without the lines before it that are about the last action: errors and notes."""
+    lines = page.split("\n")
+    while lines and lines[0].startswith(("error: ", "note: ")):
+        lines.pop(0)
+    return "\n".join(lines)
 
 
 def likelihood(batch: list[Row], logp_N):

@@ -40,7 +40,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from compress import Chat, Trajectory, Turn
+from compress import Chat, Trajectory
+from forks.shared import without_messages
 from rollout import ActionError, parse
 
 BEST = 3  # the highest rating
@@ -54,12 +55,6 @@ class Config(mgrpo.Config):
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
     candidates: int = 8          # N, responses that a turn may draw; 1: no search
     likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
-
-
-def page_of(turn: Turn) -> str:
-    """The page as it stood, without the line that says why the last action failed."""
-    first, _, rest = turn.observation.partition("\n")
-    return rest if first.startswith("error: ") else turn.observation
 
 
 def shows(page: str, response: str, element: str | None) -> bool:
@@ -80,12 +75,12 @@ def rating(response: str, trajectory: Trajectory) -> int:
     was not tried on this page.
     """
     *earlier, now = trajectory.turns
-    page = page_of(now)
+    page = without_messages(now.observation)
     try:
         call = parse(response)
     except ActionError:
         return 0
-    tried = any(turn.action == str(call) and page_of(turn) == page for turn in earlier)
+    tried = any(turn.action == str(call) and without_messages(turn.observation) == page for turn in earlier)
     return 1 + shows(page, response, call.element) + (not tried)
 
 

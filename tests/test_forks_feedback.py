@@ -41,7 +41,7 @@ def feedback_of(chat, model=None, optimizer=None, **changes):
     ("title: cart\nempty", "title: cart\nempty"), ("", ""),
     (HOME + "\nx" + feedback.CUT, "x"),
     ("<input>city 8 = rome</input>\n" + HOME, "<input>city 8 = rome</input>"),
-    ("<select>size 7 (s | m)</select>\n" + HOME, "<select>size 7 (s | m)</select>")])
+    ("<select>size 7 = s (s | m)</select>\n" + HOME, "<select>size 7 = s (s | m)</select>")])
 def test_what_an_action_changed_is_what_the_page_before_did_not_have(after, new):
     assert feedback.news(HOME, after) == new
 
@@ -51,6 +51,22 @@ def test_the_same_error_again_is_news_again_and_another_value_of_a_field_too():
     assert feedback.news(f"{error}\n{HOME}", f"{error}\n{HOME}") == error
     field = "<input>city 8 = {}</input>"
     assert feedback.news(field.format("rome"), field.format("oslo")) == field.format("oslo")
+
+
+@pytest.mark.parametrize("line, changed", [
+    ("<input>amount 7 = {}</input>", True), ("<select>year 7 = {} (2024 | 2025)</select>", True),
+    ("lamps {} (sale)", True), ("left = {} = right", True), ("<a>order {} 7</a>", True), ("{}</", True),
+    ("<a>lamp {}</a>", False), ("<a> {}</a>", False), ("<select>size {} = 3 (3 | 4)</select>", False),
+    ("<a>Mar 10 {}</a> 12 <input>amount {} = 25</input> (3)", False)])
+def test_only_ids_do_not_count_and_no_other_number(line, changed):
+    """A field's value, a number in the text: what one reads there may be the very change."""
+    before, after = line.replace("{}", "24"), line.replace("{}", "25")
+    assert feedback.news(before, after) == (after if changed else "")
+
+
+def test_what_begins_like_a_message_inside_a_page_is_a_line_like_others():
+    page = "title: x\nnote: closed on Sunday"
+    assert feedback.news(f"note: a dialog\n{page}", page) == ""
 
 
 PAGES = [HOME, "error: no effect\n" + HOME, "title: cart\n1 item\n<a>pay 3</a>", "title: cart\n1 item\n<a>pay 4</a>",

@@ -280,7 +280,8 @@ def test_a_response_is_rated_by_whether_it_can_be_read_aims_at_something_and_is_
     for response in (click(4), click(9), click(5, "blue lamp 5"), click(1), click(85)):
         assert rate(response) == tsr.BEST - 1, response
     assert rate(click(5), turn(action=clicked)) == tsr.BEST - 1
-    assert rate(click(5), turn(f"error: no effect\n{PAGE}", clicked)) == tsr.BEST - 1
+    for message in ("error: no effect", "note: the page showed an alert: hi", "error: x\nnote: y"):
+        assert rate(click(5), turn(f"{message}\n{PAGE}", clicked)) == tsr.BEST - 1
     assert rate(click(5), turn(action="do(action='Click', element='8')")) == tsr.BEST
     assert rate("<answer>lamp</answer>") == rate(click(5)[:-9]) == 0
 
