@@ -29,7 +29,7 @@ Differs from the papers: DAPO's penalty for overlong responses is left out, and 
 a flag, --refill, because they cost episodes. MiniMax names no bound for CISPO's ratio, DeepSeek no
 delta; we take what others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho.
 GSPO's clip range was chosen for long responses: on the sandbox, one update at lr 3e-4 moves responses
-so far that 64% of the tokens get no further push (16 tasks, seed 31); with --eps 0.05, 14%. Not all of
+so far that 64% of the tokens get no further push (16 tasks, seed 31); with --eps 0.05 --eps-high 0.05, 14%. Not all of
 these papers were read in full: formulas and numbers are also from abstracts and public code.
 
 Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
@@ -58,7 +58,7 @@ class Config(mgrpo.Config):
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
     eps: float | None = None     # clip range of the ratio, below 1; None: the loss's own
-    eps_high: float | None = None  # the same above 1; None: eps if that is given, else the loss's own
+    eps_high: float | None = None  # the same above 1; None: that of dapo, gspo or cispo, else eps
     delta: float = 0.5           # of masked: a failed response with a larger drift is dropped, in nats
     refill: int = 0              # rounds that replace groups of equal rewards by groups of other tasks
 
@@ -168,14 +168,14 @@ def masked(t: Tokens, cfg: Config):
 # ----------------------------------------------------------------------------------------- the method
 
 LOSSES = {
-    # --loss   A             J       eps   eps_high  --loss-norm; None: as given
-    "grpo":    (standardized, grpo,   0.2,  0.2,  None),
-    "dr_grpo": (dr_grpo,      grpo,   0.2,  0.2,  "constant"),
-    "maxrl":   (maxrl,        grpo,   0.2,  0.2,  None),
+    # --loss   A             J       eps   eps_high; None: as eps   --loss-norm; None: as given
+    "grpo":    (standardized, grpo,   0.2,  None, None),
+    "dr_grpo": (dr_grpo,      grpo,   0.2,  None, "constant"),
+    "maxrl":   (maxrl,        grpo,   0.2,  None, None),
     "dapo":    (standardized, dapo,   0.2,  0.28, "token"),
     "gspo":    (standardized, gspo,   3e-4, 4e-4, "paper"),
     "cispo":   (standardized, cispo,  1.0,  4.0,  "token"),
-    "masked":  (standardized, masked, 0.2,  0.2,  None),
+    "masked":  (standardized, masked, 0.2,  None, None),
 }
 
 
@@ -186,9 +186,10 @@ def own_settings(cfg: Config) -> Config:
     _, _, eps, eps_high, norm = LOSSES[cfg.loss]
     if cfg.eps is not None:
         eps = cfg.eps
-        eps_high = cfg.eps
     if cfg.eps_high is not None:
         eps_high = cfg.eps_high
+    elif eps_high is None:
+        eps_high = eps
     return replace(cfg, eps=eps, eps_high=eps_high, loss_norm=norm or cfg.loss_norm)
 
 
