@@ -132,7 +132,8 @@ def test_the_outcome_model_minimizes_the_cross_entropy_of_the_judges_rewards(cha
         hidden = torch.nn.functional.gelu(x.double() @ first.T + bias)
         return cross_entropy((hidden @ last.T + offset)[:, 0].sigmoid().tolist(), r.tolist())
 
-    assert shared.fit(model, optimizer, "outcome", x, r, 1) == pytest.approx(loss(before), abs=1e-6)
+    now, _ = shared.fit(model, optimizer, "outcome", x, r, 1)
+    assert now == pytest.approx(loss(before), abs=1e-6)
     for k, (parameter, index) in enumerate(zip(head.parameters(), ((2, 3), (4,), (0, 5), (0,)))):
         moved = [[p.clone() for p in before] for _ in range(2)]
         moved[0][k][index] += 1e-5
@@ -165,7 +166,7 @@ def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat, tmp_path):
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     for step in (0, 3, 5):  # with the judge, when the outcome model takes its place, and after that
         rows, metrics = method.learn_from(broken, step)
-        assert rows == [] and metrics["replayed"] == metrics["groups_kept"] == 0
+        assert rows == [] and metrics["replayed"] == metrics["episodes_trained"] == 0
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
@@ -254,7 +255,7 @@ def test_one_episode_a_task_is_enough(chat, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(mgrpo, "rollout", even_tasks_teach(chat))
     mgrpo.main(webrl.Config(model=str(checkpoint), out=str(tmp_path / "x"), steps=1, batch=6, lr=1e-2), webrl.WebRL)
     line, = read(tmp_path / "x/metrics.jsonl")
-    assert webrl.Config.G == 1 and line["groups_kept"] == 6 and line["tokens_trained"] > 0 and line["grad_norm"] > 0
+    assert webrl.Config.G == 1 and line["episodes_trained"] == 6 and line["tokens_trained"] > 0 and line["grad_norm"] > 0
 
 
 # -------------------------------------------------------------------------------------------- TSR
