@@ -18,7 +18,7 @@ without them. So we know when a check came to hold only if the agent's page show
 
     check of                 is met if                                     the turn that earned it
     address, page left open  it held after any turn, or judged at the end  the first after which it held
-    another page             the judge finds it at the end                 the first after which it was seen there
+    another page             the judge finds it at the end                 the first after which it was seen
     answer                   the judge finds it at the end                 the last
     verifier, success        the judge finds it at the end                 none: the whole episode
     any that held at start   the judge finds it at the end                 none: the whole episode

@@ -109,8 +109,8 @@ class DigiRL(mgrpo.MGRPO):
         chosen, V_c_loss = self.best_episodes(everything)
         rows = self.good_turns(chosen) if self.updates(step) else []
         total, kept, turns = run.all_sum([len(everything), len(chosen), len(rows)]).tolist()
-        return rows, {"episodes_seen": int(total), "episodes_kept": kept / max(total, 1), "turns_cloned": int(turns),
-                      "V_s_loss": V_s_loss, "V_c_loss": V_c_loss}
+        return rows, {"episodes_seen": int(total), "episodes_kept": kept / max(total, 1),
+                      "turns_cloned": int(turns), "V_s_loss": V_s_loss, "V_c_loss": V_c_loss}
 
     def best_episodes(self, episodes):
         """The first filter: (episodes with the largest A_c over all ranks, V_c's cross-entropy)."""

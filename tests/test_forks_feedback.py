@@ -194,7 +194,7 @@ def test_an_update_has_the_gradient_of_both_losses(chat, model, budget):
         expected, cross_entropy, n = obvious_loss(chat, episodes, kept, model, method.cfg, 20)
         gradients = torch.autograd.grad(expected, list(model.parameters()))
         line = mgrpo.update(method, rows)
-        assert metrics == {"groups_kept": 1, "feedback_tokens": n}
+        assert metrics == {"groups_kept": 1, "n_feedback": n}
         assert line["loss"] == pytest.approx(expected.item(), abs=1e-5)
         assert line["feedback_loss"] == pytest.approx(cross_entropy.item(), rel=1e-4)
         for (name, _), gradient in zip(model.named_parameters(), gradients):
@@ -262,7 +262,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
     parts = play(feedback, paged, "parts", save_every=2)
     timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
     assert timeless(parts) == timeless(whole)
-    assert whole[-1]["feedback_loss"] < whole[0]["feedback_loss"] and all(line["feedback_tokens"] for line in whole)
+    assert whole[-1]["feedback_loss"] < whole[0]["feedback_loss"] and all(line["n_feedback"] for line in whole)
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -272,4 +272,4 @@ def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_pa
     found = on_one_and_two_ranks(feedback, pointing, sandbox_sites, monkeypatch, tmp_path, "--feedback", 0.1)
     for one, two in zip(*found, strict=True):
         assert one["feedback_loss"] == pytest.approx(two["feedback_loss"], rel=1e-3)
-        assert one["feedback_tokens"] == two["feedback_tokens"] > 0 and max(one["logp_gap"], two["logp_gap"]) < 1e-5
+        assert one["n_feedback"] == two["n_feedback"] > 0 and max(one["logp_gap"], two["logp_gap"]) < 1e-5
