@@ -5,8 +5,9 @@
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once. e_ij is the part of R that turn j earned. The term with k has mean 0 over an episode's turns:
-it moves credit between them. Success stays 0 or 1, and every table counts that.
+them at once. e_ij is the part of R that turn j earned, with f1 as well. The term with k has mean 0 over an
+episode's turns: it moves credit between them (with --loss-norm token, a long turn weighs more). Success
+stays 0 or 1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
