@@ -110,7 +110,7 @@ class Config(SiteSettings):
     max_turns: int = 10          # responses per episode
     max_new_tokens: int = 64     # per response
     max_context: int = 1536      # tokens of history, page and response together
-    paper: bool = False          # the paper's values (Appendix B) for all flags not given
+    paper: bool = False          # WebAgent-R1's values (Appendix B) for all flags not given
 
 
 # Appendix B; G and max_turns are the released code's.
@@ -241,6 +241,10 @@ class MGRPO:
     """The parts of the method that a fork replaces. `main` holds the loop around them.
 
     To fork, subclass it in a file of your own and run mgrpo.main(cfg, YourMethod); see forks/.
+
+    A row is one response with its context: the trunk, which an episode's rows share, and the leaf, its own
+    page and response (compress.py). PADDING is a row of weight 0 (bc.py). More dimensions: R rows; B, T
+    rows and tokens of a packed micro-batch (`pack`), where B is 1.
     """
     smallest_group = 2  # below this the group's mean is the episode itself
 
@@ -274,7 +278,10 @@ class MGRPO:
         return tau.success
 
     def advantages(self, group: list[Trajectory]) -> list[Trajectory]:
-        """Sets the advantages within one task's group; returns the episodes that train."""
+        """Sets the advantages within one task's group; returns the episodes that train.
+
+        A row's advantage is tau.advantage + turn.advantage. Both are 0 until they are set.
+        """
         return group_advantages(group)
 
     def learn_from(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
@@ -521,7 +528,8 @@ def print_step(line: dict, cfg: Config, device, minutes_left: float):
     said = f"step {line['step'] + 1}/{cfg.steps}  success {percent(line['success_rate'])}"
     if line["turns"] is not None:
         said += f"  turns {line['turns']:.1f}"
-    said += f"  groups {line['groups_kept']}/{cfg.batch}"
+    if "groups_kept" in line:  # not in forks that compare no groups
+        said += f"  groups {line['groups_kept']}/{cfg.batch}"
     if line["entropy"] is not None:
         said += f"  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}"
     said += f"  rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"
