@@ -18,15 +18,19 @@ setup: .venv/ready ## virtual environment, packages and a browser
 demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
 	@.ci/demo $(PY) $(OUT) $(SEED)
 
-# Two processes, one for each core: the worlds that agents act in, and all else.
+# Three processes, since browsers wait more than they compute: pages and the judge, episodes, all else.
 PYTEST := $(PY) -m pytest -q -m "not slow"
-WORLDS := $(foreach name,browser evaluate infinity long one_task page page_seen rollout sandbox serve worlds,tests/test_$(name).py)
-OTHERS := $(filter-out $(WORLDS),$(wildcard tests/test_*.py))
+PAGES := $(patsubst %,tests/test_%.py,browser evaluate infinity page page_seen serve worlds)
+EPISODES := $(patsubst %,tests/test_%.py,forks_webrl long one_task readme rollout run sandbox)
+OTHERS := $(filter-out $(PAGES) $(EPISODES),$(wildcard tests/test_*.py))
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
-	@log=$$(mktemp); $(PYTEST) $(WORLDS) > $$log & worlds=$$!; \
+	@logs=$$(mktemp -d); \
+	$(PYTEST) $(PAGES) > $$logs/pages & pages=$$!; \
+	$(PYTEST) $(EPISODES) > $$logs/episodes & episodes=$$!; \
 	$(PYTEST) $(OTHERS); status=$$?; \
-	wait $$worlds || status=1; \
-	cat $$log; rm $$log; exit $$status
+	wait $$pages || status=1; \
+	wait $$episodes || status=1; \
+	cat $$logs/pages $$logs/episodes; rm -r $$logs; exit $$status
 
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests

@@ -38,6 +38,22 @@ environment is dropped from its group, not counted as a failure. An episode with
 nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm); with --paper
 they do not. compress.py says how the released code differs.
 
+What other RL trainers have and this one leaves out, and what you would notice:
+
+    no critic: a group whose rewards are all equal teaches nothing, and --G 1 is refused (forks/critic.py)
+    no reward model: one 0 or 1 an episode, so needless clicks of a success are made likelier as well
+    no normalization over the batch: one success of 8 gets A = 2.5, whatever the other groups did
+    no KL by default: nothing pulls pi back to the clone, and kl is logged as 0 (--beta 0.001)
+    no entropy bonus: entropy is logged, but nothing keeps it up; if it falls, groups agree and drop out
+    no mini-batches: each update uses all rows of the step, so there are 3 updates a step by default
+    no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
+        to it; each episode under way reserves a KV cache of --max-context tokens
+    no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
+    no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy
+    no replay: a step's episodes are dropped after its updates (forks/awr.py, forks/webrl.py)
+    no tensor or sequence parallelism: FSDP2 splits weights, gradients and Adam's state, but no context;
+        one GPU must hold a whole context, and the whole policy while it plays
+
 Symbols are the paper's: G, tau, a, r, A, rho, eps, beta. Dimension key: N action tokens, D width.
 """
 import run  # first: it prepares OpenMP before torch loads
@@ -94,7 +110,7 @@ class Config(SiteSettings):
     max_turns: int = 10          # responses per episode
     max_new_tokens: int = 64     # per response
     max_context: int = 1536      # tokens of history, page and response together
-    paper: bool = False          # the paper's values (Appendix B) for all flags not given
+    paper: bool = False          # WebAgent-R1's values (Appendix B) for all flags not given
 
 
 # Appendix B; G and max_turns are the released code's.
@@ -225,6 +241,10 @@ class MGRPO:
     """The parts of the method that a fork replaces. `main` holds the loop around them.
 
     To fork, subclass it in a file of your own and run mgrpo.main(cfg, YourMethod); see forks/.
+
+    A row is one response with its context: the trunk, which an episode's rows share, and the leaf, its own
+    page and response (compress.py). PADDING is a row of weight 0 (bc.py). More dimensions: R rows; B, T
+    rows and tokens of a packed micro-batch (`pack`), where B is 1.
     """
     smallest_group = 2  # below this the group's mean is the episode itself
 
@@ -258,7 +278,10 @@ class MGRPO:
         return tau.success
 
     def advantages(self, group: list[Trajectory]) -> list[Trajectory]:
-        """Sets the advantages within one task's group; returns the episodes that train."""
+        """Sets the advantages within one task's group; returns the episodes that train.
+
+        A row's advantage is tau.advantage + turn.advantage. Both are 0 until they are set.
+        """
         return group_advantages(group)
 
     def learn_from(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
@@ -505,7 +528,8 @@ def print_step(line: dict, cfg: Config, device, minutes_left: float):
     said = f"step {line['step'] + 1}/{cfg.steps}  success {percent(line['success_rate'])}"
     if line["turns"] is not None:
         said += f"  turns {line['turns']:.1f}"
-    said += f"  groups {line['groups_kept']}/{cfg.batch}"
+    if "groups_kept" in line:  # not in forks that compare no groups
+        said += f"  groups {line['groups_kept']}/{cfg.batch}"
     if line["entropy"] is not None:
         said += f"  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}"
     said += f"  rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"

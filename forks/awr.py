@@ -1,15 +1,17 @@
 """AWR, advantage-weighted regression (arXiv 1910.00177): clone past responses, good ones more.
 
     V  minimizes  E_D [cross-entropy(r, V(h_j))]
-    pi maximizes  E_D [w_j log pi(a_j | h_j)],   w_j = min(exp((r - V(h_j)) / beta), limit)
+    pi maximizes  E_D [w_j log pi(a_j | h_j)],   w_j = min(exp((r - V(h_j)) / awr_beta), limit)
 
-D is a replay buffer. r is the reward of the whole episode, 0 or 1. V is a head on the policy's
-hidden state at the end of h_j, just before the response. It estimates the chance of success.
+D is the step's valid episodes and --past more, drawn from the newest 2,000 of earlier steps. r is the
+reward of the whole episode, 0 or 1. V is a head on the policy's hidden state at the end of h_j, just
+before the response. It estimates the chance of success.
 
-In PyTorch terms: this is behavior cloning with a weight for each response. A success that V did
-not expect has a large weight, a failure that V expected a weight near 1, a surprising failure one
-near 0. No ratio to the policy that sampled D appears, so any policy may have. But no weight is
-negative: bad responses become less likely only because others become more likely.
+In PyTorch terms: this is behavior cloning with a weight for each response. By default a success that V
+did not expect (r - V = 0.6 or more) has the largest weight, 20; a success or a failure that V expected
+has one near 1, and is cloned as well; a surprising failure has one near 0. No ratio to the policy that
+sampled D appears, so any policy may have. But no weight is negative: bad responses become less likely
+only because others become more likely.
 
     python forks/awr.py --model runs/bc --out runs/awr
 
@@ -20,9 +22,12 @@ paper's V is a network of its own, which would double the cost here. The release
 A (mean 0, deviation 1) and takes beta = 1. Here A stays as it is: where V is sure and right, A is
 near 0 and the weight near 1.
 
-Differs from mgrpo.py: no groups, replayed episodes, a value head, another
-loss. So --beta and --eps have no effect. groups_kept counts episodes. value_loss is
-V's cross-entropy before this step's updates; the replayed half of the episodes it has seen before.
+Differs from mgrpo.py: no groups, replayed episodes, a value head, another loss. So --eps has no effect
+and --beta is refused.
+
+Metrics: value_loss is V's cross-entropy before the step's --head-updates; V has seen the replayed episodes
+before. value_loss_fitted is that after them, on the same rows that V then weighs: near 0, V knows their
+rewards by heart, A is near 0, and all weights are near 1 (weight, their mean).
 """
 import sys
 from dataclasses import dataclass
@@ -34,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import add_heads, fit, likelihood, predict, recall, response_rows, states, rewards_of
+from forks.shared import add_heads, fit, likelihood, predict, recall, rewards_of, states
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/awr"        # the run's directory; at the end it is also the checkpoint
     # AWR
-    awr_beta: float = 0.2        # temperature of the weights exp(A / beta); smaller: only the best
+    awr_beta: float = 0.2        # temperature of the weights exp(A / awr_beta); smaller: only the best
     limit: float = 20.0          # largest weight
     past: int = 192              # replayed episodes per step, over all ranks
     head_lr: float = 1e-3        # of the value head
@@ -56,35 +61,35 @@ class AWR(mgrpo.MGRPO):
         super().__init__(cfg, chat, model, reference, optimizer, device)
         if cfg.awr_beta <= 0 or cfg.limit <= 0:
             raise ValueError("--awr-beta and --limit must be above 0.")
+        if cfg.beta:
+            raise ValueError(f"--beta {cfg.beta:g}: AWR has no KL term; leave it at 0 (or set --awr-beta).")
         add_heads(model, optimizer, "value", lr=cfg.head_lr)
 
     def learn_from(self, episodes, step):
         """Trains on all valid episodes and on past ones, each a group of its own."""
-        valid = [tau for tau in episodes if tau.status == "ok"]
-        training = valid + recall(self.chat, self.cfg, self.cfg.past, step)
-        value_loss = self.value_advantages(training)
+        fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
+        training = fresh + recall(self.chat, self.cfg, self.cfg.past, step)
         rows = mgrpo.weigh([[tau] for tau in training], self.chat, self.cfg)
+        V, metrics = self.fit_value(rows)
         largest = log(self.cfg.limit)
-        for row in rows:  # in place of an advantage: what a response is worth
-            row.advantage = exp(min(row.advantage / self.cfg.awr_beta, largest))
-        groups = int(run.all_sum([len(training)]))
-        return rows, {"groups_kept": groups, "value_loss": value_loss}
+        for row, V_j in zip(rows, V):
+            A = row.tau.reward - V_j
+            row.advantage = exp(min(A / self.cfg.awr_beta, largest))  # what a response is worth
+            if row.turn is row.tau.turns[0]:
+                row.tau.advantage = A  # for trajectories.jsonl
+        weights = sum(row.advantage for row in rows)
+        weights, n_rows, n_episodes = run.all_sum([weights, len(rows), len(training)]).tolist()
+        metrics["weight"] = weights / max(n_rows, 1)
+        metrics["episodes_trained"] = int(n_episodes)
+        return rows, metrics
 
-    def value_advantages(self, episodes) -> float:
-        """Fits V, then sets A_j = r - V(h_j); returns V's cross-entropy before that."""
-        cfg = self.cfg
-        rows = response_rows(self.chat, episodes)
-        x_RD = states(self.model, rows, cfg, self.device)
+    def fit_value(self, rows) -> tuple[list[float], dict]:
+        """Fits V to the rewards of all rows; returns V(h_j) of each, and V's metrics."""
+        x_RD = states(self.model, rows, self.cfg, self.device)
         r_R = rewards_of([row.tau for row in rows])
-        loss = fit(self.model, self.optimizer, "value", x_RD, r_R, cfg.head_updates)
-        V_R = predict(self.model, "value", x_RD)
-        for row, V in zip(rows, V_R.tolist()):
-            tau = row.tau
-            if row.turn is tau.turns[0]:
-                tau.advantage = tau.reward - V  # what trajectories.jsonl shows
-            # A row's advantage is the sum of the episode's and the turn's.
-            row.turn.advantage = tau.reward - V - tau.advantage
-        return loss
+        before, after = fit(self.model, self.optimizer, "value", x_RD, r_R, self.cfg.head_updates)
+        V = predict(self.model, "value", x_RD).tolist()
+        return V, {"value_loss": before, "value_loss_fitted": after}
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
         return likelihood(batch, logp_N)

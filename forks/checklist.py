@@ -1,25 +1,28 @@
 """Rewards finer than 0 and 1: a checklist (CM2, arXiv 2602.12268) or F1 (ASTRA, arXiv 2601.21558).
 
-    r_i  = sum_c w_c [episode i meets check c] / sum_c w_c            --reward checks
-    r_i  = 2 P R / (P + R),  R = that sum,  P = checks met / turns    --reward f1
+    r_i  = sum_c w_c [episode i meets check c] / sum_c w_c                    --reward checks
+    r_i  = 2 P R / (P + R),  R = that sum,  P = judge's checks met / turns    --reward f1
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once, at the end. e_ij is what turn j earned: the part of r_i (--reward checks) that comes from
-checks it was the first to meet. The term with k adds up to 0 over an episode: it moves credit between
-its turns. Success stays 0 or 1, and every table counts that.
+them at once. e_ij is the part of R that turn j earned, with f1 as well. The term with k has mean 0 over an
+episode's turns: it moves credit between them (with --loss-norm token, a long turn weighs more). Success
+stays 0 or 1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
-get likelier, most of all those of the turn that filled the cart.
-
-    python forks/checklist.py --model runs/bc --out runs/checklist
+get likelier, most of all those of the turn after which the cart was first seen to be right.
 
 Checks are tested before each action, on the page as it stands, and by the judge at the end. The tests
 before an action read the agent's page and its address and open nothing, so the episode goes on as it would
-without them. So a check of the address or of the page left open counts if it held after any turn. A check
-of another page counts if the judge finds it at the end; if the agent was on that page when it first
-held, that turn earned it, else the whole episode did. The answer is known at the end.
+without them. So we know when a check came to hold only if the agent's page showed it:
+
+    check of                 is met if                                     the turn that earned it
+    address, page left open  it held after any turn, or judged at the end  the first after which it held
+    another page             the judge finds it at the end                 the first after which it was seen
+    answer                   the judge finds it at the end                 the last
+    verifier, success        the judge finds it at the end                 none: the whole episode
+    any that held at start   the judge finds it at the end                 none: the whole episode
 
 A task may say more about its checks, in the judge's order: those of the answer, the address, the verifier,
 the page left open, other pages. A check counts once those that it needs are met. An episode that never
@@ -34,7 +37,9 @@ late steps. Differs from ASTRA: P is at most 1. A check that holds by accident o
 an address that must contain /trips/ is also that of /trips/new. Give such a check needs, and watch the
 success, not the reward.
 
-Differs from mgrpo.py: `reward` and `advantages`; `collect` looks at the checks before each action.
+Differs from mgrpo.py: `reward`; `advantages`, which do not divide by a standard deviation; `collect` looks
+at the checks before each action; `choose_tasks` refuses checklists that cannot be followed. Groups of equal
+r are dropped as there, whatever e is. groups_revived: groups that train although all fail, or all succeed.
 """
 import sys
 from contextlib import suppress
@@ -58,9 +63,9 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/checklist"  # the run's directory; at the end it is also the checkpoint
     # Checklist
-    reward: str = "checks"       # checks: the weights met; f1: of that and of the checks met a turn
+    reward: str = "checks"       # checks: share of the weights met; f1: fewer turns count as well
     success_weight: float = 1.0  # of the success; a check has 1 unless its task says otherwise
-    turn_credit: float = 1.0     # k, how much more the turn gets that first meets a check
+    turn_credit: float = 1.0     # k, how much more the turn gets that earned a check
 
 
 class Item(NamedTuple):
@@ -104,6 +109,8 @@ def parts(task: dict) -> list[Part]:
 def checklist(task: dict) -> list[Item]:
     """What the task says about each of its checks. Raises ValueError."""
     n = sum(part.n_checks for part in parts(task))
+    if n == 0:
+        raise ValueError(f"task {task['task_id']} checks nothing; see evaluate.py --validate.")
     with suppress(TypeError):  # of another type than we ask for
         items = [Item(**entry) for entry in task["eval"].get("checklist", [{}] * n)]
         weights = [item.weight for item in items]
@@ -136,6 +143,11 @@ def can_read(part: Part, url: str) -> bool:
     if "fuzzy_match" in target["required_contents"]:
         return False
     return part.place == "last" or tidy(part.place) == tidy(url)
+
+
+def looked_at(part: Part) -> bool:
+    """Whether every look tells if it holds: no other page has to be open."""
+    return part.place == "url_match" or (part.place == "last" and can_read(part, ""))
 
 
 async def look(task: dict, page) -> list[bool]:
@@ -188,20 +200,23 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
     """{check that the episode met: the turn that met it; None: unknown; -1: it held at the start}."""
     items = checklist(tau.task)
     seen = getattr(tau, "seen", {})
-    holds = []
-    turns = []  # in which the judge's verdict at the end would date it
+    passed = [verdict for _, verdict, _ in tau.checks]
+    holds = []  # at the end, or in passing
+    turns = []
     for part in parts(tau.task):
         passing = part.place in ("url_match", "last")
-        last_turn = len(tau.turns) - 1 if passing or part.place == "answer" else None
+        # What no look saw and the judge finds. An exit changes no page, another last action may have.
+        by_last_turn = part.place == "answer" or (looked_at(part) and tau.answer is None)
+        by_judge = len(tau.turns) - 1 if by_last_turn else None
         for c in range(len(holds), len(holds) + part.n_checks):
-            _, passed, _ = tau.checks[c]
-            holds.append(passed or (passing and c in seen))
-            turns.append(seen.get(c, last_turn))
+            holds.append(passed[c] or (passing and c in seen))
+            turns.append(seen.get(c, by_judge))
 
     met = meet(items, holds, {}, turn=None)
     if any(item.required and c not in met for c, item in enumerate(items)):
         return {}
-    return {c: turns[c] for c in met}
+    # What held at the start may be what another check needs, but it must hold at the end to count.
+    return {c: turns[c] for c in met if passed[c] or turns[c] != -1}
 
 
 class Checklist(mgrpo.MGRPO):
@@ -212,11 +227,15 @@ class Checklist(mgrpo.MGRPO):
         if cfg.success_weight < 0:
             raise ValueError(f"--success-weight {cfg.success_weight:g}: it must not be negative.")
 
-    def collect(self, tasks, env, step, tick=run.ignore):
-        """mgrpo.py's, with a look at the checks before each action."""
+    def choose_tasks(self, tasks, step):
+        """mgrpo.py's. A checklist that cannot be followed is refused before anything is played."""
         for task in tasks:
-            checklist(task)  # raises before anything is played
-        return super().collect(tasks, Watched(env, self.cfg.timeout), step, tick)
+            checklist(task)
+        return super().choose_tasks(tasks, step)
+
+    def collect(self, tasks, env, step, tick=run.ignore, **search):
+        """mgrpo.py's, with a look at the checks before each action."""
+        return super().collect(tasks, Watched(env, self.cfg.timeout), step, tick, **search)
 
     def earnings(self, tau: Trajectory) -> list[tuple[int | None, float]]:
         """(turn, part of the whole reward) of each check that was met, in the judge's order."""
@@ -234,7 +253,8 @@ class Checklist(mgrpo.MGRPO):
         recall = sum(part for _, part in self.earnings(tau))
         if self.cfg.reward == "checks" or recall == 0:
             return recall
-        precision = min(1.0, len(checks_met(tau)) / max(len(tau.turns), 1))
+        n_met = sum(turn != -1 for turn in checks_met(tau).values())  # no turn met what held at the start
+        precision = min(1.0, n_met / max(len(tau.turns), 1))
         return 2 * precision * recall / (precision + recall)
 
     def advantages(self, group):
@@ -246,10 +266,10 @@ class Checklist(mgrpo.MGRPO):
         for tau in valid:
             tau.advantage = tau.reward - baseline
             e = [0.0] * len(tau.turns)
-            for turn, part in self.earnings(tau):
+            for turn, part in self.earnings(tau):  # parts of R, in f1 as well
                 if turn is not None and turn >= 0:
                     e[turn] += part
-            for turn, e_j in zip(tau.turns, e):
+            for turn, e_j in zip(tau.turns, e):  # a row's advantage is its episode's and its turn's
                 turn.advantage = self.cfg.turn_credit * (e_j - mean(e))
         return valid
 

@@ -1,23 +1,27 @@
 """A learned critic that trains with the policy: PPO's advantage (arXiv 1707.06347) without groups.
 
     A_t = r - V(h_j, a_<t)                        for every token t of a response
-    L   = L_mgrpo with A_t  +  c * mean_t (r - V(h_j, a_<t))^2
+    L   = L_mgrpo with A_t  +  c * sum_t weight_t cross-entropy(r, V(h_j, a_<t))
 
-r is the reward of the whole episode, 0 or 1. V is a head on the policy's own last hidden state, the
-one that predicts token t, so it estimates the chance of success token by token. Its gradient runs
-through the policy's layers: both learn to read pages. A_t is computed once, in the step's first
-update, and reused in the later ones, without gradient.
+r is the reward of the whole episode, 0 or 1; weight_t is L_mgrpo's (mgrpo.weigh). V is a head on the
+policy's own last hidden state, the one that predicts token t, so it estimates the chance of success before
+token t is sampled. Its gradient runs through the policy's layers: both learn to read pages. A_t is computed
+once, in the step's first update, and reused in the later ones, without gradient.
 
 In PyTorch terms: M-GRPO plays a task several times to know what to expect of it. A critic predicts
 that, so an episode also teaches if it is alone (--G 1), or if all of its group earned the same. The
-price is that V is wrong at first.
+price is that V is wrong at first: it starts at 0.5, so where 20% of the episodes succeed the mean of A is
+-0.3, and the first steps mostly push sampled tokens down. A is not normalized. G stays 8 only so that
+methods play the same episodes.
 
     python forks/critic.py --model runs/bc --out runs/critic
 
 Differs from PPO: V is a probability, and no discount or lambda-return mixes in later predictions, since
-the one reward comes at the end.
+the one reward comes at the end. V minimizes a cross-entropy: through a sigmoid, the gradient of PPO's
+squared error vanishes where V is sure and wrong.
 
-Differs from mgrpo.py: all valid episodes train, and the loss has A_t and a second term.
+Differs from mgrpo.py: all valid episodes train, and the loss has A_t and a second term. The metric loss is
+that of both terms. In the records an episode's advantage is 0: A differs from token to token.
 """
 import sys
 from dataclasses import dataclass
@@ -28,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import torch
+import torch.nn.functional as F
 
 import mgrpo
 from forks.shared import add_heads
@@ -55,24 +60,26 @@ class Critic(mgrpo.MGRPO):
         return [tau for tau in group if tau.status == "ok"]
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        # 1) r - V of each token, with its gradient; and as it was in the step's first update.
-        V_N = self.model.heads["value"](hidden_ND.float())[:, 0].sigmoid()
-        r_N = per_token([row.tau.reward if row.tau else 0.0 for row in batch], batch, V_N.device)
-        error_N = r_N - V_N
+        # 1) V of each token, and A as it was in the step's first update. A step's rows are new, but for
+        #    PADDING, which has no episode: its A may be anything, as its weight is 0.
+        logit_N = self.model.heads["value"](hidden_ND.float())[:, 0]
+        r_N = per_token([row.tau.reward if row.tau else 0.0 for row in batch], batch, logit_N.device)
+        error_N = r_N - logit_N.detach().sigmoid()
         counts = [row.n_action for row in batch]
-        for row, error in zip(batch, error_N.detach().split(counts)):
-            if not hasattr(row, "A"):
+        for row, error in zip(batch, error_N.split(counts)):
+            first_update = not hasattr(row, "A")
+            if first_update:
                 row.A = error
         A_N = torch.cat([row.A for row in batch])
 
         # 2) Both losses, weighted alike.
-        weight_N = per_token([row.weight for row in batch], batch, V_N.device)
-        logp_old_N = sampled_logps(batch, V_N.device)
+        weight_N = per_token([row.weight for row in batch], batch, logit_N.device)
+        logp_old_N = sampled_logps(batch, logit_N.device)
         loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N=A_N, weight_N=weight_N,
                                    eps=self.cfg.eps, beta=self.cfg.beta)
-        value_loss = (weight_N * error_N ** 2).sum()
-        metrics["value_loss"] = (error_N ** 2).sum().item()
-        return loss + self.cfg.value_weight * value_loss, metrics
+        value_loss_N = F.binary_cross_entropy_with_logits(logit_N, r_N, reduction="none")
+        metrics["value_loss"] = value_loss_N.sum().item()
+        return loss + self.cfg.value_weight * (weight_N * value_loss_N).sum(), metrics
 
 
 if __name__ == "__main__":

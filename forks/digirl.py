@@ -2,20 +2,19 @@
 
     V_c(c) and V_s(h_j)  minimize  E_D [cross-entropy(r, V)]              c: the instruction
     A_c = r - V_c(c)
-    A_j = w_j r + (1 - w_j) (V_s(h_j+1) - V_s(h_j)),   w_j = lam^(H-j)
-    pi  maximizes  E [log pi(a_j | h_j)]  over the turns of D that pass two filters:
+    A_j = w_j r + (1 - w_j) (V_s(h_j+1) - V_s(h_j)),   w_j = lam^(H-j)    H: the episode's last turn
+    pi  maximizes  the mean log-prob of the tokens of all turns of D that pass two filters:
         A_c is among the largest --share of all episodes, and A_j > 1 / max_turns
 
-H is the last turn, and V_s is 0 after it.
-
 A_c chooses episodes: successes at tasks that mostly fail. This is the automatic curriculum, as a
-task that always succeeds has nothing more to teach. A_j chooses turns. Late in a success it trusts
-the outcome, earlier the change in V_s (the paper calls this mix doubly robust). The filter is hard:
-what passes is cloned, all with the same weight.
+task that always succeeds has nothing more to teach. Equal A_c enter together, so more than --share may
+pass; if fewer episodes succeed, failures pass as well. A_j chooses turns. Late in a success it trusts
+the outcome, earlier the change in V_s (the paper calls this mix doubly robust). As long as V_s is flat,
+this keeps the last four turns of a success. What passes is cloned, all with the same weight.
 
-Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At
-the end of the last of them the policy learns from all these episodes, in as many updates as the
-steps would have made, with the lr of that step. From then on it learns in every step.
+Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
+of the last of them the policy chooses from all these episodes, in as many updates as the steps would have
+made, with the lr of that step. From then on it learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl
 
@@ -28,9 +27,11 @@ cross-entropy on new episodes averages 0.69, like a coin's. The released code su
 not 1 / max_turns, adds the change in V_s without its weight, and filters offline episodes by
 reward. lam is its own.
 
-Differs from mgrpo.py: two heads, replayed episodes, two filters, another
-loss. So --beta, --eps and --loss-norm have no effect. groups_kept counts the
-episodes before the filters, turns_cloned the turns after them.
+Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, another loss. So --eps and
+--loss-norm have no effect and --beta is refused.
+
+Metrics: episodes_seen, of the step and replayed; episodes_kept, the share of them that passes the first filter
+(with ties more than --share); turns_cloned, what passes both; V_s_loss and V_c_loss, before the step's fit.
 """
 import sys
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, response_rows, states,
-                          rewards_of)
+from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, response_rows,
+                          rewards_of, states)
 
 TIE = 1e-4  # A_c this close are equal: rounding depends on threads and micro-batches
 
@@ -53,22 +54,22 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/digirl"     # the run's directory; at the end it is also the checkpoint
     # DigiRL
-    offline: int = 3             # steps that only collect; after them the policy learns from all
-    past: int = 768              # replayed episodes per step, over all ranks, to choose from
+    offline: int = 3             # steps that only collect; after them the policy chooses from all
+    past: int = 768              # replayed episodes per step, over all ranks: all of four earlier steps
     share: float = 0.1           # of the episodes to clone, those with the largest A_c (and ties)
     lam: float = 0.5             # weight of the outcome one turn before the last; its power earlier
     head_lr: float = 1e-3        # of the value heads
     head_updates: int = 60       # of the value heads, per step
 
 
-def step_advantages(r: float, V: list[float], lam: float) -> list[float]:
+def turn_advantages(r: float, V: list[float], lam: float) -> list[float]:
     """A_j of an episode's turns, given V_s of each."""
     H = len(V) - 1
-    later = V[1:] + [0.0]  # after the last turn V is 0
+    later = V[1:] + [0.0]  # after the last turn any value would do: its w is 1
     advantages = []
     for j in range(len(V)):
-        outcome = lam ** (H - j)
-        advantages.append(outcome * r + (1 - outcome) * (later[j] - V[j]))
+        w = lam ** (H - j)
+        advantages.append(w * r + (1 - w) * (later[j] - V[j]))
     return advantages
 
 
@@ -81,7 +82,9 @@ class DigiRL(mgrpo.MGRPO):
             raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns.")
         if not 0 < cfg.share <= 1:
             raise ValueError(f"--share {cfg.share:g}: it is a share of the episodes, above 0, up to 1.")
-        add_heads(model, optimizer, "instruction", "step", lr=cfg.head_lr)
+        if cfg.beta:
+            raise ValueError(f"--beta {cfg.beta:g}: DigiRL has no KL term; leave it at 0.")
+        add_heads(model, optimizer, "V_c", "V_s", lr=cfg.head_lr)
 
     def updates(self, step):
         """None at first; then all that was left out at once; then as many as in mgrpo.py."""
@@ -95,27 +98,27 @@ class DigiRL(mgrpo.MGRPO):
     def learn_from(self, episodes, step):
         cfg = self.cfg
         # 1) V_s learns from the step's own episodes.
-        fresh = [tau for tau in episodes if tau.status == "ok"]
+        fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
         responses = response_rows(self.chat, fresh)
         x_RD = states(self.model, responses, cfg, self.device)
         r_R = rewards_of([row.tau for row in responses])
-        step_loss = fit(self.model, self.optimizer, "step", x_RD, r_R, cfg.head_updates)
+        V_s_loss, _ = fit(self.model, self.optimizer, "V_s", x_RD, r_R, cfg.head_updates)
 
         # 2) V_c learns from all, and chooses episodes. 3) V_s chooses turns.
         everything = fresh + recall(self.chat, cfg, cfg.past, step)
-        chosen, instruction_loss = self.best_episodes(everything)
+        chosen, V_c_loss = self.best_episodes(everything)
         rows = self.good_turns(chosen) if self.updates(step) else []
-        groups, turns = run.all_sum([len(everything), len(rows)]).tolist()
-        return rows, {"groups_kept": int(groups), "turns_cloned": int(turns), "step_loss": step_loss,
-                      "instruction_loss": instruction_loss}
+        total, kept, turns = run.all_sum([len(everything), len(chosen), len(rows)]).tolist()
+        return rows, {"episodes_seen": int(total), "episodes_kept": kept / max(total, 1),
+                      "turns_cloned": int(turns), "V_s_loss": V_s_loss, "V_c_loss": V_c_loss}
 
     def best_episodes(self, episodes):
         """The first filter: (episodes with the largest A_c over all ranks, V_c's cross-entropy)."""
         cfg = self.cfg
         rows = [instruction(self.chat, tau.task) for tau in episodes]
         x_RD = states(self.model, rows, cfg, self.device)
-        loss = fit(self.model, self.optimizer, "instruction", x_RD, rewards_of(episodes), cfg.head_updates)
-        V_R = predict(self.model, "instruction", x_RD)
+        loss, _ = fit(self.model, self.optimizer, "V_c", x_RD, rewards_of(episodes), cfg.head_updates)
+        V_R = predict(self.model, "V_c", x_RD)
         for tau, V in zip(episodes, V_R.tolist()):
             tau.advantage = tau.reward - V
         ranking = sorted(run.gather([tau.advantage for tau in episodes]), reverse=True)
@@ -130,11 +133,11 @@ class DigiRL(mgrpo.MGRPO):
         by_episode = [response_rows(self.chat, [tau]) for tau in episodes]
         everything = [row for rows in by_episode for row in rows]
         x_RD = states(self.model, everything, cfg, self.device)
-        V_s = iter(predict(self.model, "step", x_RD).tolist())
+        V_s = iter(predict(self.model, "V_s", x_RD).tolist())
         good = []
         for tau, rows in zip(episodes, by_episode):
             V = [next(V_s) for _ in rows]
-            A = step_advantages(tau.reward, V, cfg.lam)
+            A = turn_advantages(tau.reward, V, cfg.lam)
             good += [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]
         tokens = float(run.all_sum([sum(row.n_action for row in good)]))
         for row in good:

@@ -4,7 +4,8 @@
 
 The mean is over all tokens o that tell what a response a_j changed: the lines of the next page that this
 page did not have, its error line and title among them. They are the site's tokens and not the policy's, so
-they have no advantage, no ratio and no clip. It is the cross-entropy of pre-training.
+they have no advantage, no ratio and no clip. It is the cross-entropy of pre-training, but at the sampling
+temperature, as all log-probs in mgrpo.py. Each of a step's updates has the term.
 
 In PyTorch terms: M-GRPO ignores what the site answered, and learns nothing at all from a group that fails
 as a whole. But each answer shows what a click does, or why it failed, and it is there already. Predicting it
@@ -14,18 +15,20 @@ trains the policy's layers to know the site.
                       ------ mgrpo.py's ------  unscored    scored by the new term
 
 Under compression no later context shows s_j whole, so the lines are appended to the leaf of the turn that
-caused them. They come after the response: by causality its log-probs stay as they were.
+caused them. They come after the response: by causality its log-probs stay as they were. Ids do not make a
+line new, but they stay in the lines to predict. They count the elements down the page, so this page's ids
+and what changed above a line determine them.
 
     python forks/feedback.py --model runs/bc --out runs/feedback
 
 Differs from the paper (of which we had the abstract and summaries): only changed lines, since a page
 mostly repeats the last one, and --feedback-tokens of a page at most; the mean is over the tokens of the
 step, not of an episode. As there, all valid episodes teach, those of dropped groups as well, but only by
-this term. Log-probs are those at the sampling temperature, as in all of mgrpo.py. Metrics such as the
-entropy also count the responses of dropped groups.
+this term. Metrics such as the entropy also count the responses of dropped groups.
 
-feedback_loss is in nats a token. A model that never learned to write pages, such as the sandbox's small
-base, starts near 15. There the default weight outdoes the policy loss: choose a smaller one.
+feedback_loss is in nats a token, of n_feedback tokens. A model that never learned to write pages, such as
+the sandbox's small base, starts near 15. There the default weight outdoes the policy loss: choose a
+smaller one.
 
 Differs from mgrpo.py: `learn_from` appends, `score` scores the appended, `loss` adds the term.
 """
@@ -44,6 +47,7 @@ import torch
 
 import mgrpo
 from compress import CUT, Chat, Row, trajectory_rows, user_text
+from forks.shared import without_messages
 from model import token_logprobs
 
 
@@ -56,7 +60,13 @@ class Config(mgrpo.Config):
     feedback_tokens: int = 64    # the most tokens of one page to predict
 
 
-ID = re.compile(r"\d+(?=</| = | \()")  # of an element, as an observation writes it: <a>red lamp 5</a>
+# An element as worlds/page.js writes it, up to its id: <a>red lamp 5</a> or <input>amount 7 = 25</input>.
+ELEMENT = re.compile(r"(<[^<>/]+>[^<]*?) \d+(?= = [^<]*</|</)")
+
+
+def without_ids(line: str) -> str:
+    """A line of a page without the ids of its elements. Other numbers stay."""
+    return ELEMENT.sub(r"\1", line)
 
 
 def news(before: str, after: str) -> str:
@@ -64,9 +74,10 @@ def news(before: str, after: str) -> str:
 
     Lines about the action before (errors and notes) are new each time.
     """
-    old = [ID.sub("", line) for line in before.splitlines() if not line.startswith(("error: ", "note: "))]
+    before = without_messages(before.removesuffix(CUT))
+    old = [without_ids(line) for line in before.splitlines()]
     lines = after.removesuffix(CUT).splitlines()
-    new = [ID.sub("", line) for line in lines]
+    new = [without_ids(line) for line in lines]
     changed = []
     for kind, _, _, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind in ("insert", "replace"):
@@ -86,7 +97,7 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     text = news(row.turn.observation, turns[t + 1].observation)
     empty = chat.opening("user", user_text(row.tau.task, t + 1, ""))
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
-    n_frame = len(os.path.commonprefix([empty, message]))
+    n_frame = len(os.path.commonprefix([empty, message]))  # ids in common: the message around the news
     message = message[:n_frame + limit]
     n_news = len(message) - n_frame
     if n_news == 0:
@@ -121,14 +132,15 @@ class Feedback(mgrpo.MGRPO):
         n_news, n_actions = run.all_sum([n_news, n_actions]).tolist()
         self.n_news = max(n_news, 1)
         self.n_actions = n_actions
-        metrics["feedback_tokens"] = int(n_news)
+        metrics["n_feedback"] = int(n_news)
         return rows, metrics
 
     def score(self, batch, inputs):
         """Scores actions and feedback in one pass; keeps the feedback's log-probs for `loss`."""
         action_BT = inputs["action_BT"]
         news_BT = torch.zeros_like(action_BT)
-        for row, (_, stop, _, _) in zip(batch, inputs["segments"]):
+        for row, segment in zip(batch, inputs["segments"]):
+            _, stop, _, _ = segment  # start, stop, and those of its context
             start = stop - len(row.after)
             news_BT[0, start:stop] = torch.tensor(row.after, device=self.device)
         both_BT = action_BT | news_BT

@@ -2,8 +2,8 @@
 
     A_ij = A_i + w (R_ij - mean(R)) / std(R),   R_ij = gamma^(turns after j) r_i
 
-The mean and deviation of R are over the anchor group: all turns of the task's G episodes that saw
-the same page, text for text. A_i is mgrpo.py's advantage of the whole episode.
+The mean and deviation of R are over the anchor group: all turns that saw the same page, text for text,
+in the valid episodes of one task, if these train. A_i is mgrpo.py's advantage of the whole episode.
 
 In PyTorch terms: M-GRPO pushes every token of a successful episode equally, a useless click
 included. Episodes of one task often pass through the same page, so their next steps can be compared
@@ -11,10 +11,15 @@ there: the step that led to success sooner gets more, the detour gets less.
 
     python forks/gigpo.py --model runs/bc --out runs/gigpo
 
-Differs from the paper: groups whose rewards are all equal are dropped, as in mgrpo.py, and a page is
-compared as the policy read it, its error line included.
+Ids are numbered down the page, so equal pages have equal texts. The division by std hides how much was at
+stake: of two turns one always gets 0.71 and the other -0.71, be it success against failure or one click.
 
-Differs from mgrpo.py: `advantages` adds to what mgrpo.py sets.
+Differs from the paper: groups whose rewards are all equal are dropped, as in mgrpo.py, so a task that
+always succeeds no longer teaches the shorter way; and a page is compared as the policy read it, its error
+line included.
+
+Differs from mgrpo.py: `advantages` adds to what mgrpo.py sets. turns_compared: the share of turns that got
+an advantage of their own, since another turn saw the same page and R differs between them.
 """
 import sys
 from dataclasses import dataclass
@@ -39,20 +44,20 @@ class Config(mgrpo.Config):
     gamma: float = 0.95          # discount a turn
 
 
-def turn_advantages(group: list[Trajectory], weight: float, gamma: float):
-    """Sets what single turns add to A_i, on every turn whose page another turn of the group saw."""
-    pages = {}
-    for tau in group:
+def turn_advantages(training: list[Trajectory], weight: float, gamma: float):
+    """Sets what single turns add to A_i, on every turn whose page another turn of these episodes saw."""
+    anchor_groups = {}  # page -> its turns, each with its R
+    for tau in training:
         for turns_after, turn in enumerate(reversed(tau.turns)):
-            R = gamma ** turns_after * tau.reward
-            pages.setdefault(turn.observation, []).append((turn, R))
-    for anchor_group in pages.values():
-        R = torch.tensor([value for _, value in anchor_group], dtype=torch.float64)
+            R_ij = gamma ** turns_after * tau.reward
+            anchor_groups.setdefault(turn.observation, []).append((turn, R_ij))
+    for anchor_group in anchor_groups.values():
+        R = torch.tensor([R_ij for _, R_ij in anchor_group], dtype=torch.float64)
         if R.min() == R.max():
             continue
-        A = (R - R.mean()) / R.std()
-        for (turn, _), A_j in zip(anchor_group, A.tolist()):
-            turn.advantage = weight * A_j
+        standardized = (R - R.mean()) / R.std()
+        for (turn, _), extra in zip(anchor_group, standardized.tolist()):
+            turn.advantage = weight * extra  # a row's advantage is its episode's and its turn's
 
 
 class GiGPO(mgrpo.MGRPO):
@@ -60,6 +65,14 @@ class GiGPO(mgrpo.MGRPO):
         training = mgrpo.group_advantages(group)
         turn_advantages(training, self.cfg.turn_credit, self.cfg.gamma)
         return training
+
+    def learn_from(self, episodes, step):
+        """mgrpo.py's, and how many turns got an advantage of their own."""
+        rows, metrics = super().learn_from(episodes, step)
+        compared = sum(row.turn.advantage != 0 for row in rows)
+        compared, turns = run.all_sum([compared, len(rows)]).tolist()
+        metrics["turns_compared"] = compared / max(turns, 1)
+        return rows, metrics
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Histories longer than the context, after KLong (arXiv 2602.17547): a window over the turns.
 
     first(t) = max(0, ceil((t + 1 - W) / (W - O))) (W - O)
-    h_t      = system, turns 0 ... P-1, turns max(P, first(t)) ... t-1, s_t
+    h_t      = system, turns 0 ... min(P, t)-1, turns max(P, first(t)) ... t-1, s_t
 
-Turn t sees the P pinned turns (turn 0 states the task) and the newest turns, itself included. The window
-grows to W turns; then it drops the oldest W - O at once, so O earlier turns stay. For P = 1, W = 6, O = 3:
+t is a turn, as in compress.py (mgrpo.py's j). It sees the P pinned turns (turn 0 states the task) and the
+newest turns, itself included: P + W at most. The window grows to W turns; then it drops the oldest W - O
+at once, so O earlier turns stay. For P = 1, W = 6, O = 3:
 
     t = 5 sees 0 1 2 3 4;   t = 6 sees 0, 3 4 5;   t = 8 sees 0, 3 4 5 6 7;   t = 9 sees 0, 6 7 8
 
@@ -22,10 +23,13 @@ allows max_turns k / S turns, so that rewards come early.
 
     python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
 
+It is for long episodes. Of the default's 10 turns only the last four see a window that has moved, in the
+last stage. The command evaluate.py knows no window, and a checkpoint does not name one: evaluate by
+--held-out, which plays under the window, with all of max_turns.
+
 Differs from the paper (of which we had the abstract and summaries): it splits a teacher's demonstrations,
 made with the whole history in view; our policy samples under the window. It first clones such splits, and
 schedules minutes, not turns.
-evaluate.py knows no window; --held-out plays under it, without the stages.
 
 Differs from mgrpo.py: chat.dropped says which turns the history leaves out; `collect` plays by stages.
 """
@@ -49,7 +53,7 @@ class Config(mgrpo.Config):
     overlap: int = 3             # O, earlier turns that stay in it when it moves
     pinned: int = 1              # P, turns at the beginning that stay for good
     # Stages
-    stages: int = 3              # S, steps in which max_turns grows to its value; 1: none
+    stages: int = 3              # S, stages in which max_turns grows to its value; 1: no growth
 
 
 def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
@@ -73,18 +77,20 @@ class KLong(mgrpo.MGRPO):
         if cfg.pinned < 1:
             raise ValueError(f"--pinned {cfg.pinned}: give at least 1; the first turn states the task.")
         if not 0 <= cfg.overlap < cfg.window:
-            raise ValueError(f"--overlap {cfg.overlap}: it must be below --window {cfg.window}.")
+            raise ValueError(f"--overlap {cfg.overlap}: give at least 0, and less than --window {cfg.window}.")
         if not 1 <= cfg.stages <= cfg.steps:
             raise ValueError(f"--stages {cfg.stages}: give 1 to --steps {cfg.steps}.")
+        # compress.trunk asks it at every turn which earlier turns to leave out.
         chat.dropped = partial(dropped, window=cfg.window, overlap=cfg.overlap, pinned=cfg.pinned)
 
-    def collect(self, tasks, env, step, tick=run.ignore):
+    def collect(self, tasks, env, step, tick=run.ignore, **search):
         """mgrpo.py's, with the stage's max_turns."""
         whole = self.cfg
         self.cfg = replace(whole, max_turns=turns_allowed(step, whole))
-        episodes = super().collect(tasks, env, step, tick)
-        self.cfg = whole
-        return episodes
+        try:
+            return super().collect(tasks, env, step, tick, **search)
+        finally:
+            self.cfg = whole
 
     def learn_from(self, episodes, step):
         """mgrpo.py's, and what the window did."""

@@ -26,15 +26,17 @@ summed over a whole batch, all its ranks and micro-batches, stands in the weight
     python forks/losses.py --loss cispo --model runs/bc --out runs/cispo
 
 Differs from the papers: DAPO's penalty for overlong responses is left out, and its refilled groups are
-a flag, --refill, because they cost episodes. MiniMax names no bound for CISPO's ratio, DeepSeek no
-delta; we take what others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho.
-GSPO's clip range was chosen for long responses: on the sandbox, one update at lr 3e-4 moves responses
-so far that 64% of the tokens get no further push (16 tasks, seed 31); with --eps 0.05, 14%. Not all of
-these papers were read in full: formulas and numbers are also from abstracts and public code.
+a flag, --refill, because they cost episodes. DAPO has no KL either: with --paper, which sets --beta 0.001
+for all losses, give --beta 0. MiniMax names no bound for CISPO's ratio, DeepSeek no delta; we take what
+others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho. GSPO's clip range was
+chosen for long responses: on the sandbox, one update at lr 3e-4 moves responses so far that 64% of the
+tokens get no further push (16 tasks, seed 31); with --eps 0.05 --eps-high 0.05, 14%. In bfloat16 the gap
+between rollout and training alone (logp_gap) may exceed it. Not all of these papers were read in full:
+formulas and numbers are also from abstracts and public code.
 
 Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
-has no effect where the table names another one. clip_frac counts the tokens without a push, and the
-metric loss of cispo says nothing, as only its gradient is defined by the method.
+has no effect where the table names another one; its means count only groups that train. clip_frac counts
+the tokens without a push, and the metric loss of cispo says nothing, as only its gradient is defined.
 """
 import random
 import sys
@@ -58,9 +60,9 @@ class Config(mgrpo.Config):
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
     eps: float | None = None     # clip range of the ratio, below 1; None: the loss's own
-    eps_high: float | None = None  # the same above 1; None: eps if that is given, else the loss's own
+    eps_high: float | None = None  # the same above 1; None: that of dapo, gspo or cispo, else eps
     delta: float = 0.5           # of masked: a failed response with a larger drift is dropped, in nats
-    refill: int = 0              # rounds that replace groups of equal rewards by groups of other tasks
+    refill: int = 0              # rounds that add groups of other tasks for those of equal rewards
 
 
 @dataclass
@@ -132,6 +134,7 @@ def dapo(t: Tokens, cfg: Config):
 
     A token of a success pushes until it is 28% likelier, which gives rare tokens more room to rise.
     """
+    # The code is grpo's: eps_high and the weights differ, see LOSSES.
     return clipped(t.log_rho.exp(), t.A, cfg)
 
 
@@ -150,6 +153,7 @@ def cispo(t: Tokens, cfg: Config):
 
     No token ever stops pushing: those that GRPO's clip would stop go on, by at most 5 A.
     """
+    # By default 1 - eps is 0, which bounds nothing: rho is positive.
     weight_N = t.log_rho.exp().clamp(1 - cfg.eps, 1 + cfg.eps_high).detach()
     return weight_N * t.A * t.logp
 
@@ -157,8 +161,8 @@ def cispo(t: Tokens, cfg: Config):
 def masked(t: Tokens, cfg: Config):
     """DeepSeek-V3.2 (arXiv 2512.02556, eq. 8 and 9): J of GRPO, but 0 for failures that have drifted.
 
-    A response with A < 0 that is by now unlikely, by more than delta nats a token, pushes no more:
-    not even its tokens that have become likelier, which GRPO pushes down the harder.
+    A response with A < 0 that is less likely than when it was sampled, by more than delta nats a token,
+    pushes no more: not even its tokens that have become likelier, which GRPO pushes down the harder.
     """
     drift_N = -t.response_mean(t.log_rho.detach())
     dropped_N = (t.A < 0) & (drift_N > cfg.delta)
@@ -168,14 +172,14 @@ def masked(t: Tokens, cfg: Config):
 # ----------------------------------------------------------------------------------------- the method
 
 LOSSES = {
-    # --loss   A             J       eps   eps_high  --loss-norm; None: as given
-    "grpo":    (standardized, grpo,   0.2,  0.2,  None),
-    "dr_grpo": (dr_grpo,      grpo,   0.2,  0.2,  "constant"),
-    "maxrl":   (maxrl,        grpo,   0.2,  0.2,  None),
+    # --loss   A             J       eps   eps_high; None: as eps   --loss-norm; None: as given
+    "grpo":    (standardized, grpo,   0.2,  None, None),
+    "dr_grpo": (dr_grpo,      grpo,   0.2,  None, "constant"),
+    "maxrl":   (maxrl,        grpo,   0.2,  None, None),
     "dapo":    (standardized, dapo,   0.2,  0.28, "token"),
     "gspo":    (standardized, gspo,   3e-4, 4e-4, "paper"),
     "cispo":   (standardized, cispo,  1.0,  4.0,  "token"),
-    "masked":  (standardized, masked, 0.2,  0.2,  None),
+    "masked":  (standardized, masked, 0.2,  None, None),
 }
 
 
@@ -186,9 +190,10 @@ def own_settings(cfg: Config) -> Config:
     _, _, eps, eps_high, norm = LOSSES[cfg.loss]
     if cfg.eps is not None:
         eps = cfg.eps
-        eps_high = cfg.eps
     if cfg.eps_high is not None:
         eps_high = cfg.eps_high
+    elif eps_high is None:
+        eps_high = eps
     return replace(cfg, eps=eps, eps_high=eps_high, loss_norm=norm or cfg.loss_norm)
 
 
@@ -235,7 +240,11 @@ class Losses(mgrpo.MGRPO):
         return chosen
 
     def collect(self, tasks, env, step, tick=run.ignore, **search):
-        """Plays the tasks; then, --refill times, one other task for each group that will not train."""
+        """Plays the tasks; then, --refill times, one other task for each group that will not train.
+
+        All rounds have the step's seed: random numbers and pictures also depend on the task, and no task
+        comes twice.
+        """
         episodes = super().collect(tasks, env, step, tick, **search)
         for _ in range(self.cfg.refill):
             missing = self.cfg.batch - self.groups_that_train(episodes)
@@ -247,7 +256,7 @@ class Losses(mgrpo.MGRPO):
         return episodes
 
     def groups_that_train(self, episodes) -> int:
-        """How many, over all ranks."""
+        """How many, over all ranks. `advantages` sets A later: this may set another one."""
         G = self.cfg.G
         groups = [episodes[start:start + G] for start in range(0, len(episodes), G)]
         training = [group for group in groups if mgrpo.group_advantages(group)]

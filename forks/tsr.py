@@ -26,8 +26,10 @@ the highest rating, so we stop drawing at the first of these: q is the same (--l
 q). The paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all whose
 rewards vary.
 
-Differs from mgrpo.py: `collect` passes `best_of` to the rollout. By default it also
-samples at temperature 1, not 0.7.
+Differs from mgrpo.py: `collect` passes `best_of` to the rollout. By default it also samples at temperature
+1, not 0.7, so assets/results.md compares search and temperature together with M-GRPO.
+
+Metrics: draws_per_turn, and turns_searched, the share of turns that drew more than one response.
 """
 import re
 import sys
@@ -40,10 +42,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from compress import Chat, Trajectory, Turn
+from compress import Chat, Trajectory
+from forks.shared import without_messages
 from rollout import ActionError, parse
 
-BEST = 3  # the highest rating
+BEST = 3  # the highest rating: what `rating` has points for
 
 
 @dataclass
@@ -54,12 +57,6 @@ class Config(mgrpo.Config):
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
     candidates: int = 8          # N, responses that a turn may draw; 1: no search
     likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
-
-
-def page_of(turn: Turn) -> str:
-    """The page as it stood, without the line that says why the last action failed."""
-    first, _, rest = turn.observation.partition("\n")
-    return rest if first.startswith("error: ") else turn.observation
 
 
 def shows(page: str, response: str, element: str | None) -> bool:
@@ -74,39 +71,44 @@ def shows(page: str, response: str, element: str | None) -> bool:
 
 
 def rating(response: str, trajectory: Trajectory) -> int:
-    """s: how usable a response to the last page looks before it is executed, from 0 to BEST.
+    """s: how usable a response to the current page looks before it is executed, from 0 to BEST.
 
     One point if an action can be read, one more if the page shows its element, and one more if it
     was not tried on this page.
     """
     *earlier, now = trajectory.turns
-    page = page_of(now)
+    page = without_messages(now.observation)
     try:
         call = parse(response)
     except ActionError:
         return 0
-    tried = any(turn.action == str(call) and page_of(turn) == page for turn in earlier)
-    return 1 + shows(page, response, call.element) + (not tried)
+    new = True
+    for turn in earlier:
+        if turn.action == str(call) and without_messages(turn.observation) == page:
+            new = False
+    return 1 + shows(page, response, call.element) + new
 
 
-async def best_of(chat: Chat, cfg: Config, drawn: list[int], trajectory: Trajectory, draw):
+async def best_of(chat: Chat, cfg: Config, draws_per_turn: list[int], trajectory: Trajectory, draw):
     """Draws responses, one after the other, and returns the best: (ids, log-probs, ended).
 
-    The cache keeps the page in between, so another draw costs its own tokens only. `drawn` counts.
+    The trajectory's last turn has a page and no action yet. Each await of draw() is another response to
+    it; the cache keeps the page in between, so it costs its own tokens only. How many were drawn is
+    appended to draws_per_turn.
     """
     best = None
-    highest = ()
+    highest = None
     for n in range(1, cfg.candidates + 1):
         response = await draw()
         ids, logps, _ = response
         rated = rating(chat.decode(ids), trajectory)
         score = (rated, mean(logps) if cfg.likeliest else 0.0)
-        if score > highest:
+        if highest is None or score > highest:
             best = response
             highest = score
         if rated == BEST and not cfg.likeliest:
             break
-    drawn.append(n)
+    draws_per_turn.append(n)
     return best
 
 
@@ -118,14 +120,19 @@ class TSR(mgrpo.MGRPO):
 
     def collect(self, tasks, env, step, tick=run.ignore):
         """mgrpo.py's, but with search at every turn."""
-        drawn = []
-        choose = partial(best_of, self.chat, self.cfg, drawn)
-        episodes = super().collect(tasks, env, step, tick, choose=choose)
-        searched = sum(n > 1 for n in drawn)
-        responses, turns, more = run.all_sum([sum(drawn), len(drawn), searched]).tolist()
-        run.print0(f"  search: {responses / max(turns, 1):.2f} responses a turn, "
-                   f"more than one in {more / max(turns, 1):.1%} of the turns")
-        return episodes
+        self.draws_per_turn = []
+        choose = partial(best_of, self.chat, self.cfg, self.draws_per_turn)
+        return super().collect(tasks, env, step, tick, choose=choose)
+
+    def learn_from(self, episodes, step):
+        """mgrpo.py's, and how much was searched."""
+        rows, metrics = super().learn_from(episodes, step)
+        draws = self.draws_per_turn
+        searched = sum(n > 1 for n in draws)
+        responses, turns, searched = run.all_sum([sum(draws), len(draws), searched]).tolist()
+        metrics["draws_per_turn"] = responses / max(turns, 1)
+        metrics["turns_searched"] = searched / max(turns, 1)
+        return rows, metrics
 
 
 if __name__ == "__main__":

@@ -5,30 +5,32 @@
     V   minimizes E_nu [cross-entropy(r, V(h_j))]             r: 1 or 0, says the outcome model
 
 The optimum of max E[r] - beta KL(pi || pi_ref) obeys beta log (pi / pi_ref) = A* for every response,
-whoever sampled it; A estimates A*. So episodes from anywhere (nu) may train, without a ratio. The
-loss is 0 once a response's summed log-prob has moved by A / beta. pi_ref is the policy of the phase
-before; here a phase is a step, so pi_ref is the policy that began it.
+whoever sampled it; A estimates A*. So episodes from anywhere (nu) may train, without a ratio. The loss is
+0 once a response's summed log-prob has moved by A / beta, which bounds the later updates of a step. In the
+first, its gradient is that of REINFORCE; with --paper there is no other (one update a batch). pi_ref is
+the policy of the phase before; here a phase is a step, so pi_ref is the policy that began it.
 
-Replay: successes of earlier steps train again, but only responses whose perplexity under pi_ref is
-above 1/0.95 (else nothing is left to learn) and below 1/0.5 (else they have become foreign).
-Curriculum: the next step's tasks resemble those that fail, unless they look too hard or too easy.
+Replay: successes of earlier steps train again, but only responses whose perplexity under pi_ref is above
+1 / --sure (else nothing is left to learn) and below 1/0.5 (else they have become foreign). Curriculum:
+the next step's tasks resemble those that fail, unless they look too hard or too easy.
 
     python forks/webrl.py --model runs/bc --out runs/webrl
 
 Differs from the paper. Tasks: no language model writes instructions here. The sandbox draws new
-instances of templates by how often they fail, and templates whose success is below 5% or above 75%
-a tenth as often (the paper drops such tasks, by V; of 19 templates none may vanish). Outcome model:
-a head on the frozen clone's hidden state after the last response, trained once, on all episodes of
-the first steps (--judged), which the judge scores; the paper trains a language model for it. Ours
-is a handicap: it was right in 69% of the episodes, theirs in about 80% (--judged 1000 keeps the
-judge). V: a head on the policy's hidden state, not a second model, trained on
-new episodes only, since replayed ones all succeed. Replay: perplexity at the sampling temperature,
-and from 1/0.99 on, as only a tenth of the small clone's successful responses exceed 1/0.95 at 0.7.
+instances of templates by how often they fail, and templates whose smoothed success is at most 5%
+(none in the last 18 to 20) or at least 75% a tenth as often (the paper drops such tasks, by V; of 19 templates
+none may vanish). Outcome model: a head on the frozen clone's hidden state after the last response, trained
+once, on all episodes of the first steps (--judged), which the judge scores; the paper trains a language
+model for it. Ours is a handicap: it was right in 69% of the episodes, theirs in about 80% (--judged 1000
+keeps the judge). V: a head on the policy's hidden state, not a second model, trained on new episodes
+only, since replayed ones all succeed. Replay: perplexity at the sampling temperature, and --sure 0.99,
+as only a tenth of the small clone's successful responses exceed the paper's 1/0.95 at 0.7.
 As printed, the loss counts both signs of A and sums the log-ratio over a response. The released
 code keeps only A >= 0, as 1, divides the log-ratio by the number of tokens and takes Smooth L1.
 
-Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. So
---eps and --loss-norm have no effect. kl is that to the step's first policy.
+Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained counts the
+step's valid episodes, replayed the old responses. --eps and --loss-norm have no effect; --lora is refused,
+since adapters leave no frozen clone. kl is that to the step's first policy.
 """
 import random
 import sys
@@ -45,7 +47,7 @@ import torch
 
 import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
-from forks.shared import add_heads, fit, past_records, predict, recall, response_rows, states, rewards_of
+from forks.shared import add_heads, fit, past_records, predict, recall, response_rows, rewards_of, states
 from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
 
@@ -102,12 +104,13 @@ def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
 
 def advantages(r_R, V_R, last_R, lam: float):
     """A of turns, in the order of their episodes. last_R: whether a turn is the last of its own."""
-    later_R = torch.where(last_R, r_R, V_R.roll(-1))
+    next_V_R = V_R.roll(-1)  # of the turn after; a last turn's would be another episode's
+    later_R = torch.where(last_R, r_R, next_V_R)
     return lam * (later_R - V_R) + (1 - lam) * (r_R - V_R)
 
 
 def squared_loss(batch: list[Row], logp_N, beta: float):
-    """The square, weighted. pi_ref's log-probs are row.logps, from before the first update."""
+    """The square, weighted. row.logps are pi_ref's: of new rows from their sampling, of old from `familiar`."""
     delta_N = logp_N - sampled_logps(batch, logp_N.device)
     ratio_R = torch.stack([part.sum() for part in delta_N.split([row.n_action for row in batch])])
     A_R = ratio_R.new_tensor([row.advantage for row in batch])
@@ -125,7 +128,7 @@ class WebRL(mgrpo.MGRPO):
         if cfg.lora or cfg.beta <= 0 or cfg.judged < 1:  # beta also makes mgrpo.py load the clone
             raise ValueError("--lora must be 0, --beta and --judged above 0: the frozen clone and the "
                              "judge's first verdicts make the outcome model.")
-        self.clone = reference
+        self.clone = reference  # for the outcome model; pi_ref is the step's first policy, not this
         add_heads(model, optimizer, "value", "outcome", lr=cfg.head_lr)
 
     def choose_tasks(self, tasks, step):
@@ -136,16 +139,15 @@ class WebRL(mgrpo.MGRPO):
         metrics = {}
         fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
         past = recall(self.chat, cfg, cfg.past, step)
-        metrics["groups_kept"] = int(run.all_sum([len(fresh)]))
+        metrics["episodes_trained"] = int(run.all_sum([len(fresh)]))
 
         # 1) Rewards. Once the judge has left, by the outcome model, which all that it judged has taught.
         if step == cfg.judged:
             self.fit_outcome_model(recall(self.chat, cfg, 10**6, step, among=10**6))
         if step >= cfg.judged:
-            judged = fresh
             fresh = self.rewarded(fresh)
             past = self.rewarded(past)
-            right = sum(ours.reward == tau.success for ours, tau in zip(fresh, judged))
+            right = sum(tau.reward == tau.success for tau in fresh)  # a copy keeps the judge's success
             right, played = run.all_sum([right, len(fresh)]).tolist()
             metrics["outcome_accuracy"] = right / max(played, 1)
 
@@ -156,8 +158,8 @@ class WebRL(mgrpo.MGRPO):
         x_RD = states(self.model, both, cfg, self.device)
         r_R = rewards_of([row.tau for row in both]).to(self.device)
         n = len(new)
-        metrics["value_loss"] = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n],
-                                    cfg.head_updates)
+        metrics["value_loss"], _ = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n],
+                                       cfg.head_updates)
         is_last = [row.turn is row.tau.turns[-1] for row in both]
         last_R = torch.tensor(is_last, dtype=torch.bool, device=self.device)
         A_R = advantages(r_R, predict(self.model, "value", x_RD), last_R, cfg.lam)
@@ -184,7 +186,8 @@ class WebRL(mgrpo.MGRPO):
     def rewarded(self, episodes) -> list[Trajectory]:
         """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
 
-        The verdict is noted among an episode's checks, where `curriculum` finds it.
+        But the verdict is added to the checks of the original, which a copy shares: so it gets into the
+        record, where `curriculum` finds it.
         """
         chances = predict(self.model, "outcome", self.last_states(episodes)).tolist()
         out = []

@@ -3,6 +3,7 @@ import contextlib
 import copy
 import json
 import math
+import re
 import statistics
 from functools import partial
 from itertools import permutations
@@ -71,12 +72,14 @@ def test_a_head_minimizes_the_cross_entropy_on_success(chat, model):
     for updates in (7, 60):
         p = shared.predict(model, "value", x_RD).double().tolist()
         expected = -sum(math.log(p_i if y_i else 1 - p_i) for p_i, y_i in zip(p, y_R.tolist())) / 40
-        assert shared.fit(model, optimizer, "value", x_RD, y_R, updates) == pytest.approx(expected, rel=1e-5)
+        first, last = shared.fit(model, optimizer, "value", x_RD, y_R, updates)
+        assert first == pytest.approx(expected, rel=1e-5) and last < first
     assert ((shared.predict(model, "value", x_RD) > 0.5) == (y_R > 0)).all()
     for name, weight in model.state_dict().items():  # no head among them
         assert torch.equal(weight, before.pop(name))
     assert not before and set(full_state(model)) == set(model.state_dict())
-    assert shared.fit(model, optimizer, "value", x_RD[:0], y_R[:0], 5) == 0
+    assert shared.fit(model, optimizer, "value", x_RD, y_R, 0) == (last, last)
+    assert shared.fit(model, optimizer, "value", x_RD[:0], y_R[:0], 5) == (0, 0)
 
 
 def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path):
@@ -143,57 +146,54 @@ def some_values(n, seed=0):
     return torch.rand(n, generator=torch.Generator().manual_seed(seed)).double().tolist()
 
 
-def awr_of(chat, cfg, monkeypatch):
-    """AWR whose value head is replaced: the advantages are those that the turns already have."""
-    monkeypatch.setattr(awr.AWR, "value_advantages", lambda self, episodes: 0.5)
-    monkeypatch.setattr(awr, "recall", lambda *_: [])
-    monkeypatch.setattr(awr, "add_heads", lambda *_, **__: None)
-    return method_of(chat, None, cfg, Method=awr.AWR)
-
-
 def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, float64, monkeypatch):
     """Loss and gradient against the paper's equation: one token at a time, weights clipped and not."""
     episodes, cfg = [tau for group in ragged_groups(chat) for tau in group], awr.Config(awr_beta=0.2, limit=9.0)
     V = iter(some_values(sum(len(tau.turns) for tau in episodes)))
     values = [[next(V) for _ in tau.turns] for tau in episodes]
-    for tau, V_tau in zip(episodes, values):
-        tau.advantage = 0.25  # a row's advantage is the sum of both
-        for turn, V_j in zip(tau.turns, V_tau):
-            turn.advantage = tau.reward - V_j - 0.25
-    method = awr_of(chat, cfg, monkeypatch)
-    batch, metrics = method.learn_from(episodes, 0)
-    assert metrics == {"groups_kept": len(episodes), "value_loss": 0.5}
+    flat = [V_j for V_tau in values for V_j in V_tau]
+    monkeypatch.setattr(awr.AWR, "fit_value", lambda self, rows: (flat, {"value_loss": 0.5}))
+    monkeypatch.setattr(awr, "recall", lambda *_: [])
+    monkeypatch.setattr(awr, "add_heads", lambda *_, **__: None)
+    method = method_of(chat, None, cfg, Method=awr.AWR)
+    broken = [trajectory(chat, 1.0, [3], status="env_error"), trajectory(chat, 0.0, [])]
+    batch, metrics = method.learn_from([*episodes, *broken], 0)
     sizes = [row.n_action for row in batch]
     logp = (-3 * torch.rand(sum(sizes), generator=torch.Generator().manual_seed(1))).requires_grad_()
     tokens, total, parts, weights = sum(sizes), 0.0, iter(logp.split(sizes)), []
     for tau, V_tau in zip(episodes, values):
+        assert tau.advantage == tau.reward - V_tau[0]  # the record shows that of the first turn
         for V_j, logp_j in zip(V_tau, parts):
             weights.append(min(math.exp((tau.reward - V_j) / 0.2), 9.0))
             for logp_t in logp_j.unbind():
                 total = total - weights[-1] * logp_t / tokens
     assert 9.0 in weights and min(weights) < 0.1 and len(weights) == len(sizes)
+    assert metrics == {"episodes_trained": len(episodes), "value_loss": 0.5,
+                       "weight": pytest.approx(statistics.mean(weights))}
     loss, _ = method.loss(batch, logp, None, None)
     torch.testing.assert_close(loss, total, atol=1e-10, rtol=0)
     found, expected = (torch.autograd.grad(value, logp)[0] for value in (loss, total))
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
-def test_awrs_advantage_is_the_outcome_above_what_the_head_expects_of_the_context(chat, model):
+def test_awrs_value_is_what_the_head_expects_of_the_context(chat, model):
     episodes = [tau for group in ragged_groups(chat) for tau in group]
+    rows = shared.response_rows(chat, episodes)
     method = method_of(chat, model, awr.Config(), optimizer_of(model), Method=awr.AWR)
-    loss = method.value_advantages(episodes)
-    assert loss == pytest.approx(math.log(2), rel=1e-5)
-    for tau in episodes:
-        for t, (turn, row) in enumerate(zip(tau.turns, trajectory_rows(chat, tau))):
-            x_D = model(torch.tensor([context(chat, tau, t)]), head=lambda x_BTD: x_BTD[0, -1])
-            V = model.heads["value"](x_D).sigmoid().item()
-            assert row.advantage == pytest.approx(tau.reward - V, abs=1e-5) and 0 < V < 1
-        assert tau.turns[0].advantage == pytest.approx(0, abs=1e-12)  # the record shows that of the first turn
+    V, metrics = method.fit_value(rows)
+    assert metrics["value_loss"] == pytest.approx(math.log(2), rel=1e-5)
+    after = 0.0
+    for row, V_j in zip(rows, V, strict=True):
+        t = row.tau.turns.index(row.turn)
+        x_D = model(torch.tensor([context(chat, row.tau, t)]), head=lambda x_BTD: x_BTD[0, -1])
+        assert V_j == pytest.approx(model.heads["value"](x_D).sigmoid().item(), abs=1e-5) and 0 < V_j < 1
+        after -= math.log(V_j if row.tau.reward else 1 - V_j) / len(rows)
+    assert metrics["value_loss_fitted"] == pytest.approx(after, abs=1e-5) and after < math.log(2)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("r", [0.0, 1.0, 0.4, -1.0])
-def test_digirls_step_advantage_is_doubly_robust(lam, r):
+def test_digirls_turn_advantage_is_doubly_robust(lam, r):
     """w r + (1 - w) (V' - V) with w = lam^(H - j), whatever r is: a failure does not leave all of it to V."""
     for H in (1, 2, 7):
         V = dict(enumerate(some_values(H, seed=H), start=1))
@@ -204,15 +204,15 @@ def test_digirls_step_advantage_is_doubly_robust(lam, r):
             for _ in range(H - j):
                 w = w * lam
             expected.append(w * r + (1 - w) * (V[j + 1] - V[j]))
-        found = digirl.step_advantages(r, [V[j] for j in range(1, H + 1)], lam)
+        found = digirl.turn_advantages(r, [V[j] for j in range(1, H + 1)], lam)
         assert found == pytest.approx(expected, abs=1e-12) and found[-1] == r
 
 
-def test_digirls_step_advantages_by_hand():
+def test_digirls_turn_advantages_by_hand():
     """Three turns, lam = 0.5: the weights of the outcome are 1/4, 1/2 and 1."""
     V = [0.2, 0.6, 0.5]
-    assert digirl.step_advantages(0.0, V, 0.5) == pytest.approx([0.75 * 0.4, 0.5 * -0.1, 0.0])
-    assert digirl.step_advantages(1.0, V, 0.5) == pytest.approx([0.25 + 0.75 * 0.4, 0.5 + 0.5 * -0.1, 1.0])
+    assert digirl.turn_advantages(0.0, V, 0.5) == pytest.approx([0.75 * 0.4, 0.5 * -0.1, 0.0])
+    assert digirl.turn_advantages(1.0, V, 0.5) == pytest.approx([0.25 + 0.75 * 0.4, 0.5 + 0.5 * -0.1, 1.0])
 
 
 @pytest.mark.parametrize("share, chosen", [(0.2, 4), (0.5, 5), (0.6, 8), (0.05, 4)])
@@ -239,12 +239,12 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
     everything = shared.response_rows(chat, episodes)
     x_RD = shared.states(model, everything, cfg, "cpu")
     r_R = torch.tensor([one.tau.reward for one in everything])
-    shared.fit(model, method.optimizer, "step", x_RD, r_R, 20)
+    shared.fit(model, method.optimizer, "V_s", x_RD, r_R, 20)
     chosen, _ = method.best_episodes(episodes)
 
     def value(head, ids):
         return model.heads[head](model(torch.tensor([ids]), head=lambda x_BTD: x_BTD[0, -1])).sigmoid().item()
-    A_i = [tau.reward - value("instruction", chat.system_ids() + chat.opening("user", f"Task: {tau.task['intent']}"))
+    A_i = [tau.reward - value("V_c", chat.system_ids() + chat.opening("user", f"Task: {tau.task['intent']}"))
            for tau in episodes]
     best = sorted(range(len(episodes)), key=lambda i: -A_i[i])[:math.ceil(0.5 * len(episodes))]
     at_least = min(A_i[i] for i in best) - 1e-6
@@ -253,7 +253,7 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
     good = method.good_turns(chosen)
     expected, total = [], 0
     for tau in chosen:
-        V = [value("step", context(chat, tau, t)) for t in range(len(tau.turns))] + [0.0]
+        V = [value("V_s", context(chat, tau, t)) for t in range(len(tau.turns))] + [0.0]
         H = len(tau.turns)
         for h, turn in enumerate(tau.turns):
             weight = 0.5 ** (H - 1 - h)
@@ -303,6 +303,20 @@ def test_turns_on_the_same_page_compare_what_they_earned_in_the_end(chat):
     assert kept[2].turns[1].advantage == kept[3].turns[1].advantage == 0  # nobody else saw these pages
 
 
+def test_gigpo_counts_the_turns_that_were_compared(chat):
+    """Two of five: the shop's page, which two episodes saw. A dropped group's turns are no rows."""
+    visited = [["home 1", "shop"], ["home 2", "shop", "cart"]]
+    mixed = [trajectory(chat, r, [3] * len(pages), member=i) for i, (r, pages) in enumerate(zip((1.0, 0.0), visited))]
+    even = [trajectory(chat, 1.0, [3] * n, member=i) for i, n in enumerate((1, 3))]
+    for tau, pages in zip(mixed, visited):
+        for turn, page in zip(tau.turns, pages):
+            turn.observation = page
+    method = method_of(chat, None, gigpo.Config(G=2), Method=gigpo.GiGPO)
+    rows, metrics = method.learn_from([*mixed, *even], 0)
+    assert len(rows) == 5 and metrics == {"groups_kept": 1, "turns_compared": 2 / 5}
+    assert method.learn_from(even, 0)[1]["turns_compared"] == 0
+
+
 def test_gigpos_discount_is_a_flag_and_a_group_that_teaches_nothing_gets_no_turn_advantages(chat):
     method = method_of(chat, None, gigpo.Config(turn_credit=1.0, gamma=0.5), Method=gigpo.GiGPO)
     group = [trajectory(chat, 1.0, [3] * n, member=n) for n in (1, 3)] + [trajectory(chat, 0.0, [3] * 2, member=2)]
@@ -319,12 +333,12 @@ def test_gigpos_discount_is_a_flag_and_a_group_that_teaches_nothing_gets_no_turn
 
 
 def obvious_critic(chat, episodes, model, cfg, expected=None):
-    """The critic's loss, one token at a time -> (loss, mean squared error, what V expected of each token).
+    """The critic's loss, one token at a time -> (loss, mean cross-entropy, what V expected of each token).
 
     expected: what V expected in the step's first update, on which A_t rests; None: this is the first.
     """
     tokens = sum(len(turn.action_ids) for tau in episodes for turn in tau.turns)
-    loss, squares, now = 0.0, 0.0, []
+    loss, surprise, now = 0.0, 0.0, []
     for tau in episodes:
         for t, turn in enumerate(tau.turns):
             h = context(chat, tau, t)
@@ -336,9 +350,10 @@ def obvious_critic(chat, episodes, model, cfg, expected=None):
                 now.append(V.item())
                 rho = (model.logits(x_D).log_softmax(-1)[token] - logp_old).exp()
                 surrogate = min(rho * A, rho.clamp(1 - cfg.eps, 1 + cfg.eps) * A)
-                loss = loss + (cfg.value_weight * (tau.reward - V) ** 2 - surrogate) / tokens
-                squares += (tau.reward - V.item()) ** 2 / tokens
-    return loss, squares, now
+                cross_entropy = -(V if tau.reward else 1 - V).log()
+                loss = loss + (cfg.value_weight * cross_entropy - surrogate) / tokens
+                surprise += cross_entropy.item() / tokens
+    return loss, surprise, now
 
 
 @pytest.mark.parametrize("budget", [1, 700, 10**6])
@@ -439,7 +454,7 @@ def test_an_interrupted_fork_continues_as_if_nothing_had_happened(chat, play, tm
     assert timeless(parts) == timeless(whole)
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert not any("value" in name or "step" in name for name in a)
+    assert not any("value" in name or "V_" in name for name in a)
     heads = [key for key in whole[0] if key.endswith("_loss")]
     assert all(abs(line[key] - math.log(2)) > 1e-4 for key in heads for line in whole[1:])  # they learned
     assert all(line["change"][-1] > 0 for line in whole[2:])
@@ -448,22 +463,27 @@ def test_an_interrupted_fork_continues_as_if_nothing_had_happened(chat, play, tm
 def test_digirl_first_collects_then_learns_from_all(chat, play):
     lines = play(digirl, hard_and_easy(chat), "x", past=24, offline=3, share=0.5)
     assert [line["turns_cloned"] > 0 for line in lines] == [False, False, True, True, True]
+    assert [line["episodes_seen"] for line in lines] == [12, 24, 36, 36, 36]  # 12 of the step and up to 24 replayed
+    assert all(0.5 <= line["episodes_kept"] < 1 for line in lines)  # ties enter together
     assert [len(line["change"]) for line in lines] == [0, 0, 8, 2, 2]  # of 1, 1, 9, 3 and 3 updates
     assert [line["grad_norm"] is not None and line["grad_norm"] > 0 for line in lines] == [False, False, True, True, True]
     assert [line["loss"] for line in lines[:2]] == [None, None]  # not 0, which would look like a policy that learned
 
 
 @pytest.mark.parametrize("fork", [awr, digirl, critic])
-def test_forks_without_groups_take_one_episode_a_task(chat, play, fork):
+def test_forks_without_groups_take_one_episode_a_task(chat, play, fork, capsys):
     lines = play(fork, hard_and_easy(chat), "x", G=1, steps=2, batch=10, **({"offline": 1, "share": 1.0} if fork is digirl else {}))
     assert all(line["tokens_trained"] > 0 for line in lines)
+    said = capsys.readouterr().out  # awr and digirl printed "groups 192/24", as they counted episodes
+    assert re.findall(r"  groups (\S+)", said) == (["10/10", "10/10"] if fork is critic else [])
 
 
 @pytest.mark.parametrize("fork, changes, says", [
     (digirl, {"share": 0.0}, "--share 0: it is a share of the episodes"), (digirl, {"share": 1.5}, "--share 1.5"),
-    (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"), (awr, {"awr_beta": 0.0}, "--awr-beta")])
+    (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"), (awr, {"awr_beta": 0.0}, "--awr-beta"),
+    (awr, {"beta": 0.1}, "--beta 0.1: AWR has no KL"), (digirl, {"beta": 0.1}, "--beta 0.1: DigiRL has no KL")])
 def test_settings_that_choose_or_weigh_nothing_are_one_sentence(chat, play, tmp_path, fork, changes, says):
-    """They were an IndexError and a "math domain error"."""
+    """They were an IndexError, a "math domain error", and a reference that was loaded and scored in vain."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x/metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(ValueError, match=says) as refused:
@@ -496,7 +516,7 @@ def saved(fork, out):
 
 @pytest.mark.parametrize("name, more, heads", [
     ("awr", ["--past", 6], ["value_loss"]),
-    pytest.param("digirl", ["--offline", 1, "--share", 0.5], ["step_loss", "instruction_loss"], marks=pytest.mark.slow)])
+    pytest.param("digirl", ["--offline", 1, "--share", 0.5], ["V_s_loss", "V_c_loss"], marks=pytest.mark.slow)])
 def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path, name,
                                                                more, heads):
     """Two steps in the browser: on one rank in this process, on two as a user starts them."""
@@ -518,8 +538,8 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
         assert set(load(out).state_dict()) == set(load(ROOT / "worlds/base").state_dict())
         assert (out / "report.html").exists() and len(read(out / "trajectories.jsonl")) == 12
     for one, two in zip(*found, strict=True):
-        assert set(METRICS) <= set(one) and all(0 < one[key] < 2 for key in heads)
-        for key in [*heads, "success_rate", "loss", "grad_norm", "entropy", "groups_kept"]:
+        assert set(METRICS) - set(one) == {"groups_kept"} and all(0 < one[key] < 2 for key in heads)
+        for key in [*heads, "success_rate", "loss", "grad_norm", "entropy"]:
             assert one[key] == pytest.approx(two[key], rel=1e-3), key
         # Each rank writes the system prompt, and what else its episodes share.
         assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)

@@ -83,7 +83,32 @@ def test_a_page_left_open_counts_if_it_held_once_and_another_page_if_the_judge_f
     assert met([False, False, False, True], {cart: 3}) == {cart: 3}
     assert met([False, False, False, True], {}) == {cart: None}  # the agent never looked: nobody knows
     assert met([True, True, True, False], {}) == {answer: 4, url: 4, last: 4}  # by the last turn
-    assert met(nothing, {url: -1}) == {url: -1}
+    assert met(nothing, {url: -1, last: 0}) == {last: 0}  # what held at the start must hold at the end
+    assert met([False, True, False, False], {url: -1}) == {url: -1}
+
+
+def test_what_no_look_could_see_is_credited_to_no_turn(chat):
+    """A page left open that the judge has to act on, or that came to hold after the look before an exit."""
+    contents = {"must_include": ["a"]}
+    task = make_task(eval_types=["url_match", "program_html"], reference_url="http://h/a", program_html=[
+        {"url": "last", "locator": "", "required_contents": contents},
+        {"url": "last", "locator": "", "required_contents": contents, "prep_actions": ["x.click()"]},
+        {"url": "last", "locator": "func:f(__page__)", "required_contents": contents}])
+    tau = episode(chat, task, 3, [True] * 4)
+    assert checklist.checks_met(tau) == {0: 2, 1: 2, 2: None, 3: None}  # the last action was no exit
+    tau.answer = ""
+    assert checklist.checks_met(tau) == {0: None, 1: None, 2: None, 3: None}
+    tau.seen = {0: 0, 1: 1}
+    assert checklist.checks_met(tau) == {0: 0, 1: 1, 2: None, 3: None}
+
+
+def test_what_held_at_the_start_is_what_others_need_and_no_turn_earns_it(chat):
+    task = task_with(2, [{}, {"needs": [0]}])
+    tau = episode(chat, task, 4, [False, True], {0: -1, 1: 2})
+    assert checklist.checks_met(tau) == {1: 2}
+    idle = episode(chat, task_with(2), 1, [True, False], {0: -1})
+    assert checklist_of(chat).reward(idle) == pytest.approx(1 / 3)
+    assert checklist_of(chat, reward="f1").reward(idle) == 0  # else to exit at once would have P = 1
 
 
 def test_without_a_required_check_an_episode_earns_nothing(chat):
@@ -108,7 +133,7 @@ def some_group(chat):
 
 
 # what the episodes of some_group met, and in which turn, by hand
-BY_HAND = [{}, {0: 1}, {0: 0, 1: 3}, {1: 0, 2: 1}, {0: 2, 1: 2, 2: 5}, {0: -1}]
+BY_HAND = [{}, {0: 1}, {0: 0, 1: 3}, {1: 0, 2: 1}, {0: 2, 1: 2, 2: 5}, {}]
 
 
 def obvious_reward(met, success, turns, weight, kind):
@@ -197,6 +222,22 @@ def test_a_checklist_that_cannot_be_followed_is_one_sentence(entries):
     with pytest.raises(ValueError, match="task 7: eval.checklist needs an entry for each of the judge's 2 checks") as no:
         checklist.checklist(task)
     assert "\n" not in str(no.value)
+
+
+def test_a_task_that_checks_nothing_is_one_sentence():
+    """It was "min() iterable argument is empty"."""
+    with pytest.raises(ValueError, match="task 7 checks nothing"):
+        checklist.checklist(make_task(eval_types=[]))
+
+
+def test_all_checklists_are_read_before_anything_is_played(chat, play, monkeypatch):  # noqa: F811
+    """Not only those of the first step's tasks: a bad one ended the run at the step that drew it."""
+    good = [task_with(2) | {"task_id": i} for i in range(9)]
+    bad = task_with(2, [{}]) | {"task_id": 9}
+    monkeypatch.setattr(mgrpo.worlds, "load_tasks", lambda *args, **kwargs: [*good, bad])
+    monkeypatch.setattr(mgrpo, "task_batch", lambda tasks, step, cfg: good[:cfg.batch])
+    with pytest.raises(ValueError, match="task 9: eval.checklist needs an entry"):
+        play(checklist, None, "x")  # no rollout
 
 
 @pytest.mark.parametrize("changes, says", [({"reward": "all"}, "--reward all: use checks or f1"),
@@ -393,8 +434,9 @@ def checked(chat):
 
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, monkeypatch, tmp_path):  # noqa: F811
     """Bit for bit, rewards included; and every step learns although nobody ever succeeds."""
-    monkeypatch.setattr(mgrpo, "task_batch", lambda tasks, step, cfg: [
-        task_with(2, [{"weight": 2}, {"needs": [0]}]) | {"task_id": (step + i) % 7} for i in range(cfg.batch)])
+    tasks = [task_with(2, [{"weight": 2}, {"needs": [0]}]) | {"task_id": i} for i in range(7)]
+    monkeypatch.setattr(mgrpo.worlds, "load_tasks", lambda *args, **kwargs: tasks)
+    monkeypatch.setattr(mgrpo, "task_batch", lambda tasks, step, cfg: [tasks[(step + i) % 7] for i in range(cfg.batch)])
 
     async def interrupted(*args, seed, **kwargs):
         if seed == "0/3":

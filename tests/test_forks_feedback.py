@@ -41,7 +41,7 @@ def feedback_of(chat, model=None, optimizer=None, **changes):
     ("title: cart\nempty", "title: cart\nempty"), ("", ""),
     (HOME + "\nx" + feedback.CUT, "x"),
     ("<input>city 8 = rome</input>\n" + HOME, "<input>city 8 = rome</input>"),
-    ("<select>size 7 (s | m)</select>\n" + HOME, "<select>size 7 (s | m)</select>")])
+    ("<select>size 7 = s (s | m)</select>\n" + HOME, "<select>size 7 = s (s | m)</select>")])
 def test_what_an_action_changed_is_what_the_page_before_did_not_have(after, new):
     assert feedback.news(HOME, after) == new
 
@@ -51,6 +51,22 @@ def test_the_same_error_again_is_news_again_and_another_value_of_a_field_too():
     assert feedback.news(f"{error}\n{HOME}", f"{error}\n{HOME}") == error
     field = "<input>city 8 = {}</input>"
     assert feedback.news(field.format("rome"), field.format("oslo")) == field.format("oslo")
+
+
+@pytest.mark.parametrize("line, changed", [
+    ("<input>amount 7 = {}</input>", True), ("<select>year 7 = {} (2024 | 2025)</select>", True),
+    ("lamps {} (sale)", True), ("left = {} = right", True), ("<a>order {} 7</a>", True), ("{}</", True),
+    ("<a>lamp {}</a>", False), ("<a> {}</a>", False), ("<select>size {} = 3 (3 | 4)</select>", False),
+    ("<a>Mar 10 {}</a> 12 <input>amount {} = 25</input> (3)", False)])
+def test_only_ids_do_not_count_and_no_other_number(line, changed):
+    """A field's value, a number in the text: what one reads there may be the very change."""
+    before, after = line.replace("{}", "24"), line.replace("{}", "25")
+    assert feedback.news(before, after) == (after if changed else "")
+
+
+def test_what_begins_like_a_message_inside_a_page_is_a_line_like_others():
+    page = "title: x\nnote: closed on Sunday"
+    assert feedback.news(f"note: a dialog\n{page}", page) == ""
 
 
 PAGES = [HOME, "error: no effect\n" + HOME, "title: cart\n1 item\n<a>pay 3</a>", "title: cart\n1 item\n<a>pay 4</a>",
@@ -178,7 +194,7 @@ def test_an_update_has_the_gradient_of_both_losses(chat, model, budget):
         expected, cross_entropy, n = obvious_loss(chat, episodes, kept, model, method.cfg, 20)
         gradients = torch.autograd.grad(expected, list(model.parameters()))
         line = mgrpo.update(method, rows)
-        assert metrics == {"groups_kept": 1, "feedback_tokens": n}
+        assert metrics == {"groups_kept": 1, "n_feedback": n}
         assert line["loss"] == pytest.approx(expected.item(), abs=1e-5)
         assert line["feedback_loss"] == pytest.approx(cross_entropy.item(), rel=1e-4)
         for (name, _), gradient in zip(model.named_parameters(), gradients):
@@ -246,7 +262,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
     parts = play(feedback, paged, "parts", save_every=2)
     timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
     assert timeless(parts) == timeless(whole)
-    assert whole[-1]["feedback_loss"] < whole[0]["feedback_loss"] and all(line["feedback_tokens"] for line in whole)
+    assert whole[-1]["feedback_loss"] < whole[0]["feedback_loss"] and all(line["n_feedback"] for line in whole)
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -256,4 +272,4 @@ def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_pa
     found = on_one_and_two_ranks(feedback, pointing, sandbox_sites, monkeypatch, tmp_path, "--feedback", 0.1)
     for one, two in zip(*found, strict=True):
         assert one["feedback_loss"] == pytest.approx(two["feedback_loss"], rel=1e-3)
-        assert one["feedback_tokens"] == two["feedback_tokens"] > 0 and max(one["logp_gap"], two["logp_gap"]) < 1e-5
+        assert one["n_feedback"] == two["n_feedback"] > 0 and max(one["logp_gap"], two["logp_gap"]) < 1e-5

@@ -239,7 +239,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
 
 @pytest.mark.parametrize("changes, says", [
     ({"pinned": 0}, "--pinned 0.*states the task"), ({"overlap": 4, "window": 4}, "--overlap 4.*--window 4"),
-    ({"overlap": -1}, "--overlap -1"), ({"stages": 0}, "--stages 0"), ({"stages": 19, "steps": 18}, "--stages 19")])
+    ({"overlap": -1}, "--overlap -1: give at least 0"), ({"stages": 0}, "--stages 0"), ({"stages": 19, "steps": 18}, "--stages 19")])
 def test_a_window_that_drops_the_task_or_never_moves_is_refused(windowed, changes, says):
     with pytest.raises(ValueError, match=says):
         klong_of(windowed, **changes)

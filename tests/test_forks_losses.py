@@ -323,7 +323,10 @@ def test_a_loss_brings_its_own_clip_range_and_weights_and_flags_change_the_range
     assert settings("--loss", "dapo", "--paper") == (0.2, 0.28, "token")
     assert settings("--loss", "maxrl", "--paper") == (0.2, 0.2, "paper")
     assert settings("--loss", "gspo") == (3e-4, 4e-4, "paper")
-    assert settings("--loss", "gspo", "--eps", "0.01") == (0.01, 0.01, "paper")
+    assert settings("--loss", "grpo", "--eps", "0.1") == (0.1, 0.1, "token")
+    assert settings("--loss", "masked", "--eps", "0.1", "--eps-high", "0.3") == (0.1, 0.3, "token")
+    for name, high in (("dapo", 0.28), ("gspo", 4e-4), ("cispo", 4.0)):  # a bound of its own stays
+        assert settings("--loss", name, "--eps", "0.1")[:2] == (0.1, high)
     assert settings("--loss", "gspo", "--eps-high", "0.01") == (3e-4, 0.01, "paper")
     assert settings("--loss", "dr_grpo", "--loss-norm", "paper") == (0.2, 0.2, "constant")
 

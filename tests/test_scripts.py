@@ -164,14 +164,15 @@ def test_a_signal_ends_a_run_without_a_traceback_and_the_same_command_continues_
 
     Rows of a step that was never saved, and half a line, are forgotten.
     """
-    run_here("mgrpo.py", *one_by_one, "--steps", 4, "--out", tmp_path / "whole", **sandbox_sites)
+    steps = signals[-1][0] + 1
+    run_here("mgrpo.py", *one_by_one, "--steps", steps, "--out", tmp_path / "whole", **sandbox_sites)
     out = tmp_path / "parts"
-    same = command("mgrpo.py", *one_by_one, "--steps", 4, "--out", out)
+    same = command("mgrpo.py", *one_by_one, "--steps", steps, "--out", out)
     env = ENV | sandbox_sites
     for step, number in signals:
         process = subprocess.Popen(same, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, start_new_session=True)
-        while f"step {step}/4" not in (line := process.stdout.readline()):
+        while f"step {step}/{steps}" not in (line := process.stdout.readline()):
             assert line, process.stderr.read()
         os.killpg(process.pid, number)  # as a terminal does: the browser hears it as well
         _, complaint = process.communicate(timeout=60)
@@ -181,10 +182,10 @@ def test_a_signal_ends_a_run_without_a_traceback_and_the_same_command_continues_
     done = subprocess.run(same, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     first = step, step + 1  # the last step may have been saved or not
     assert done.returncode == 0 and any(f"from step {i} on" in done.stdout for i in first), done.stderr
-    other = refusal("mgrpo.py", *one_by_one, "--steps", 5, "--eps", 0.3, "--out", out, **sandbox_sites)
-    assert "steps 4, not 5" in other and "eps 0.2, not 0.3" in other and "--no-resume" in other
+    other = refusal("mgrpo.py", *one_by_one, "--steps", 9, "--eps", 0.3, "--out", out, **sandbox_sites)
+    assert f"steps {steps}, not 9" in other and "eps 0.2, not 0.3" in other and "--no-resume" in other
     whole, parts = outcome(tmp_path / "whole"), outcome(out)
-    assert whole == parts and [row["step"] for row in whole[1]] == [0, 1, 2, 3]
+    assert whole == parts and [row["step"] for row in whole[1]] == list(range(steps))
     assert all(row["groups_kept"] for row in whole[1][1:])  # every step after the first trained
 
 

@@ -2,7 +2,9 @@
 import copy
 import json
 import math
+import random
 import re
+import runpy
 import statistics
 import sys
 
@@ -16,7 +18,7 @@ from conftest import ROOT
 
 import mgrpo
 from compress import context, open_chat
-from model import load
+from model import load, sample
 from rollout import parse
 
 sys.path.insert(0, str(ROOT / "forks"))
@@ -148,8 +150,8 @@ def test_the_numbers_of_the_walk_are_those_of_an_independent_computation(record,
     data = data_of((pages / "walk.html").read_text())
 
     # 1) The advantages.
-    shown = re.search(r"in the order of the episodes: (.*?)\. The tokens", text)[1]
-    assert [float(number) for number in shown.split(", ")] == pytest.approx(advantages_by_hand(record), abs=1e-4)
+    shown = re.search(r"in the order of the episodes: (.*?)\. All tokens", text)[1]
+    assert [float(number) for number in shown.split(", ")] == pytest.approx(advantages_by_hand(record), abs=6e-7)
 
     # 2) The losses, and that the ratios of the last one have moved past the clip.
     check_losses(record, text, data)
@@ -166,7 +168,149 @@ def test_the_numbers_of_the_walk_are_those_of_an_independent_computation(record,
     assert [float(x) for x in by_hand] == pytest.approx([float(x) for x in by_autograd], abs=2e-6)
 
 
-def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, pages, checkpoint):
+def table_after(text: str, header: str) -> list[list[str]]:
+    """The cells of the first table whose header begins so."""
+    lines = text[text.index(f"| {header} |"):].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def tokens_by_hand(record, data, done: int) -> list[tuple]:
+    """(place, token, rho, A) of all tokens that train, from the log-probs that the page holds."""
+    out = []
+    valid = [i for i, episode in enumerate(record["episodes"]) if episode["status"] == "ok"]
+    for i, A in zip(valid, advantages_by_hand(record)):
+        for t, turn in enumerate(data["episodes"][i]["turns"]):
+            for k, (old, now) in enumerate(zip(turn["old"], turn["passes"][done])):
+                token = record["episodes"][i]["turns"][t]["action_ids"][k]
+                out.append(((i, t, k), token, math.exp(now - old), A))
+    return out
+
+
+def gradient_by_hand(rho: float, A: float) -> float:
+    """Of min(rho A, clip(rho) A) by the log-prob, as a difference quotient."""
+    def value(logp):
+        ratio = math.exp(logp)
+        return min(ratio * A, min(max(ratio, 0.8), 1.2) * A)
+    return (value(math.log(rho) + 1e-6) - value(math.log(rho) - 1e-6)) / 2e-6
+
+
+def check_token_table(record, text: str, data: dict):
+    """Stop 9's table: which tokens it shows, and that each of its numbers can be computed from the others in its row."""
+    # 1) The numbers. `exp(new - old)` and the products agree to the decimals shown.
+    rows = table_after(text, "token | old log-prob")
+    for _, old, new, rho, A, least, gradient in rows:
+        rho, A = float(rho), float(A)
+        assert rho == pytest.approx(math.exp(float(new) - float(old)), rel=2e-6, abs=1e-6)
+        assert float(least) == pytest.approx(min(rho * A, min(max(rho, 0.8), 1.2) * A), abs=6e-5)
+        slope = gradient_by_hand(rho, A)
+        assert gradient == "0: ended" and slope == 0 or float(gradient) == pytest.approx(slope, abs=6e-5)
+
+    # 2) The two tokens where the calls part.
+    right, wrong, t, k = data["walked"], data["other"], data["turn"], data["token"]
+    tokens = {place: (token, rho, A) for place, token, rho, A in tokens_by_hand(record, data, data["updates"] - 1)}
+    assert float(rows[0][3]) == pytest.approx(tokens[right, t, k][1], abs=1e-6) and "(right call)" in rows[0][0]
+    assert float(rows[1][3]) == pytest.approx(tokens[wrong, t, k][1], abs=1e-6) and "(wrong call)" in rows[1][0]
+    both = [tokens[right, t, k][0], tokens[wrong, t, k][0]]
+
+    # 3) The furthest one, one that still counts, and the furthest of those that moved against their advantage.
+    named = {re.search(r"(furthest|still counts|against)", row[0])[1]: row for row in rows[2:]}
+    far = [(abs(math.log(rho)), place, rho) for place, (token, rho, _) in tokens.items() if token not in both]
+    _, (i, turn, _), rho = max(far)
+    assert f"(episode {i}, turn {turn + 1}: " in named["furthest"][0] and float(named["furthest"][3]) == pytest.approx(rho, abs=1e-6)
+    later = [rho for (i, turn, place), (_, rho, A) in tokens.items()
+             if (i, turn) == (right, t) and place > k and gradient_by_hand(rho, A)]
+    assert "still counts" not in named and not later or float(named["still counts"][3]) == pytest.approx(later[0], abs=1e-6)
+    back = [(abs(math.log(rho)), rho) for _, rho, A in tokens.values() if math.log(rho) * A < 0 and abs(math.log(rho)) > 1e-3]
+    assert "against" not in named and not back or float(named["against"][3]) == pytest.approx(max(back)[1], abs=1e-6)
+
+
+def check_pocket_calculator(text: str):
+    """Stop 10's first table: A times tokens is the last column, to all decimals that it shows."""
+    *episodes, total = table_after(text, "episode | r | A")
+    for _, _, A, tokens, product in episodes:
+        assert abs(float(A) * int(tokens) - float(product)) < 5.1e-5 + 5e-7 * int(tokens)
+    assert float(total[-1]) == pytest.approx(sum(float(row[-1]) for row in episodes), abs=1e-4 * len(episodes))
+
+
+def test_the_tables_can_be_computed_from_what_they_show(record, pages):
+    text = (pages / "walk.md").read_text()
+    check_token_table(record, text, data_of((pages / "walk.html").read_text()))
+    check_pocket_calculator(text)
+
+
+@torch.no_grad()
+def test_the_intervals_are_where_the_sampler_changes_its_mind(record, seen, checkpoint):
+    """By hand: the sum of the probabilities of all ids before a token's, and with its own."""
+    k = seen.parting.token
+    logits_V = load(checkpoint).double()(torch.tensor([context(seen.chat, seen.parting.right, 1) + seen.parting.right_ids[:k]]))[0, -1]
+    weights = (logits_V / TEMPERATURE).exp().tolist()
+    for ids, (begin, end) in zip((seen.parting.right_ids, seen.parting.wrong_ids), seen.intervals):
+        whole = math.fsum(weights)
+        assert begin == pytest.approx(math.fsum(weights[:ids[k]]) / whole, abs=1e-6)
+        assert end == pytest.approx(math.fsum(weights[:ids[k] + 1]) / whole, abs=1e-6)
+        inside = torch.tensor([begin + 1e-6, end - 1e-6, end + 1e-6], dtype=torch.float64)
+        drawn, _ = sample(logits_V.float().expand(3, -1), inside, TEMPERATURE)
+        assert drawn[0] == drawn[1] == ids[k] != drawn[2]
+    right, wrong = seen.intervals
+    shown = walk_text.draws(seen)
+    assert f"owns [{right[0]:.6f}, {right[1]:.6f}) and" in one_line(shown) and f"owns [{wrong[0]:.6f}, {wrong[1]:.6f})." in one_line(shown)
+
+
+def test_the_other_episodes_draw_is_that_of_its_own_generator(record, seen):
+    """The wrong response's random number, counted from the episode's first one."""
+    tau = seen.parting.wrong
+    rng = random.Random(f"0/0/3/{tau.member}")
+    for _ in range(len(tau.turns[0].action_ids) + seen.parting.token):
+        rng.random()
+    assert seen.other_draw == rng.random() != seen.draws[seen.parting.token]
+
+
+def test_packed_ids_are_leaves_and_what_is_new_of_each_trunk(seen, pages):
+    first, written = None, 0
+    for tau in seen.trained:
+        rows = [row for row in seen.rows if row.tau is tau]
+        whole = rows[-1].trunk.ids[:rows[-1].prefix]
+        if first is None:
+            first = whole
+            written += len(whole)
+        else:
+            common = 0
+            while common < min(len(first), len(whole)) and first[common] == whole[common]:
+                common += 1
+            written += len(whole) - common
+        written += sum(len(row.leaf) for row in rows)
+    text = one_line((pages / "walk.md").read_text())
+    alone = sum(len(row.ids) for row in seen.rows)
+    assert written < alone and f"{alone:,} ids in all" in text and f"only once: {written:,} ids" in text
+
+
+def test_the_fork_in_the_text_is_whole(pages, given, tmp_path):
+    """It is a method whose reward is less for a longer episode; a reader can save it and run it."""
+    text = (pages / "walk.md").read_text().split("## 12.")[1].split("## Exercises")[0]
+    path = tmp_path / "short.py"
+    path.write_text(re.search(r"```python\n(import sys.*?)```", text, re.DOTALL)[1])
+    Short = runpy.run_path(str(path))["Short"]
+    method = Short(given.cfg, given.chat, given.model, None, None, torch.device("cpu"))
+    short, long = (answers.episodes_with([1.0], turns=turns)[0] for turns in (2, 8))
+    assert issubclass(Short, mgrpo.MGRPO) and 1 > method.reward(short) > method.reward(long) > 0
+
+
+def adamw_by_hand(model, updates: int) -> list[dict]:
+    """The weights after each update, of which only the first has the gradient that the model holds; then it is 0."""
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    first = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    out = []
+    for n in range(1, updates + 1):
+        for name, weight in weights.items():
+            # Running means of the gradient and of its square, which began with 0.
+            mean = 0.9 ** (n - 1) * 0.1 * first[name] / (1 - 0.9 ** n)
+            square = 0.99 ** (n - 1) * 0.01 * first[name] ** 2 / (1 - 0.99 ** n)
+            weights[name] = weight - LR * mean / (square.sqrt() + 1e-8)
+        out.append(dict(weights))
+    return out
+
+
+def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, seen, pages, checkpoint):
     """Row by row without packing, min and clip spelled out, torch's AdamW: the log-probs after one and two updates."""
     data = data_of((pages / "walk.html").read_text())
     chat = open_chat(checkpoint, "")
@@ -186,8 +330,18 @@ def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, page
                     total = total - torch.minimum(rho * A, rho.clamp(0.8, 1.2) * A) / tokens
         total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if done == 0:
+            after_one = adamw_by_hand(model, updates=3)
         optimizer.step()
         optimizer.zero_grad()
+
+    # Coasting: the first gradient, then gradients of 0.
+    parting = seen.parting
+    ids = context(chat, parting.right, parting.turn) + parting.right_ids[:parting.token]
+    for weights, shown in zip(after_one[1:], seen.coasting, strict=True):
+        model.load_state_dict(weights)
+        p_V = (model(torch.tensor([ids]))[0, -1] / TEMPERATURE).softmax(-1)
+        assert p_V[parting.right_ids[parting.token]].item() == pytest.approx(shown, rel=2e-2)
 
 
 def test_a_changed_loss_changes_the_walk(record, checkpoint, tmp_path, monkeypatch):
@@ -429,6 +583,11 @@ def test_the_committed_walk_agrees_with_the_method():
                 total += loss.item()
         assert shown == pytest.approx(total, abs=2e-6)
     assert "(the recorded one)" in one_line(text)
+    check_token_table(record, text, data)
+    check_pocket_calculator(text)
+    rows = table_after(text, "token | old log-prob")
+    assert "AdamW alone would still bring" in one_line(text)
+    assert len(rows) == 5 and {row[-1] == "0: ended" for row in rows} == {True, False}
 
 
 def test_every_picture_and_link_of_the_committed_walk_exists():
@@ -457,10 +616,26 @@ def answer(number: int, given) -> list[float]:
     return [float(x) for x in re.findall(r"[+-]?\d+\.?\d*(?:e[+-]\d+)?", answers.answer(number, given))]
 
 
+def check_context_lengths(given, tau):
+    """Exercise 10 can be added up from the sizes that its question gives."""
+    numbers = [[int(number) for number in re.findall(r"\d+", line)] for line in answers.message_sizes(given).splitlines()]
+    (system,), *turns = numbers
+    assert len(turns) == len(tau.turns) == len(answers.answer(10, given).splitlines())
+    short = whole = system
+    for (t, page, placeholder, response), line in zip(turns, answers.answer(10, given).splitlines(), strict=True):
+        assert [int(number) for number in re.findall(r"\d+", line)] == [t, short + page, whole + page]
+        short += placeholder + response
+        whole += page + response
+
+
 def test_the_answers_are_those_of_the_method_by_hand(given):
     valid = [tau for tau in given.group if tau.status == "ok"]
     turns = [turn for tau in valid for turn in tau.turns]
-    assert answer(1, given)[::2][:2] == [len(turns), sum(len(turn.action_ids) for turn in turns)]
+    written = sum(len(turn.action_ids) for turn in turns)
+    rows, read, trained, share, packed, trained_again, larger = answer(1, given)
+    assert rows == len(turns) and trained == trained_again == written
+    assert share == pytest.approx(100 * written / read, abs=0.06) and larger == pytest.approx(100 * written / packed, abs=0.06)
+    assert packed < read
     before, after = answer(2, given)
     assert abs(before - after) > 1e-4
     assert answer(3, given) == [1.5, -0.5, -0.5, -0.5]
@@ -472,8 +647,7 @@ def test_the_answers_are_those_of_the_method_by_hand(given):
     assert answer(8, given)[2::3] == [0.0, -0.5, 1.5, 0.0]
     assert [line.split()[7] for line in answers.answer(9, given).splitlines()] == ["1.000", "0.125", "1.000"]
     longest = max(given.group, key=lambda tau: len(tau.turns))
-    _, *lengths = answer(10, given)[-3:]
-    assert lengths[0] < lengths[1] and len(answers.answer(10, given).splitlines()) == len(longest.turns)
+    check_context_lengths(given, longest)
     assert answer(11, given)[3] < 0.8
     assert answers.answer(12, given).endswith("+0.7500, -0.2500, -0.2500, -0.2500: right")
 

@@ -4,7 +4,9 @@
     python tests/tools/answers.py 12 forks/mine.py    # checks a fork of yours
 
 Each exercise is a question, an answer in words, and a function that computes it with the six files. The
-functions read the episodes of assets/walk/group.json; their policy is worlds/base.
+functions read the episodes of assets/walk/group.json. The clone that played them is not in the repository,
+so the policy is worlds/base, which the clone was made from. Where an exercise needs the log-probs of
+sampling, those of worlds/base stand in for them: rho is 1 before the first update, as in training.
 """
 import argparse
 import runpy
@@ -21,7 +23,8 @@ import run  # noqa: E402  first: it sets up OpenMP before torch loads
 import torch  # noqa: E402
 
 import mgrpo  # noqa: E402
-from compress import Chat, Row, Trajectory, Turn, context, open_chat, pack, replay  # noqa: E402
+from compress import (PLACEHOLDER, Chat, Row, Trajectory, Turn, context, micro_batches, open_chat, pack,  # noqa: E402
+                      past, replay)
 from model import Transformer, generate, load, token_logprobs  # noqa: E402
 from rollout import actions_help  # noqa: E402
 
@@ -91,7 +94,12 @@ def trained_tokens(given: Material) -> str:
         inputs = pack([row])
         marked += int(inputs["action_BT"].sum())
         read += inputs["tokens_BT"].numel()
-    return f"{len(rows)} rows, {read} ids, of which {marked} carry gradient ({marked / read:.1%})"
+    written = 0
+    for batch in micro_batches(rows, given.cfg.max_tokens):
+        written += pack(batch)["tokens_BT"].numel()
+    alone = f"one row a turn: {len(rows)} rows, {read} ids, of which {marked} are trained ({marked / read:.1%})"
+    packed = f"packed: {written} ids, of which {marked} are trained ({marked / written:.1%})"
+    return f"{alone}\n{packed}"
 
 
 def pages_matter(given: Material) -> str:
@@ -167,8 +175,26 @@ def three_norms(given: Material) -> str:
     return "\n".join(lines)
 
 
+def longest_episode(given: Material) -> Trajectory:
+    return max(given.group, key=lambda tau: len(tau.turns))  # the first of them
+
+
+def message_sizes(given: Material) -> str:
+    """All that `without_compression` can be added up from."""
+    chat = given.chat
+    tau = longest_episode(given)
+    lines = [f"system prompt: {len(chat.system_ids())} ids"]
+    for t, turn in enumerate(tau.turns):
+        placeholder = len(chat.user_ids(tau.task, t, PLACEHOLDER))
+        response = len(past(chat, tau, t)) - placeholder
+        page = len(turn.observation_ids)
+        lines.append(f"turn {t + 1}: message with its page {page} ids, with the placeholder {placeholder}; "
+                     f"then its response {response}")
+    return "\n".join(lines)
+
+
 def without_compression(given: Material) -> str:
-    tau = max(given.group, key=lambda tau: len(tau.turns))
+    tau = longest_episode(given)
     whole = Chat(given.chat.tokenizer, given.chat.system, given.chat.think, compress=False)
     lines = []
     for t in range(len(tau.turns)):
@@ -197,7 +223,7 @@ def clip_is_no_bound(given: Material) -> str:
             f"rho lies between {smallest:.2g} and {largest:.2f}; {outside} of {tokens} tokens are outside [0.8, 1.2]")
 
 
-SOLUTION = '''import sys
+FORK = '''import sys
 from functools import partial
 from pathlib import Path
 
@@ -206,21 +232,27 @@ import run  # before torch
 import mgrpo
 
 
-class MeanOnly(mgrpo.MGRPO):
-    """A_i = r_i - mean(r), without the division by the standard deviation."""
+class {name}(mgrpo.MGRPO):
+{body}
 
+if __name__ == "__main__":
+    main = partial(mgrpo.main, Method={name})
+    run.command_line(main, mgrpo.Config, "{about}", start="runs/bc")
+'''
+
+# The fork that the walk shows, and the one that exercise 12 asks for.
+EXAMPLE = FORK.format(name="Short", about="M-GRPO that prefers short episodes", body='''
+    def reward(self, tau):
+        return tau.success * 0.95 ** len(tau.turns)
+'''.lstrip("\n"))
+SOLUTION = FORK.format(name="MeanOnly", about="M-GRPO with A = r - mean(r)", body='''
     def advantages(self, group):
-        training = mgrpo.group_advantages(group)
+        training = mgrpo.group_advantages(group)  # the valid episodes, or none if all rewards are equal
         mean = sum(tau.reward for tau in training) / max(len(training), 1)
         for tau in training:
             tau.advantage = tau.reward - mean
         return training
-
-
-if __name__ == "__main__":
-    main = partial(mgrpo.main, Method=MeanOnly)
-    run.command_line(main, mgrpo.Config, __doc__, {"paper": mgrpo.PAPER}, start="runs/bc")
-'''
+'''.lstrip("\n"))
 
 
 def check_fork(given: Material, path: Path) -> str:
@@ -252,16 +284,21 @@ class Exercise:
     question: str
     answer: str
     compute: Callable[[Material], str]
+    table: Callable[[Material], str] | None = None  # numbers that belong to the question
 
 
 EXERCISES = [
-    Exercise("Which tokens carry gradient? Which share of all ids that the model reads in training is that?",
+    Exercise("Which tokens are targets of the loss? Which share of the group's ids is that, with a row for each "
+             "turn?",
              "Only those of responses: the ids that the policy sampled, its end-of-turn token among them. "
-             "System prompt, task, pages, placeholders and past responses are read and not trained.",
+             "System prompt, task, pages, placeholders and past responses are read; no loss asks for them. "
+             "Training packs the rows, so the share is larger there.",
              trained_tokens),
-    Exercise("Pages carry no gradient. Would training be the same if the page of a row were blank?",
-             "No. The mask of the loss says what is trained, not what is seen. The response attends to the "
-             "page, so every token of the page changes the response's log-prob, and with it the gradient.",
+    Exercise("No token of a page is a target of the loss. Would training be the same if the page of a row were "
+             "blank?",
+             "No. The mask says which tokens the loss asks for, not which are seen. The response attends to the "
+             "page, so every token of the page changes the response's log-prob. And the gradient flows back "
+             "through the page's keys and values into the weights.",
              pages_matter),
     Exercise("Four episodes have the rewards 1, 0, 0, 0. What are their advantages?",
              "The mean is 0.25, the sample standard deviation 0.5. So +1.5 and three times -0.5. They add up "
@@ -273,8 +310,8 @@ EXERCISES = [
              all_succeed),
     Exercise("In a fifth episode of the group of exercise 3, the browser crashes. Which advantages do the five "
              "get?",
-             "The crash says nothing about the policy. The episode leaves the group, and the other four keep "
-             "their advantages. With a reward of 0 instead, the policy would be blamed for it, and all "
+             "The crash says nothing about the policy. The episode is not valid and gets no advantage; the other "
+             "four keep theirs. With a reward of 0 instead, the policy would be blamed for it, and all "
              "advantages would move.",
              browser_fails),
     Exercise("A page contains the text of the token that ends a message. Does it end the user's message?",
@@ -298,18 +335,21 @@ EXERCISES = [
              "for each token. `token` and `constant` weigh all tokens of a batch alike; with `constant` the "
              "weight does not depend on how long the batch's episodes are.",
              three_norms),
-    Exercise("How long would the contexts of the longest episode be without compression?",
-             "Without it every page stays. The difference to the compressed context grows by a page with each "
-             "turn.",
-             without_compression),
+    Exercise("How long is the context at each turn of the longest episode (the first of those with the most "
+             "turns)? And how long would it be without compression?",
+             "A context is the system prompt, then the past turns, then the present page. With compression a "
+             "past turn is its placeholder and its response; without it, its page and its response.",
+             without_compression, message_sizes),
     Exercise("Does clipping at eps = 0.2 keep every rho within 0.8 and 1.2?",
-             "No. It ends the gradient of a token that has moved enough. But all tokens share the weights, so "
-             "the gradients of the others move it on. And tokens that moved against their advantage are not "
-             "clipped at all.",
+             "No. It ends the gradient of a token that has moved enough. But AdamW keeps a running mean of past "
+             "gradients, and all tokens share the weights, so the gradients of the others move it on. And "
+             "tokens that moved against their advantage are not clipped at all.",
              clip_is_no_bound),
     Exercise("Write a fork whose advantage is r - mean(r), without the division by the standard deviation (as "
-             "in Dr. GRPO). Save it as `forks/mine.py`.",
-             "Override `advantages`. The class below does it; `forks/gigpo.py` is another example. `python "
+             "in Dr. GRPO, a variant of GRPO). Take the fork of stop 12 and override `advantages(self, group)` "
+             "instead of `reward`. It sets `tau.advantage` and returns the episodes that train. Save it as "
+             "`forks/mine.py`.",
+             "`group_advantages` picks the episodes that train; the fork replaces their advantages. `python "
              "forks/mine.py --model runs/bc --out runs/mine` trains with it.",
              own_fork),
 ]

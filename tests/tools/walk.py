@@ -22,6 +22,7 @@ in assets/walk/group.json, with a picture of each turn of the episode.
 """
 import argparse
 import base64
+import copy
 import json
 import os
 import re
@@ -208,6 +209,9 @@ class Walk:
     attention: list[torch.Tensor] = field(default_factory=list)  # [turn]: (L, n_action, T), see `attention_of`
     draws: list[float] = field(default_factory=list)         # the random numbers of the walk's response
     drawn: list[int] = field(default_factory=list)           # the ids that `sample` makes of them
+    other_draw: float = 0.0                                  # the wrong response's, where the two part
+    intervals: list[tuple] = field(default_factory=list)     # see `interval`: the right and the wrong token's
+    coasting: list[float] = field(default_factory=list)      # see `coast`
     slope: dict = field(default_factory=dict)                # see `logit_slopes`
     gap: float = 0.0                                         # see `largest_gap`
 
@@ -248,27 +252,60 @@ def largest_gap(walk: Walk) -> float:
     return largest
 
 
+def logits_at_parting(walk: Walk, model):
+    """(V,): what the model says where the responses part."""
+    parting = walk.parting
+    h_t = context(walk.chat, parting.right, parting.turn)
+    return logits_of_response(model, h_t, parting.right_ids)[parting.token]
+
+
+def two_tokens(walk: Walk, model) -> tuple[float, float]:
+    """Probabilities of the right and the wrong token where the responses part."""
+    parting = walk.parting
+    p_V = policy.log_probs(logits_at_parting(walk, model), walk.cfg.temperature).exp()
+    return p_V[parting.right_ids[parting.token]].item(), p_V[parting.wrong_ids[parting.token]].item()
+
+
 def chances_now(walk: Walk, model) -> Chances:
     """Call it after `score_rows`: the responses' log-probs are its latest."""
     parting = walk.parting
-    h_t = context(walk.chat, parting.right, parting.turn)
-    logits_NV = logits_of_response(model, h_t, parting.right_ids)
-    p_V = policy.log_probs(logits_NV[parting.token], walk.cfg.temperature).exp()
-    right = p_V[parting.right_ids[parting.token]].item()
-    wrong = p_V[parting.wrong_ids[parting.token]].item()
+    right, wrong = two_tokens(walk, model)
     right_row = walk.row_of(parting.right, parting.turn)
     wrong_row = walk.row_of(parting.wrong, parting.turn)
     return Chances(right, wrong, sum(walk.logps[-1][right_row]), sum(walk.logps[-1][wrong_row]))
 
 
-def random_numbers(walk: Walk) -> list[float]:
-    """The numbers that the engine drew for the walk's response, one a token. Earlier turns drew the first ones."""
-    tau = walk.parting.right
-    rng = random.Random(f"{walk.record['seed']}/{walk.record['step']}/{task_key(tau.task)}/{tau.member}")
-    for turn in tau.turns[:walk.parting.turn]:
+def coast(walk: Walk, method: mgrpo.MGRPO, updates: int) -> list[float]:
+    """The right token's probability after each of so many further updates whose gradient is 0.
+
+    This is what AdamW's running means do by themselves. On copies of model and optimizer.
+    """
+    model, optimizer = copy.deepcopy((method.model, method.optimizer))
+    out = []
+    for _ in range(updates):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        right, _ = two_tokens(walk, model)
+        out.append(right)
+    return out
+
+
+def random_numbers(record: dict, tau: Trajectory, t: int) -> list[float]:
+    """The numbers that the engine drew for a turn's response, one a token. Earlier turns drew the first ones."""
+    rng = random.Random(f"{record['seed']}/{record['step']}/{task_key(tau.task)}/{tau.member}")
+    for turn in tau.turns[:t]:
         for _ in turn.action_ids:
             rng.random()
-    return [rng.random() for _ in walk.turn.action_ids]
+    return [rng.random() for _ in tau.turns[t].action_ids]
+
+
+def interval(logits_V, token: int, temperature: float) -> tuple[float, float]:
+    """(begin, end): the random numbers of which `sample` makes this token."""
+    ends_V = policy.log_probs(logits_V, temperature).exp().double().cumsum(0)
+    ends_V /= ends_V[-1].clone()
+    begin = ends_V[token - 1].item() if token else 0.0
+    return begin, ends_V[token].item()
 
 
 def logit_slopes(walk: Walk, model) -> dict:
@@ -278,8 +315,7 @@ def logit_slopes(walk: Walk, model) -> dict:
     """
     parting = walk.parting
     row = walk.rows[walk.row_of(parting.right, parting.turn)]
-    h_t = context(walk.chat, parting.right, parting.turn)
-    logits_V = logits_of_response(model, h_t, parting.right_ids)[parting.token].requires_grad_()
+    logits_V = logits_at_parting(walk, model).requires_grad_()
     logp_V = policy.log_probs(logits_V, walk.cfg.temperature)
     right = parting.right_ids[parting.token]
     wrong = parting.wrong_ids[parting.token]
@@ -326,7 +362,8 @@ def attention_of(model, h_t: list[int], action_ids: list[int]):
 
 def look(walk: Walk, model):
     """Fills in what does not depend on training: likeliest tokens, attention, the draws."""
-    tau = walk.parting.right
+    parting = walk.parting
+    tau = parting.right
     for t, turn in enumerate(tau.turns):
         h_t = context(walk.chat, tau, t)
         logits_NV = logits_of_response(model, h_t, turn.action_ids)
@@ -334,11 +371,15 @@ def look(walk: Walk, model):
         p_N5, ids_N5 = p_NV.topk(5)
         walk.likeliest.append([list(zip(ids, p)) for ids, p in zip(ids_N5.tolist(), p_N5.tolist())])
         walk.attention.append(attention_of(model, h_t, turn.action_ids))
-        if t == walk.parting.turn:
-            walk.draws = random_numbers(walk)
+        if t == parting.turn:
+            walk.draws = random_numbers(walk.record, tau, t)
             uniform_N = torch.tensor(walk.draws, dtype=torch.float64)
             ids_N, _ = policy.sample(logits_NV, uniform_N, walk.cfg.temperature)
             walk.drawn = ids_N.tolist()
+            walk.other_draw = random_numbers(walk.record, parting.wrong, t)[parting.token]
+            for ids in (parting.right_ids, parting.wrong_ids):
+                token = ids[parting.token]
+                walk.intervals.append(interval(logits_NV[parting.token], token, walk.cfg.temperature))
 
 
 def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
@@ -375,10 +416,13 @@ def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
     # 3) The updates of the first step of training.
     walk.lr = lr or mgrpo.warmup_linear(STEP, cfg)
     method.optimizer.param_groups[0]["lr"] = walk.lr
-    for _ in range(method.updates(STEP)):
+    updates = method.updates(STEP)
+    for _ in range(updates):
         walk.passes.append(mgrpo.update(method, walk.rows))
         walk.logps.append(score_rows(method.model, walk.rows, cfg))
         walk.chances.append(chances_now(walk, method.model))
+        if len(walk.passes) == 1:
+            walk.coasting = coast(walk, method, updates - 1)
     return walk
 
 

@@ -15,12 +15,13 @@ from packing import STYLE, bars
 
 import answers
 import bc
+import figures
 import compress
 import evaluate
 import mgrpo
 import rollout
 from compress import PLACEHOLDER, Chat, Row, Trajectory, context, past, trunk
-from model import sample
+from model import load, sample
 
 # ---------------------------------------------------------------------------------- Markdown's pieces
 
@@ -67,12 +68,12 @@ def token_text(chat: Chat, token: int) -> str:
 
 
 def spelled(chat: Chat, ids: list[int], width: int = 100) -> str:
-    """Token by token, with a bar between two of them."""
+    """Token by token, with a raised dot between two of them."""
     lines = [""]
     for token in ids:
         text = token_text(chat, token)
         ends_line = "\n" in text
-        piece = text.replace("\n", "⏎") + "│"
+        piece = text.replace("\n", "⏎") + "·"
         if len(lines[-1]) + len(piece) > width:
             lines.append("")
         lines[-1] += piece
@@ -83,6 +84,11 @@ def spelled(chat: Chat, ids: list[int], width: int = 100) -> str:
 
 def signed(number: float) -> str:
     return f"{number:+.4f}"
+
+
+def exact(number: float) -> str:
+    """Enough decimals to compute with by hand."""
+    return f"{number:+.6f}"
 
 
 def small(number: float) -> str:
@@ -100,13 +106,15 @@ def opening(walk) -> str:
     return f"""# Follow one episode, from the page to the gradient
 
 We follow one attempt of a language model at one task in a browser: from the page that it saw to the change of
-its weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. It
-takes about twenty minutes. [walk.html](walk.html) is the same episode to play with: save the file and open it
-in a browser.
+its weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. The
+{len(STOPS) - 2} stops and {len(answers.EXERCISES)} exercises take about forty minutes. [walk.html](walk.html)
+is the same episode to play with: save the file and open it in a browser.
 
-Six words are enough. The *policy* is the language model. A *task* is a sentence and a check. An *episode* is
-one attempt at a task. A *turn* is one page and the policy's *response* to it, which holds one action. A *group*
-is {record['G']} episodes of the same task.
+The *policy* is the language model. A *task* is a sentence and a check. An *episode* is one attempt at a task;
+in the code it is a trajectory, or `tau`. A *turn* is one page and the policy's *response* to it, which holds
+one action. An *update* is one change of the weights. A *group* is {record['G']} episodes of the same task. The
+method compares them with each other. It is called M-GRPO, multi-turn group relative policy optimization; GRPO
+is the same for a single turn.
 
 The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior
 cloning: it has imitated a few demonstrations, and now it is to get better by itself. (`make demo` leaves such a
@@ -123,20 +131,26 @@ episodes.)"""
 def person(walk) -> str:
     tau, t = walk.parting.right, walk.parting.turn
     check = {name: value for name, value in tau.task["eval"].items() if value}
+    reads = ""
+    for page in check.get("program_html", []):
+        reads = f"""
+
+The program opens `{page['url']}` and reads what the `locator`, a line of JavaScript, finds there. That has
+to be what `required_contents` says."""
     return f"""## 1. What does a person see?
 
 The task, in words:
 
 > {tau.task['intent']}
 
-The browser at turn {t + 1} of episode {tau.member}, the one that we follow. The frame shows where it is about
-to click:
+The browser at turn {t + 1} of episode {tau.member}, the one that we follow. The frame shows which element it is
+about to use:
 
 ![the page at turn {t + 1}, with a frame around the element that the action is for](walk/turn-{t + 1}.jpg)
 
 A program decides at the end whether the task is done. This is all that it checks:
 
-{fenced(json.dumps(check, indent=1), "json")}"""
+{fenced(json.dumps(check, indent=1), "json")}{reads}"""
 
 
 def policy_reads(walk) -> str:
@@ -145,7 +159,7 @@ def policy_reads(walk) -> str:
     return f"""## 2. What does the policy read?
 
 A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements that one can use
-have tags, and each tag ends with a number, the element's id:
+have tags, and each tag contains a number, the element's id:
 
 {fenced(turn.observation, "html")}
 
@@ -161,7 +175,13 @@ def parts_of(chat: Chat, tau: Trajectory, t: int) -> list[tuple[str, list[int]]]
     for k in range(t):
         placeholder = chat.user_ids(tau.task, k, PLACEHOLDER)
         parts.append((f"turn {k + 1}: its page, replaced by a placeholder", placeholder))
-        parts.append((f"turn {k + 1}: its response, as sampled", past(chat, tau, k)[len(placeholder):]))
+        response = past(chat, tau, k)[len(placeholder):]
+        sampled = len(tau.turns[k].action_ids)
+        name = f"turn {k + 1}: its response, as sampled"
+        if len(response) > sampled:
+            name = (f"turn {k + 1}: its response, {sampled} as sampled and {len(response) - sampled} that the chat "
+                    "format adds")
+        parts.append((name, response))
     parts.append((f"turn {t + 1}: the page, whole", tau.turns[t].observation_ids))
     return parts
 
@@ -172,15 +192,17 @@ def history(walk) -> str:
     for name, ids in parts_of(chat, tau, t):
         blocks.append(f"*{name}* ({len(ids)} tokens)\n\n{fenced(spelled(chat, ids))}")
     h_t = context(chat, tau, t)
+    past_ids = len(trunk(chat, tau, t))
     whole = len(chat.system_ids())
     for k in range(t):
         whole += len(tau.turns[k].observation_ids) + len(chat.past_response(tau.turns[k].action_ids))
     whole += len(tau.turns[t].observation_ids)
     return "\n\n".join([f"""## 3. What exactly stands before the response?
 
-The policy does not see the page alone. It sees the history $h_t$, one list of {len(h_t)} token ids. Every past
-response is in it; every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context
-compression*. With whole pages the list would have {whole} ids, and the gap grows with every turn.
+The policy does not see the page alone. It sees the *context* $h_t$, one list of {len(h_t)} token ids:
+{past_ids} of the past (the *trunk*), then {len(h_t) - past_ids} of the present page. Every past response is in
+the trunk; every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context
+compression*. With whole pages the context would have {whole} ids, and the gap grows with every turn.
 
 {code(compress.past, "turn = trajectory", "return")}
 
@@ -188,14 +210,52 @@ compression*. With whole pages the list would have {whole} ids, and the gap grow
 
 {code(compress.context, "return", "return")}
 
-Token by token, with a bar between tokens (⏎ is the end of a line):""", *blocks, """The words `<|im_start|>`
-and `<|im_end|>` are single tokens that mark where a message begins and ends. A page cannot fake them: if it
-contains that text, it is spelled out in ordinary characters.
+Token by token, with a · between tokens (⏎ is the end of a line; the prompt counts turns as rounds, from 0):""",
+                        *blocks, """The words `<|im_start|>` and `<|im_end|>` are single tokens that mark where a
+message begins and ends. A page cannot fake them: if it contains that text, it is spelled out in ordinary
+characters.
 
 With compression the context grows by a placeholder and a response each turn, not by a page. In a longer
 episode:
 
 ![ids in the context over the turns of an episode](figures/compression.svg)"""])
+
+
+def draws(walk) -> str:
+    """The random numbers with which the two responses part, and where they fall."""
+    chat, parting = walk.chat, walk.parting
+    k = parting.token
+    right, wrong = parting.right_ids[k], parting.wrong_ids[k]
+    owns = []
+    for token, (begin, end) in zip((right, wrong), walk.intervals):
+        owns.append(f"{visible(token_text(chat, token))} owns [{begin:.6f}, {end:.6f})")
+    same = "the recorded one"
+    if walk.drawn[k] != right:
+        same = "not the recorded one: this machine rounds differently"
+    before = len(context(chat, parting.right, parting.turn))
+    first = " ".join(visible(token_text(chat, token)) for token in parting.right_ids[:k])
+    as_well = f" (the {before} of the context and {first})" if k else ""
+    begin, end = walk.intervals[1]
+    other = f"but wrote {visible(token_text(chat, wrong))}"
+    if begin <= walk.other_draw < end:
+        other = f"but its random number was {walk.other_draw:.6f}: {visible(token_text(chat, wrong))}"
+    return f"""Remember the token with the arrow. `sample` lays the probabilities of all tokens side by side, in
+the order of their ids, from 0 to 1, and takes the token in whose interval the random number falls. Here
+{" and ".join(owns)}. The random number was {walk.draws[k]:.6f}, so `sample` takes token {walk.drawn[k]}
+({same}).
+Episode {parting.wrong.member} was at the same place, with the same {before + k} ids before it{as_well}, {other}."""
+
+
+def cache_numbers() -> str:
+    """What the figures of stops 3 and 4 show, in words."""
+    computed, at_end = [], []
+    for chat in figures.two_chats():
+        turns = figures.reuse(chat, load(answers.BASE))
+        computed.append(sum(new for _, new in turns))
+        at_end.append(figures.lengths(chat)[-1])
+    return f"""Compression replaces the last page, so the common beginning ends there, and more ids are computed
+again: {computed[0]} in this episode, against {computed[1]} with whole pages. In return, contexts are shorter:
+{at_end[0]} ids instead of {at_end[1]} at its end."""
 
 
 def sampling(walk) -> str:
@@ -207,16 +267,11 @@ def sampling(walk) -> str:
         mark = " ←" if k == parting.token else ""
         rows.append([visible(token_text(chat, token)) + mark, token, small(logp), f"{math.exp(logp):.4f}", other])
     total = sum(turn.logps)
-    k = parting.token
-    drawn = walk.drawn[k]
-    before = len(context(chat, parting.right, parting.turn)) + k
-    same = "the recorded one"
-    if drawn != turn.action_ids[k]:
-        same = "not the recorded one: this machine rounds differently"
     return f"""## 4. What does it write, and how likely was that?
 
 The policy writes one token after the other. Each time, the model gives a probability to every token of its
-vocabulary, and a random number picks one:
+vocabulary, and a random number picks one. (Letters after an underscore name dimensions: B the responses that
+are written together, V the vocabulary. In later stops, N is the tokens that train.)
 
 {code(sample, "cdf_BV", "ids_B = torch.searchsorted")}
 
@@ -228,23 +283,55 @@ drawn. It is stored at that moment, and training will need it:
 The log-probs add up to {total:.4f}. So this response, as a whole, had a probability of exp({total:.4f}) =
 {math.exp(total):.4f}.
 
-Remember the token with the arrow. There the random number was {walk.draws[k]:.6f}, and `sample` makes token
-{drawn} of it ({same}). Episode {parting.wrong.member} was at the same place, with the same {before} ids before
-it, but its random number picked {visible(token_text(chat, parting.wrong_ids[k]))}.
+{draws(walk)}
 
 The model does not read everything again at each turn. Keys and values of the common beginning are still there
 from the turn before; only what follows it is computed:
 
 ![ids that each turn computes, and those that it keeps](figures/cache.svg)
 
+{cache_numbers()}
+
 Why does training not simply take the likeliest token? Because then all episodes of a group would be the same,
-and there would be nothing to compare. The temperature, {walk.cfg.temperature}, says how bold the sampling is:
+and there would be nothing to compare. The temperature T, {walk.cfg.temperature}, says how bold the sampling is:
 logits are divided by it before the softmax."""
 
 
 def changed_lines(before: str, after: str) -> str:
     compared = difflib.ndiff(before.splitlines(), after.splitlines())
     return "\n".join(line for line in compared if line[0] in "-+")
+
+
+def element_name(observation: str, number: str | None) -> str:
+    """The text of an element of the page; "" for none."""
+    found = re.search(rf">([^<>]+) {number}( = [^<]*)?</", observation)
+    return found[1] if found else ""
+
+
+def calls_table(walk) -> tuple[str, int]:
+    """What the episodes in the walk's context called there, and how they ended; (table, how many they are)."""
+    parting, t = walk.parting, walk.parting.turn
+    marks = {parting.right.turns[t].action: "right call", parting.wrong.turns[t].action: "wrong call"}
+    h_t = context(walk.chat, parting.right, t)
+    by_call = {}
+    for tau in walk.trained:
+        if t < len(tau.turns) and context(walk.chat, tau, t) == h_t:
+            by_call.setdefault(tau.turns[t].action, []).append(tau)
+    rows = []
+    for call, episodes in by_call.items():
+        said = "no call that can be read"
+        if call:
+            element = rollout.parse(episodes[0].turns[t].response).element
+            name = element_name(episodes[0].turns[t].observation, element)
+            notes = [note for note in (name, marks.get(call)) if note]
+            said = f"`{call}`"
+            if notes:
+                said += f" ({'; '.join(notes)})"
+        succeed = ", ".join(str(tau.member) for tau in episodes if tau.success)
+        fail = ", ".join(str(tau.member) for tau in episodes if not tau.success)
+        rows.append([said, succeed, fail])
+    n = sum(len(episodes) for episodes in by_call.values())
+    return table([f"call at turn {t + 1}", "successful episodes", "failed episodes"], rows), n
 
 
 def acting(walk) -> str:
@@ -279,20 +366,36 @@ The response is text again, and a parser finds the one call in it. No text of a 
 In the text that the policy reads, these lines have gone (-) and come (+):
 
 {fenced(changed_lines(turn.observation, after.observation), "diff")}""")
+    why = "; ".join(detail for _, passed, detail in parting.wrong.checks if not passed)
+    calls, n = calls_table(walk)
+    who = f"{n} of the {len(walk.trained)} episodes"
+    if n == len(walk.trained):
+        who = f"All {n} episodes"
     lines.append(f"""Episode {parting.wrong.member}, which parted from ours at the arrow, wrote
 
 {fenced(wrong_turn.response)}
 
-so its call is `{wrong_turn.action}`. From now on we call ours the *right call* and the other the *wrong call*,
-since that is how they will turn out: in this group no failed episode made ours here, and no successful episode
-made the other.""")
+At its end, the check fails: {why}. {who} were in this very context. These are their calls, and how the
+episodes end:
+
+{calls}
+
+Only successful episodes made our call there, the *right call*, and only failed ones that of episode
+{parting.wrong.member}, the *wrong call*.""")
     return "\n\n".join(lines)
 
 
+def all_alike(episodes: list[Trajectory]) -> bool:
+    """Whether all wrote the same responses, token for token."""
+    written = [[turn.action_ids for turn in tau.turns] for tau in episodes]
+    return all(responses == written[0] for responses in written)
+
+
 def rewards(walk) -> str:
+    right = walk.parting.right
     rows = []
     for tau in walk.group:
-        marks = {walk.parting.right.member: " (ours)", walk.parting.wrong.member: " (the other)"}
+        marks = {right.member: " (ours)", walk.parting.wrong.member: " (wrong call)"}
         tokens = sum(len(turn.action_ids) for turn in tau.turns)
         last = "no call that can be read"
         if tau.turns and tau.turns[-1].action:
@@ -304,22 +407,43 @@ def rewards(walk) -> str:
             reward = "none: the browser failed"
         rows.append([f"{tau.member}{marks.get(tau.member, '')}", len(tau.turns), tokens, last, reward])
     checks = []
-    for name, passed, detail in walk.parting.right.checks:
+    for name, passed, detail in right.checks:
         verdict = "yes" if passed else "no"
         checks.append(f"- {name}: {verdict}. {detail}")
     checks = "\n".join(checks)
+
+    remarks = []
+    for tau in walk.trained:
+        if tau.answer == "N/A":
+            remarks.append(f"Episode {tau.member} gave up: `N/A` says that the task cannot be done.")
+    successes = [tau for tau in walk.trained if tau.success]
+    if len(successes) > 1 and all_alike(successes):
+        likely = math.exp(sum(sum(turn.logps) for turn in right.turns))
+        remarks.append(f"The {len(successes)} successes are the same, token for token. This is no accident: the "
+                       "policy is sure of nearly every token. The probabilities of all tokens of our episode, "
+                       f"multiplied, are {likely:.4f}.")
+    remarks = "\n\n" + " ".join(remarks) if remarks else ""
     return f"""## 6. Did it work?
 
 When an episode ends, the check of stop 1 runs once. For ours:
 
 {checks}
 
-{code(evaluate.score, "made = await", "return")}
-
 The result is the *reward*: 1 if everything holds, else 0. There is no other signal. Nobody says which click was
 good, and no gradient runs through the browser or the check. All {len(walk.group)} episodes of the group:
 
-{table(["episode", "turns", "tokens written", "last call", "reward r"], rows)}"""
+{table(["episode", "turns", "tokens written", "last call", "reward r"], rows)}{remarks}"""
+
+
+def common_turns(walk) -> int:
+    """How many turns, from the first on, are the same in all episodes that train."""
+    n = 0
+    while all(n < len(tau.turns) for tau in walk.trained):
+        seen = [context(walk.chat, tau, n) + tau.turns[n].action_ids for tau in walk.trained]
+        if any(ids != seen[0] for ids in seen):
+            break
+        n += 1
+    return n
 
 
 def advantage(walk) -> str:
@@ -330,29 +454,39 @@ def advantage(walk) -> str:
     std = math.sqrt(squares / (n - 1))
     added = " + ".join(f"{value:.0f}" for value in r)
     best, worst = max(r), min(r)
-    sum_of_squares = f"{r.count(best)} x ({best:.0f} - {mean:.4f})^2 + {r.count(worst)} x ({worst:.0f} - {mean:.4f})^2"
-    by_hand = f"""mean = ({added}) / {n} = {mean:.4f}
-std  = sqrt(({sum_of_squares}) / {n - 1}) = {std:.4f}
-A    = ({best:.0f} - {mean:.4f}) / {std:.4f} = {signed((best - mean) / std)}   for a success
-A    = ({worst:.0f} - {mean:.4f}) / {std:.4f} = {signed((worst - mean) / std)}   for a failure"""
-    computed = ", ".join(signed(tau.advantage) for tau in walk.trained)
+    of_successes = f"{r.count(best)} x ({best:.0f} - {mean:.6g})^2"
+    of_failures = f"{r.count(worst)} x ({worst:.0f} - {mean:.6g})^2"
+    by_hand = f"""mean = ({added}) / {n} = {mean:.6g}
+std  = sqrt(({of_successes} + {of_failures}) / {n - 1}) = {std:.6f}
+A    = ({best:.0f} - {mean:.6g}) / {std:.6f} = {exact((best - mean) / std)}   for a success
+A    = ({worst:.0f} - {mean:.6g}) / {std:.6f} = {exact((worst - mean) / std)}   for a failure"""
+    computed = ", ".join(exact(tau.advantage) for tau in walk.trained)
+    common = common_turns(walk)
+    cancels = ""
+    if common:
+        which = "turn 1 is" if common == 1 else f"turns 1 to {common} are"
+        cancels = (f"What all episodes have in common cancels: {which} the same in all {n}, and their advantages "
+                   "add up to 0.")
     return f"""## 7. How good was it, compared with the others?
 
 A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group. The
 *advantage* $A_i$ says by how many standard deviations its reward lies above the group's mean:
 
-{code(mgrpo.group_advantages, "if len(valid)", "tau.advantage = ")}
+{code(mgrpo.group_advantages, "def ", "return valid")}
 
-By hand:
+An episode that the site or the browser broke is not valid: it says nothing about the policy, so it neither
+counts in the mean nor trains. `std` divides by n - 1. By hand:
 
 {fenced(by_hand)}
 
 By the function, in the order of the episodes: {computed}.
 
-The tokens of an episode all get its advantage. This is crude: a needless click of a successful episode is
-praised like the decisive one. It works on average, because over many groups good clicks stand in successful
-episodes more often. If all rewards were equal, the group would teach nothing, and the function returns no
-episode:
+All tokens of an episode get its advantage. This is crude: a needless click of a successful episode is praised
+like the decisive one. Why does it raise the mean reward? Think of one choice at one place, over many groups. It
+is pushed each time it is made, by how much better than its group the episode ended. So it gains if the episodes
+that make it end better than the others, and loses if they end worse. {cancels}
+
+If all rewards are equal, the group teaches nothing, and the function returns no episode:
 
 ![the advantage by the number of successes in a group of eight](figures/advantage.svg)"""
 
@@ -363,19 +497,24 @@ def training_row(walk) -> str:
     seen = sum(len(one.ids) for one in walk.rows)
     return f"""## 8. Which tokens train?
 
-Every turn of the group becomes one row: the same ids that the policy saw, then the ids that it wrote. Ours has
-{len(row.ids)} ids: {row.prefix} of the shared history (the *trunk*), then the page and the response of this
-turn (the *leaf*). A mask marks the {row.n_action} ids of the response. The model reads all of them; only the
-marked ones enter the loss:
+Every turn of the group becomes one row: the ids that the policy saw, then the ids that it wrote. Ours has
+{len(row.ids)} ids: the trunk's {row.prefix}, then the page and the response of this turn (the *leaf*). A mask
+marks the {row.n_action} ids of the response. The model reads all ids; the marked ones are the targets of the
+loss:
 
 ![the row of this turn, to scale](walk/row.svg)
 
 {code(compress.trajectory_rows, "leaf = ", "advantage=advantage")}
 
-The group has {len(walk.rows)} rows. Together they are {seen} ids, of which {n_tokens} train. Pages are never
-trained: the policy should learn what to write after a page, not how to write pages. Past responses are context
-in this row; each is trained in its own row, where it stands under the page that it answered. ([The picture of a
-whole episode](packing.svg) shows how rows share their trunk.)"""
+`shared` is the trunk, and `turn.advantage` is 0 here: only forks such as `forks/gigpo.py` set it.
+
+The group has {len(walk.rows)} rows, {seen:,} ids in all, of which {n_tokens} train. Training writes what rows
+share only once: {walk.passes[0]['tokens']:,.0f} ids that give the same gradient.
+([The picture of a whole episode](packing.svg) shows how.)
+
+No token of a page is a target of the loss: the policy should learn what to write after a page, not how to write
+pages. But the response attends to the page, and its gradient flows back through it. Past responses are
+context in this row; each is trained in its own row, where it stands under the page that it answered."""
 
 
 def per_token(walk, done: int, row: Row, k: int) -> dict:
@@ -389,44 +528,79 @@ def per_token(walk, done: int, row: Row, k: int) -> dict:
             "clipped": bool(measured["clip_frac"]), "old": old_1.item(), "now": logp_1.item()}
 
 
-def chosen_tokens(walk, done: int) -> list[tuple[str, Row, int]]:
-    """(why, row, token): the two where the responses part, and an example of each kind outside the clip range."""
-    parting, eps = walk.parting, walk.cfg.eps
-    out = []
-    for why, tau in (("right call", parting.right), ("wrong call", parting.wrong)):
-        out.append((why, walk.rows[walk.row_of(tau, parting.turn)], parting.token))
+MOVED = 1e-3  # a log-prob that has changed by less may be rounding
 
-    # The furthest other token of each kind that lies outside 1 - eps to 1 + eps.
-    furthest = {}
+
+def place(walk, row: Row) -> str:
+    return f"episode {row.tau.member}, turn {row.tau.turns.index(row.turn) + 1}"
+
+
+def chosen_tokens(walk, done: int) -> list[tuple[str, Row, int]]:
+    """(which one it is, row, token): the two where the responses part, and up to three others.
+
+    The one whose rho is furthest from 1, the next one of the right response that keeps its gradient, and the
+    one that moved furthest against its advantage. The last two are left out where there is none.
+    """
+    parting = walk.parting
+    both = (parting.right_ids[parting.token], parting.wrong_ids[parting.token])
+    right_row = walk.rows[walk.row_of(parting.right, parting.turn)]
+    wrong_row = walk.rows[walk.row_of(parting.wrong, parting.turn)]
+    out = [("right call", right_row, parting.token), ("wrong call", wrong_row, parting.token)]
+
+    furthest, against = (0.0, None, 0), (MOVED, None, 0)
     for row in walk.rows:
         for k in range(row.n_action):
-            rho = per_token(walk, done, row, k)["rho"]
-            same = row.turn.action_ids[k] in (parting.right_ids[parting.token], parting.wrong_ids[parting.token])
-            if abs(rho - 1) <= eps or same:
-                continue
-            kind = (row.advantage > 0, rho > 1)
-            if kind not in furthest or abs(math.log(rho)) > furthest[kind][0]:
-                furthest[kind] = (abs(math.log(rho)), row, k)
-    names = {(True, True): "praised and now likelier", (False, False): "blamed and now less likely",
-             (True, False): "praised, yet less likely", (False, True): "blamed, yet likelier"}
-    for kind, why in names.items():
-        if kind in furthest:
-            _, row, k = furthest[kind]
-            out.append((why, row, k))
+            moved = math.log(per_token(walk, done, row, k)["rho"])
+            if abs(moved) > furthest[0] and row.turn.action_ids[k] not in both:
+                furthest = (abs(moved), row, k)
+            if abs(moved) > against[0] and moved * row.advantage < 0:
+                against = (abs(moved), row, k)
+    _, row, k = furthest
+    out.append((f"{place(walk, row)}: its rho is furthest from 1", row, k))
+
+    for k in range(parting.token + 1, right_row.n_action):
+        if not per_token(walk, done, right_row, k)["clipped"]:
+            out.append(("right call, a later token: it still counts", right_row, k))
+            break
+    _, row, k = against
+    if row is not None:
+        out.append((f"{place(walk, row)}: it moved against its A", row, k))
     return out
+
+
+def norms(walk) -> str:
+    """The three weights of a token, with an example for the paper's."""
+    n_tokens = sum(row.n_action for row in walk.rows)
+    success = answers.episodes_with([1.0], turns=2, tokens=10)
+    failure = answers.episodes_with([0.0], turns=8, tokens=20)
+    rows = mgrpo.weigh([success + failure], walk.chat, mgrpo.Config(loss_norm="paper"))
+    short, long = (round(1 / (2 * row.weight)) for row in (rows[0], rows[-1]))
+    return f"""Last, the *weight* of a token in the loss. `--loss-norm {walk.cfg.loss_norm}` gives all tokens the
+same, 1 / {n_tokens} = {1 / n_tokens:.6f}. Below, `n_groups` counts the groups that train, `group` holds the
+episodes of one, `rows` the turns of an episode, and `longest` is the most tokens that an episode can write:
+
+{code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / (n_groups * len(group) * longest)")}
+
+`paper` is the norm of the paper (WebAgent-R1, arXiv 2505.16421): the mean over an episode's turns of the mean
+over a turn's tokens. All episodes weigh the same, so a token of a success with 2 turns of 10 tokens weighs
+1/{short} of its episode, and a token of a failure with 8 turns of 20 tokens only 1/{long}. `constant` divides
+by a fixed number, so a token's weight does not depend on how long the other episodes are:
+
+![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
 
 
 def ratio(walk) -> str:
     done = len(walk.passes) - 1
     cfg = walk.cfg
-    low, high = 1 - cfg.eps, 1 + cfg.eps
     rows = []
-    for why, row, k in chosen_tokens(walk, done):
+    for which, row, k in chosen_tokens(walk, done):
         said = per_token(walk, done, row, k)
-        gradient = "ended" if said["clipped"] else signed(said["slope"])
+        gradient = signed(said["slope"])
+        if said["clipped"]:
+            gradient = "0: ended"
         token = visible(token_text(walk.chat, row.turn.action_ids[k]))
-        rows.append([f"{token} ({why})", f"{said['old']:.4f}", f"{said['now']:.4f}", f"{said['rho']:.4f}",
-                     signed(row.advantage), signed(said["counts"]), gradient])
+        rows.append([f"{token} ({which})", f"{said['old']:.6f}", f"{said['now']:.6f}", f"{said['rho']:.6f}",
+                     exact(row.advantage), signed(said["counts"]), gradient])
     n_tokens = sum(row.n_action for row in walk.rows)
     outside = walk.passes[done]["clip_frac"] * n_tokens
     return f"""## 9. What does one token add?
@@ -434,40 +608,37 @@ def ratio(walk) -> str:
 We want to make the tokens of good episodes likelier and those of bad ones less likely. The obvious loss is
 $-A \\log \\pi$ for each token: a cross-entropy whose weight may be negative. But playing {len(walk.group)}
 episodes is slow, so the same tokens are used for {len(walk.passes)} updates. After the first, the policy is no
-longer the one that sampled. The ratio
+longer the one that sampled. So the loss has the ratio of the two instead,
 
 $$\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-corrects for that: it weighs a token by how much more often the new policy would write it. And *clipping* stops
-pushing a token once it has moved by more than eps = {cfg.eps} in the direction that its advantage asks for:
+and each token adds $\\rho A$, times a weight, to the *objective*, which is minus the loss. The gradient of
+$\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A
+\\log \\pi$: the first update is a weighted cross-entropy. Later updates add the factor $\\rho$: a token that
+the new policy would write twice as often counts twice, as if the new policy had played.
+
+*Clipping* stops pushing a token once it has moved by more than eps = {cfg.eps} in the direction that its
+advantage asks for:
 
 {code(mgrpo.mgrpo_loss, "rho_N", "surrogate_N")}
 
-Before the first update, training and sampling are the same policy, so $\\rho = 1$. Over all {n_tokens} tokens
-here, the stored log-prob and the one that training computes differ by {walk.gap:.1e} at most: rounding.
-(`logp_gap` in `metrics.jsonl` checks this at every step.)
+Before the first update, training and sampling are the same policy, so $\\rho = 1$. For this, training has to
+divide the logits by the same temperature, {cfg.temperature}. Over all {n_tokens} tokens here, the stored
+log-prob and the one that training computes differ by {walk.gap:.1e} at most: rounding. (Training logs the mean
+difference at every step, as `logp_gap`: a bug in sampling or training would show there.)
 
-After {done} updates it looks different. Below are the two tokens where the calls part, and of each kind of
-other tokens outside [{low:.1f}, {high:.1f}] the furthest:
+After {done} updates it looks different. The table shows the two tokens where the calls part, and some others:
 
-{table(["token", "old log-prob", "new", "rho", "A", "min(rho A, clip(rho) A)", "d / d log-prob"], rows)}
+{table(["token", "old log-prob", "new", "rho", "A", "min(rho A, clip(rho) A)", "gradient"], rows)}
 
-The last column is a slope: how fast the token's share of the objective rises with its log-prob. Where it says
-"ended", the clipped value is the smaller one, and it does not depend on the policy: no gradient. That happens
+The last column is the gradient of min(...) by the token's log-prob: rho A while the token counts, 0 once the
+clip has ended it. Then the clipped value is the smaller one, and it does not depend on the policy. That happens
 to {outside:.0f} of the {n_tokens} tokens. A token that moved against its advantage keeps its gradient, however
 far it is: `min` takes the side that can still be corrected.
 
 ![what a token adds to the objective, over rho](figures/clip.svg)
 
-Last, the *weight*. `--loss-norm {cfg.loss_norm}` gives each token of the batch the same, 1 / {n_tokens} =
-{1 / n_tokens:.6f}:
-
-{code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / n_tokens")}
-
-The paper's choice (`paper`) first takes the mean over a response, then over an episode, then over the group.
-Then a token of a short response, or of an episode with few turns, weighs more:
-
-![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
+{norms(walk)}"""
 
 
 def loss_table(walk, done: int) -> tuple[str, float]:
@@ -480,7 +651,7 @@ def loss_table(walk, done: int) -> tuple[str, float]:
             if row.tau is tau:
                 tokens += row.n_action
                 counts += sum(per_token(walk, done, row, k)["counts"] for k in range(row.n_action))
-        rows.append([tau.member, f"{tau.reward:.0f}", signed(tau.advantage), tokens, signed(counts)])
+        rows.append([tau.member, f"{tau.reward:.0f}", exact(tau.advantage), tokens, signed(counts)])
         total += counts
     rows.append(["sum", "", "", n_tokens, signed(total)])
     return table(["episode", "r", "A", "tokens", "sum of min(...)"], rows), -total / n_tokens
@@ -499,16 +670,43 @@ Yes. In the first update every $\\rho$ is 1, so an episode adds its advantage ti
 
 {code(mgrpo.mgrpo_loss, "loss = ", "loss = ")}
 
-The weight is 1 / {n_tokens} for all tokens, and beta = {walk.cfg.beta:g} leaves out the last term. So the loss
-is minus the sum divided by {n_tokens}: {first_loss:.6f}. What `mgrpo.update` printed for the first update:
-**{walk.passes[0]['loss']:.6f}**.
+The weight is 1 / {n_tokens} for all tokens. beta = {walk.cfg.beta:g} leaves out the last term, a penalty for
+moving away from the policy that training began with. So the loss is minus the sum divided by {n_tokens}:
+{first_loss:.6f}. What `mgrpo.update` returned for the first update: **{walk.passes[0]['loss']:.6f}**.
 
-The value itself says little: it only says whether successes or failures are longer. Its gradient is what
-counts. Before update {last + 1} the ratios have moved:
+The value itself says little. The advantages of a group add up to 0, so if all episodes had the same number of
+tokens, it would be 0: it only says whether successes or failures are longer. Its gradient is what counts.
+Before update {last + 1} the ratios have moved:
 
 {last_table}
 
 Minus the sum divided by {n_tokens}: {last_loss:.6f}. By `mgrpo.update`: **{walk.passes[last]['loss']:.6f}**."""
+
+
+def unsure_tokens(walk) -> list[tuple[Row, int]]:
+    """(row, token) of all that were drawn with a probability below 0.99."""
+    out = []
+    for row in walk.rows:
+        out += [(row, k) for k in range(row.n_action) if math.exp(row.logps[k]) < 0.99]
+    return out
+
+
+def moving_on(walk) -> str:
+    """Why the two tokens move after the clip has ended both, if it has."""
+    parting, chat = walk.parting, walk.chat
+    both = []
+    for tau in (parting.right, parting.wrong):
+        row = walk.rows[walk.row_of(tau, parting.turn)]
+        both.append(per_token(walk, 1, row, parting.token))
+    right = visible(token_text(chat, parting.right_ids[parting.token]))
+    wrong = visible(token_text(chat, parting.wrong_ids[parting.token]))
+    if not all(said["clipped"] for said in both):
+        return ""
+    coasting = " and ".join(small(p) for p in walk.coasting)
+    return f"""After update 1, rho is {both[0]['rho']:.4f} for {right} and {both[1]['rho']:.4f} for {wrong}: the clip
+has ended both, and they pull no more. They move on for two reasons. AdamW keeps a running mean of past
+gradients, and other tokens change the same weights. (If all gradients were 0 after update 1, AdamW alone would
+still bring {right} to {coasting}.) The clip takes away a pull; it does not hold a token."""
 
 
 def step(walk) -> str:
@@ -518,60 +716,78 @@ def step(walk) -> str:
     A = parting.right.advantage
     scale = slope["weight"] * A / cfg.temperature
     p_right, p_wrong = slope["p_right"], slope["p_wrong"]
-    by_hand = f"""d loss / d logit of the right token = -weight A / T (1 - p)
+    by_hand = f"""d loss / d logit of the right token = -weight A / T (1 - p_right)
                                     = -{scale:.6f} x (1 - {p_right:.4f}) = {-scale * (1 - p_right):+.6f}
-d loss / d logit of the wrong token = +weight A / T p
+d loss / d logit of the wrong token = +weight A / T p_wrong
                                     = +{scale:.6f} x {p_wrong:.4f} = {scale * p_wrong:+.6f}"""
     rows = []
     for done, chance in enumerate(walk.chances):
         name = f"after update {done}" if done else "before"
         rows.append([name, small(chance.right), small(chance.wrong), small(math.exp(chance.right_response)),
                      small(math.exp(chance.wrong_response))])
+    n_tokens = sum(row.n_action for row in walk.rows)
     updates = []
     for i, metrics in enumerate(walk.passes):
-        updates.append([i + 1, f"{metrics['loss']:.6f}", f"{metrics['grad_norm']:.4f}",
-                        f"{metrics['clip_frac']:.1%}"])
-    sampled = []
-    for row in walk.rows:
-        sampled += row.logps
-    unsure = sum(math.exp(logp) < 0.99 for logp in sampled)
+        ended = metrics["clip_frac"] * n_tokens
+        updates.append([i + 1, f"{metrics['loss']:.6f}", f"{metrics['grad_norm']:.4f}", f"{ended:.0f}"])
+
+    last = len(walk.passes) - 1
+    unsure = unsure_tokens(walk)
+    ended = sum(per_token(walk, last, row, k)["clipped"] for row, k in unsure)
+    fewer = ""
+    if ended and walk.passes[last]["grad_norm"] < walk.passes[0]["grad_norm"]:
+        fewer = (f"The clip leaves most of the {n_tokens} tokens alone. But only {len(unsure)} of them pull much, and "
+                 f"before update {last + 1} it has ended {ended} of these. This is why the norm falls.")
+    warming = ""
+    if walk.lr == mgrpo.warmup_linear(0, cfg):
+        warm = round(cfg.warmup * cfg.steps)
+        warming = f"; it rises to {cfg.lr:g} over the first {warm} of {cfg.steps} steps"
     moved = {}
     for row, before, after in zip(walk.rows, walk.logps[0], walk.logps[-1]):
         changes = [now - then for now, then in zip(after, before)]
         moved.setdefault(row.advantage > 0, []).extend(changes)
     praised = sum(moved[True]) / len(moved[True])
     blamed = sum(moved[False]) / len(moved[False])
+    on = moving_on(walk)
     return f"""## 11. What does the gradient do?
 
-Look at the arrow of stop 4 once more. The token {right} of our episode has A = {signed(A)}. The derivative of
-$\\log p$ by a logit is 1 - p for the token itself and -p for any other, divided by the temperature. So this one
-token pulls at the logits with
+Look at the arrow of stop 4 once more. The token {right} of our episode has A = {exact(A)}. In the first update
+$\\rho = 1$, so the derivative of the loss by $\\log p$ is minus weight times A. The derivative of $\\log p$ by
+a logit is 1 - p for the token itself and minus the other's p for any other, divided by the temperature T. So
+this one token pulls at the logits with
 
 {fenced(by_hand)}
 
 Autograd through `mgrpo_loss` says {slope['right']:+.6f} and {slope['wrong']:+.6f}. The optimizer goes against
-it: the right token's logit rises, the wrong token's falls. The other episode pulls in the same direction, since
-its token {wrong} has a negative advantage.
+it: the right token's logit rises, the wrong token's falls. Episode {parting.wrong.member} pulls in the same
+direction, since its token {wrong} has a negative advantage.
 
-Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {unsure} of the {len(sampled)} tokens
+Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {len(unsure)} of the {n_tokens} tokens
 of the group were drawn with a probability below 0.99. There the policy made its decisions, and there it learns.
 
-All of them pull at once, at weights that they share. The gradient is cut to a norm of {cfg.clip:g} and handed
-to AdamW, here with the learning rate of the first step of training, {walk.lr:g}:
+All of them pull at once, at weights that they share. If the gradient's norm is above {cfg.clip:g}, the gradient
+is scaled down to it (this has nothing to do with the clip of stop 9). AdamW gets it. A *step* of training plays,
+then makes {len(walk.passes)} updates. The learning rate here is that of the first step, {walk.lr:g}{warming}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
-{table(["update", "loss", "gradient norm", "tokens that the clip leaves out"], updates)}
+The norm is the one before scaling:
+
+{table(["update", "loss", "gradient norm", "tokens ended by the clip"], updates)}
+
+{fewer}
 
 And this is what it is all for. The probability of the two tokens where the calls part, and of the two whole
 responses:
 
 {table(["", f"right token {right}", f"wrong token {wrong}", "right response", "wrong response"], rows)}
 
-On average over all tokens of the group, those of successful episodes changed their log-prob by {praised:+.4f},
-those of failed episodes by {blamed:+.4f}.
+{on}
 
-One group of one task moves the policy this far because AdamW's first steps change every weight by about the
+From before update 1 to after update {last + 1}, the log-prob of a token of a successful episode changed by
+{praised:+.4f}, that of a token of a failed one by {blamed:+.4f}, in the mean over all tokens of the group.
+
+One group of one task moves the policy this far because AdamW's first updates change every weight by about the
 learning rate, however small its gradient is. In training the gradient is that of many groups, and it has to
 agree on what helps."""
 
@@ -581,13 +797,20 @@ def after(walk) -> str:
 
 That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and
 makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards differ. `make demo` makes
-{mgrpo.Config.steps} steps. The loop begins like this, and goes on with the updates of stop 11:
+{mgrpo.Config.steps} steps. This turns a step's episodes into rows:
 
-{code(mgrpo.main, "# 1) Collect", "rows, measured")}
+{code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
 
-You have now met the functions of the method. `mgrpo.py` is the next thing to read; its opening repeats the
-formula of stop 9. `forks/` holds methods that change one stop: other advantages (`forks/gigpo.py`), a critic
-instead of the group (`forks/critic.py`), other losses (`forks/webrl.py`)."""
+`self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
+the `group_advantages` of stop 7. `mgrpo.main` holds the loop around them. A *fork* is a file that overrides
+some of these parts and runs the same loop. This is a whole one; it pays less for detours:
+
+{fenced(answers.EXAMPLE.rstrip(), "python")}
+
+`forks/` holds other methods, each of which changes one stop: other advantages (`forks/gigpo.py`), a critic
+(`forks/critic.py`), other losses (`forks/losses.py`). A critic learns to predict how well an episode will go, and
+its prediction replaces the group's mean. The next thing to read is `mgrpo.py`; its opening repeats the formula of
+stop 9."""
 
 
 # ---------------------------------------------------------------------------------------- the picture
@@ -619,8 +842,8 @@ def row_picture(walk) -> str:
 
     fork = left + row.prefix * scale
     end = width - right
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 236" width="{width}" height="236">',
-           ROW_STYLE, f'<rect class="paper" width="{width}" height="236" rx="8"/>']
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 254" width="{width}" height="254">',
+           ROW_STYLE, f'<rect class="paper" width="{width}" height="254" rx="8"/>']
     x = 20
     legend = {"system": "system prompt", "placeholder": "placeholder", "context": "past response", "page": "page",
               "trained": "response of this turn"}
@@ -643,8 +866,10 @@ def row_picture(walk) -> str:
     svg.append(f'<text class="soft" style="text-anchor:end" x="{end}" y="{top + 102}">yes: {row.n_action} ids, '
                f'each with A = {row.advantage:+.4f} and weight {row.weight:.6f}</text>')
     svg.append(f'<path class="line" d="M{middle:.1f} {top + 84}v5"/>')
-    svg.append(f'<text class="soft" x="{left}" y="{top + 126}">numbers below the bar are tokens; the response attends '
-               "to everything on its left</text>")
+    svg.append(f'<text class="soft" x="{left}" y="{top + 126}">numbers below the bar are tokens; the response '
+               "attends to everything on its left</text>")
+    svg.append(f'<text class="soft" x="{left}" y="{top + 144}">a past response ends with what the chat format puts '
+               "behind it: the end of a line</text>")
     return "\n".join([*svg, "</svg>\n"])
 
 
@@ -652,8 +877,10 @@ def exercises(walk) -> str:
     given = answers.material(walk.record, answers.BASE)
     lines = ["""## Exercises
 
-Answer first, then run the command, then unfold. The commands compute with these episodes and with `worlds/base`
-as the policy.
+Answer first, then run the command, then unfold. The commands take the episodes of this walk. Their policy is
+`worlds/base`, the small model that comes with the code; the clone of this walk was made from it and is not in
+the repository. Where an exercise needs the log-probs of sampling, those of `worlds/base` stand in for them, so
+rho is 1 before the first update there as well.
 """]
     for number, exercise in enumerate(answers.EXERCISES, 1):
         command = f"python tests/tools/answers.py {number}"
@@ -662,9 +889,12 @@ as the policy.
             command += " forks/mine.py"
             solution = "\n\n" + fenced(answers.SOLUTION.rstrip(), "python")
         computed = fenced(exercise.compute(given))
+        numbers = ""
+        if exercise.table:
+            numbers = fenced(exercise.table(given)) + "\n\n"
         lines.append(f"""**{number}.** {exercise.question}
 
-    {command}
+{numbers}    {command}
 
 <details><summary>Answer</summary>
 
