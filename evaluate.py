@@ -43,9 +43,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import compress
 import model
 import worlds
-from compress import Chat, Trajectory, messages, open_chat, system_prompt
+from compress import Chat, Trajectory
 from rollout import Settings, actions_help, parse, play, rollout, task_key
 from worlds import browser, onlooker, serve, webarena
 from worlds.endpoint import Endpoint, Judge
@@ -420,7 +421,7 @@ async def aim(session, turn) -> dict | None:
 def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperature: float):
     """An `act` that sends an endpoint the messages that a checkpoint's context is written from."""
     async def act(trajectory: Trajectory, slot: int):
-        text, ended = await endpoint.chat(messages(chat, trajectory), temperature=temperature,
+        text, ended = await endpoint.chat(compress.messages(chat, trajectory), temperature=temperature,
                                           max_tokens=settings.max_new_tokens)
         ids = chat.encode(browser.readable(text), ours=True)
         if ended:
@@ -688,10 +689,10 @@ def open_policy(cfg: Config, device):
     """(policy, as `evaluate` takes it, and its Chat)."""
     checkpoint = checkpoint_of(cfg)
     if checkpoint is not None:
-        chat = open_chat(checkpoint, actions_help())
+        chat = compress.open_chat(checkpoint, actions_help())
     else:  # the small base's tokenizer only counts: about twice as many tokens as a real one
         tokenizer = model.load_tokenizer(Path(__file__).parent / "worlds" / "base")
-        chat = Chat(tokenizer, system_prompt(actions_help(), think=True))
+        chat = Chat(tokenizer, compress.system_prompt(actions_help(), think=True))
     if cfg.policy_url:
         return Endpoint(cfg.policy_url, cfg.policy_model), chat
     dtype = model.computing_dtype(device, cfg.precision)

@@ -68,8 +68,9 @@ from pathlib import Path
 import torch
 
 import bc
+import compress
 import worlds
-from compress import Chat, Row, Trajectory, open_chat, pack, trajectory_rows
+from compress import Chat, Row, Trajectory
 from evaluate import SiteSettings, Environment, evaluate, figures, percent
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import actions_help, rollout
@@ -191,7 +192,7 @@ def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
     out = []
     for group in groups:
         for tau in group:
-            rows = trajectory_rows(chat, tau)
+            rows = compress.trajectory_rows(chat, tau)
             for row in rows:
                 if cfg.loss_norm == "paper":  # the means over groups, episodes, turns and tokens
                     row.weight = 1 / (n_groups * len(group) * len(rows) * row.n_action)
@@ -338,7 +339,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     batches = bc.balanced_micro_batches(rows, cfg.max_tokens)
     for i, batch in enumerate(batches):
         # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
-        inputs = pack(batch, method.device)
+        inputs = compress.pack(batch, method.device)
         logp_N, entropy_N, hidden_ND = method.score(batch, inputs)
         logp_ref_N = reference_logps(method, inputs, logp_N)
         remember_missing(batch, logp_N)
@@ -442,7 +443,7 @@ def open_training(cfg: Config, device):
 def open_method(cfg: Config, Method, device) -> MGRPO:
     """The method with its policy. Its cfg names the model and the learning rate that were chosen."""
     cfg = replace(cfg, model=warm_start(cfg))
-    chat = open_chat(cfg.model, actions_help())
+    chat = compress.open_chat(cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
     if cfg.lr is None:
         lr = bc.lr_by_size(model, small=3e-4, large=1e-6)

@@ -42,7 +42,8 @@ from typing import Awaitable, Callable, NamedTuple
 
 import torch
 
-from compress import Chat, Trajectory, Turn, answer_of, context, fit_page
+import compress
+from compress import Chat, Trajectory, Turn
 from model import GraphedStep, KVCache, Transformer, sample, unsharded
 from worlds.browser import (ENV_FAILED, ActionError, Browser, BrowserSettings, Session, bounded,
                             first_line, readable, sites_of)
@@ -204,7 +205,7 @@ def find_call(answer: str) -> Written:
 
 def parse(response: str) -> Call:
     """The one call in a response. Raises ActionError with a sentence for the agent."""
-    answer = answer_of(response)
+    answer = compress.answer_of(response)
     if answer is None:
         raise ActionError("the response was cut before </answer>")
     function, keywords, positional = find_call(answer)
@@ -407,7 +408,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             page = f"error: {error}\n{page}"
         for host, address in hosts.items():
             page = page.replace(address, f"http://{host}")
-        fitted = fit_page(chat, trajectory, page, budget)
+        fitted = compress.fit_page(chat, trajectory, page, budget)
         if fitted is None:
             return  # past responses alone fill the context: this is the end, as at the turn limit
         ids, shown, cut = fitted
@@ -587,7 +588,7 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
             t = len(trajectory.turns) - 1
             if t == 0:
                 rngs[slot] = random.Random(f"{seed}/{task_key(trajectory.task)}/{trajectory.member}")
-            h_t = context(chat, trajectory, t)
+            h_t = compress.context(chat, trajectory, t)
 
             def draw():
                 return engine.respond(h_t, slot, rngs[slot])

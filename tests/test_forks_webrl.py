@@ -20,7 +20,7 @@ from test_mgrpo import (even_tasks_teach, logprobs, method_of, ragged_groups, tr
 from test_scripts import ENV, SMALL, one_by_one, outcome, read, script  # noqa: F401 (a fixture)
 
 import mgrpo
-from compress import Trunk, trajectory_rows
+from compress import Trunk, open_chat, trajectory_rows
 from evaluate import Environment
 from forks import digirl, shared, tsr, webrl
 from model import generate, load
@@ -345,7 +345,7 @@ def test_what_trains_is_what_was_chosen_with_the_policys_log_probs(checkpoint, s
                      concurrency=4, candidates=3, timeout=20)
     sites = {"sandbox": sandbox_sites}
     tasks, model = load_tasks("sandbox:train:2", sites), load(checkpoint)
-    policy = mgrpo.open_chat(checkpoint, mgrpo.actions_help())
+    policy = open_chat(checkpoint, mgrpo.actions_help())
     method = method_of(policy, model, cfg, Method=tsr.TSR)
     played = method.collect(tasks, Environment(sites, tmp_path, cfg), 0)
     later = 0
