@@ -184,5 +184,10 @@ def test_known_flaws_are_those_of_the_benchmark():
     assert sum(map(len, infinity.TRUE_FROM_THE_START.values())) == 14
     assert infinity.flaw("figma-slides", "h1", "Resolve Marcus's comment") == "likely broken in the application"
     assert infinity.flaw("figma-slides", "h1", "Rename the deck") == ""
+    broken = {instruction: infinity.flaw("figma-slides", "h1", instruction) != "" for instruction in (
+        "Set the background to #2d2d2d", "Set the background to dark blue (#0052CC)", "Set all three to #FFFFFF and #383838",
+        "Disable the Presentation Icons Pack library", "Remove the Brand Assets 2025 library", "Make the deck available offline",
+        "Remove everyone who's currently offline", "Set the duration to 800 milliseconds", "Move in from the bottom (400ms)")}
+    assert list(broken.values()) == [True, False, True, True, False, True, False, True, False]
     assert infinity.flaw("paypal-my-wallet", "e9", "Let my card issuer convert") == "likely broken in the application"
     assert infinity.flaw("notes", "e19", "") == ""

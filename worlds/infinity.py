@@ -45,10 +45,17 @@ TRUE_FROM_THE_START = {
     "superhuman-general": ["e3", "e8", "m9", "m13", "m14", "h46"],
     "xero-invoicing": ["m20"],
 }
+# The colors that figma-slides offers. It ignores what is typed into its fields of colors and of numbers.
+SWATCHES = ("ffffff|000000|f24e1e|ff7262|ffac33|f7c948|0acf83|00b894|1abcfe|0052cc|7b61ff|a259ff|e0e0e0"
+            "|888888|404040|1e1e1e")
 # Parts of applications that do not work with mouse and keyboard, as words of the instructions that
 # need them. This finds most of such tasks, not exactly them.
 BROKEN_PARTS = {
-    "figma-slides": r"comment|librar|#[0-9a-f]{6}|offline",
+    "figma-slides": rf"#(?!{SWATCHES})[0-9a-f]{{6}}|font size|corner radius|stroke width|[0-9]px"
+                    r"|degrees|(?!400)[0-9]{3} ?m(s|illiseconds)\b"  # most durations are 400 ms already
+                    r"|comment|disable.*librar|default (deck )?transition|rename.*template style"
+                    # It cancels clicks on its checkboxes.
+                    r"|available offline|download|(disable|turn off|remove).*(slide|page) number",
     "figma-text-and-typography": r"duplicate",
     "elation-patient-communication": r"schedule an? (new )?(in-person|virtual)",
     "gmail": r"\bmove\b.*\b(category|social|promotions|updates|forums|primary)\b",
