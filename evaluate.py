@@ -337,7 +337,7 @@ class Environment:
         """sites: {SITE: address}. out: the run's directory. visible: play in a window."""
         cfg = cfg or SiteSettings()
         if visible:
-            onlooker.require_display()
+            onlooker.require_display("--watch", "--screenshots 8 puts pictures into the report instead")
         self.sites = sites
         self.out = Path(out)
         self.cfg = cfg

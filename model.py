@@ -690,6 +690,7 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
 
 ALPHA = 32  # the best learning rate hardly depends on the rank r if the update is ALPHA/r B A
 ADAPTERS = "adapter/adapter_model.safetensors"  # below the top: vLLM reads every *.safetensors there
+PEFT = "base_model.model."  # PEFT's name of an adapter is this, then ours, then ".weight"
 
 
 class Adapted(nn.Linear):
@@ -779,9 +780,6 @@ def merge(state: dict) -> dict:
     return adapters
 
 
-# PEFT's name of an adapter is "base_model.model." + ours + ".weight".
-
-
 def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     """The adapters in PEFT's layout, with a mark of the frozen weights that they belong to."""
     base, weights = model.base
@@ -799,7 +797,7 @@ def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     file = checkpoint / ADAPTERS
     file.parent.mkdir()
     (file.parent / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    named = {f"base_model.model.{name}.weight": adapter for name, adapter in adapters.items()}
+    named = {f"{PEFT}{name}.weight": adapter for name, adapter in adapters.items()}
     save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(weights)})
 
 
@@ -814,7 +812,7 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
             raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
                              f"delete {file.parent} to use the merged weights")
         for name in tensors.keys():
-            ours = name.removeprefix("base_model.model.").removesuffix(".weight")
+            ours = name.removeprefix(PEFT).removesuffix(".weight")
             adapters[ours] = tensors.get_tensor(name)
         return base, settings["r"], adapters
 

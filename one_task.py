@@ -151,7 +151,8 @@ def step_of(wish: recorder.Wish, page: str) -> Step:
 
 def find(step: Step, page: str) -> str | None:
     """The id of a step's element on a page."""
-    same = [number for tag, name, number in ELEMENT.findall(page) if (tag, name) == step[2:4]]
+    wanted = (step.tag, step.name)
+    same = [number for tag, name, number in ELEMENT.findall(page) if (tag, name) == wanted]
     return same[step.rank] if step.rank < len(same) else None
 
 
@@ -317,7 +318,8 @@ def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: lis
 def record(cfg: Config, task: dict):
     """Lets a person show the task; keeps demonstration and task if a replay bears them out."""
     chat = open_chat(checkpoint_of(cfg), actions_help())
-    onlooker.require_display()
+    onlooker.require_display("--record", "record on a machine that has one")
+    read_tasks(Path(cfg.record))  # what cannot be read is found out before a person has worked
     watching = watch_person(task, Environment({}, "runs/one-task", cfg), cfg)
     try:
         steps, address = asyncio.run(watching)
@@ -366,10 +368,17 @@ def ask(question: str) -> str:
         return ""
 
 
+def read_tasks(file: Path) -> tuple[Path, list[dict]]:
+    """(the task file beside a file of demonstrations, its tasks). Raises ValueError."""
+    tasks_file = file.with_suffix(".tasks.json")
+    if not tasks_file.exists():
+        return tasks_file, []
+    return tasks_file, webarena.read_rows(str(tasks_file))
+
+
 def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
     """Appends the demonstration to `file` and the task to the task file beside it."""
-    tasks_file = file.with_suffix(".tasks.json")
-    tasks = webarena.read_rows(str(tasks_file)) if tasks_file.exists() else []
+    tasks_file, tasks = read_tasks(file)
     task = {**task, "task_id": len(tasks)}
     demonstration.task = task
     with run.writing(tasks_file):

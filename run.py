@@ -325,7 +325,7 @@ def resume(cfg, model, optimizer, may_change: set[str]) -> int:
         return 0
 
     may_change = may_change | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
-                               "recompute", "screenshots", "cuda_graph"}
+                               "recompute", "screenshots", "cuda_graph", "browser"}
     with reading(state):
         was = extra["config"]
         step = int(extra["step"])

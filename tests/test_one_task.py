@@ -364,12 +364,15 @@ def test_the_check_follows_from_what_was_done(after, answer, kinds):
 # --------------------------------------------------------------------------- recorded, from end to end
 
 
+require_display = onlooker.require_display
+
+
 @pytest.fixture
 def recorded(tmp_path, monkeypatch, watched, checkpoint, capsys):
     """recorded(task, motions, answer): records with a scripted hand -> what was printed."""
     (tmp_path / "site.py").write_text(SITE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(onlooker, "require_display", lambda: None)
+    monkeypatch.setattr(onlooker, "require_display", lambda *_: None)
 
     def record(task, motions, answer="", **flags):
         watched(motions)
@@ -414,6 +417,18 @@ def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded,
     with pytest.raises(ValueError, match="no check passes"):
         recorded("do nothing", [close])
     assert not (tmp_path / "demos").exists()
+
+
+def test_what_cannot_be_recorded_is_said_before_a_window_opens(recorded, tmp_path, monkeypatch):
+    (tmp_path / "demos").mkdir()
+    (tmp_path / "demos/a.tasks.json").write_text("[")
+    with pytest.raises(ValueError, match="a.tasks.json"):
+        recorded("live in oslo", [])
+    monkeypatch.setattr(onlooker, "require_display", require_display)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(ValueError, match="--record opens a window, but this machine has no display"):
+        recorded("live in oslo", [])
 
 
 def test_a_site_that_fails_is_one_sentence(recorded):

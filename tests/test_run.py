@@ -148,7 +148,7 @@ def test_a_run_refuses_to_go_on_with_other_settings(stopped):
     assert cfg.out in str(refused.value)
     assert runs.resume(replace(other, force=True), model, optimizer, may_change=set()) == 2
     assert runs.resume(replace(cfg, steps=6), model, optimizer, may_change={"steps"}) == 2
-    faster = replace(cfg, concurrency=3, timeout=1.0, screenshots=4)  # where and how fast it runs may change
+    faster = replace(cfg, concurrency=3, timeout=1.0, screenshots=4, browser="ws://there")  # where and how fast it runs
     assert runs.resume(faster, model, optimizer, may_change=set()) == 2
 
 

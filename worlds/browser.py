@@ -226,7 +226,7 @@ KEEP_IN = ["--host-resolver-rules=MAP * ^NOTFOUND, EXCLUDE 127.0.0.1", WEBRTC]
 
 
 async def connect(playwright, settings: BrowserSettings, flags: list[str], sites: set[str] | None):
-    """Chromium on the machine that settings.browser names. Raises EnvError."""
+    """Chromium on the machine that settings.browser names. Raises EnvError; ValueError if it is unsafe."""
     if sites is None:
         out = "*"
     else:
@@ -328,8 +328,8 @@ class Browser:
             flags += ["--blink-settings=imagesEnabled=false", "--disable-remote-fonts"]
         if self.settings.browser:
             if self.visible:
-                raise ValueError("--watch opens a window on this machine, but --browser names a Chromium "
-                                 "on another one; drop one of the two.")
+                raise ValueError("--watch and --record open a window on this machine, but --browser names "
+                                 "a Chromium on another one; leave out one of the two.")
             return await connect(self.playwright, self.settings, flags, self.sites)
 
         if os.geteuid() == 0:  # root cannot have a sandbox

@@ -16,11 +16,11 @@ ORANGE = {"color": {"r": 224, "g": 80, "b": 40, "a": 0.15},
           "outlineColor": {"r": 224, "g": 80, "b": 40, "a": 1}}
 
 
-def require_display():
-    """Raises ValueError where no window can open."""
+def require_display(flag: str, remedy: str):
+    """Raises ValueError where no window can open. flag: what asks for one."""
     if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
-        raise ValueError("--watch opens a window, but this machine has no display (DISPLAY is not "
-                         "set); --screenshots 8 puts pictures into the report instead.")
+        raise ValueError(f"{flag} opens a window, but this machine has no display (DISPLAY is not set); "
+                         f"{remedy}.")
 
 
 def frame_of(spot) -> list[float] | None:

@@ -64,7 +64,8 @@ class ProductSlots:
 
 def unused_shipping(world, rng, slug):
     """A way of shipping in which no order holds the product yet: opening an old order must not pass for buying."""
-    drawn, orders = rng.choice(list(shop.SHIPPING)), world.sites["shop"].orders.values()
+    drawn = rng.choice(list(shop.SHIPPING))
+    orders = world.sites["shop"].orders.values()
     used = {order.shipping for order in orders if slug in [line.slug for line in order.lines]}
     return drawn if drawn not in used else next(way for way in shop.SHIPPING if way not in used)
 

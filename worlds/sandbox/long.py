@@ -136,8 +136,10 @@ def buy_three(world, rng):
 
 def change_cart(world, rng):
     more, gone, rest = rng.sample(held_lines(world), 3)
-    products, product = world.sites["shop"].products, rng.choice(fresh_products(world))
-    size, quantity = draw_size(rng), rng.randint(2, 6)
+    products = world.sites["shop"].products
+    product = rng.choice(fresh_products(world))
+    size = draw_size(rng)
+    quantity = rng.randint(2, 6)
     slots = {"held": products[more.slug].name, "quantity": str(quantity), "gone": products[gone.slug].name,
              "section": product.category, "name": product.name, "size": size}
     return Draft('set the quantity of {{held}} in the cart to "{{quantity}}" , remove {{gone}} from it and add the '
@@ -147,7 +149,8 @@ def change_cart(world, rng):
 
 def set_accounts(world, rng):
     name = rng.choice([name for name in NAMES if name != world.user])
-    city, bio = draw_city(world, rng), draw_bio(world, rng)
+    city = draw_city(world, rng)
+    bio = draw_bio(world, rng)
     return Draft(BOTH_OPEN + 'set my name to "{{name}}" and my city to "{{city}}" in the shop and my bio to "{{bio}}" '
                  "in the forum", {"name": name, "city": city, "bio": bio},
                  [f"{start} |AND| {FORUM}" for start in (SHOP, *astray_in_shop(world))],
@@ -166,7 +169,9 @@ def three_posts(world, rng):
 
 
 def post_and_bio(world, rng):
-    title, text, bio = phrase(rng), phrase(rng), draw_bio(world, rng)
+    title = phrase(rng)
+    text = phrase(rng)
+    bio = draw_bio(world, rng)
     section = rng.choice(FORUMS)
     url = next_address(world, section)
     return Draft('create a post titled "{{title}}" in the forum "{{section}}" , comment "{{text}}" on it and set my '
@@ -177,8 +182,10 @@ def post_and_bio(world, rng):
 
 
 def buy_several(world, rng):
-    product, quantity = rng.choice(fresh_products(world)), rng.randint(2, 6)
-    city, shipping = draw_city(world, rng), draw_shipping(rng)
+    product = rng.choice(fresh_products(world))
+    quantity = rng.randint(2, 6)
+    city = draw_city(world, rng)
+    shipping = draw_shipping(rng)
     lines = [*held_lines(world), new_line(product, quantity=quantity)]
     return Draft('set my city to "{{city}}" and buy "{{quantity}}" of {{name}} with "{{shipping}}" shipping',
                  {"city": city, "quantity": str(quantity), "name": product.name, "shipping": shipping},
@@ -188,7 +195,8 @@ def buy_several(world, rng):
 # ---- the cart is wrong at the start
 def buy_alone(world, rng):
     product = rng.choice(fresh_products(world))
-    size, shipping = draw_size(rng), unused_shipping(world, rng, product.slug)
+    size = draw_size(rng)
+    shipping = unused_shipping(world, rng, product.slug)
     return Draft('empty the cart and buy nothing but the {{section}} item {{name}} in size "{{size}}" with '
                  '"{{shipping}}" shipping',
                  {"section": product.category, "name": product.name, "size": size, "shipping": shipping},
@@ -199,7 +207,8 @@ def buy_instead(world, rng):
     """It starts in the checkout, with something wrong in the cart."""
     gone, *rest = rng.sample(held_lines(world), 3)
     product = rng.choice(fresh_products(world))
-    size, shipping = draw_size(rng), draw_shipping(rng)
+    size = draw_size(rng)
+    shipping = draw_shipping(rng)
     slots = {"gone": world.sites["shop"].products[gone.slug].name, "name": product.name, "size": size,
              "shipping": shipping}
     return Draft('buy what the cart holds with "{{shipping}}" shipping , but {{name}} in size "{{size}}" instead of '
@@ -224,7 +233,8 @@ def add_most_in_stock(world, rng):
 
 
 def comment_on_most_votes(world, rng):
-    everything, text = list(world.sites["forum"].posts.values()), phrase(rng)
+    everything = list(world.sites["forum"].posts.values())
+    text = phrase(rng)
     posts, best = draw_apart(rng, everything, lambda post: post.votes)
     return Draft("of the posts {{one}} in the {{section_one}} forum , {{two}} in the {{section_two}} forum and "
                  '{{three}} in the {{section_three}} forum comment "{{text}}" on the one with the most votes',
@@ -249,7 +259,8 @@ def buy_if(world, rng):
     order = rng.choice(list(world.sites["shop"].orders.values()))
     status = rng.choice([order.status, rng.choice([status for status in shop.STATUSES if status != order.status])])
     one, other = rng.sample(fresh_products(world), 2)
-    wanted, shipping = one if order.status == status else other, draw_shipping(rng)
+    wanted = one if order.status == status else other
+    shipping = draw_shipping(rng)
     return Draft('if the status of order {{number}} is "{{status}}" buy {{name}} , else buy {{other}} , with '
                  '"{{shipping}}" shipping',
                  {"number": order.number, "status": status, "name": one.name, "other": other.name,
@@ -259,7 +270,8 @@ def buy_if(world, rng):
 
 # ---- carry a fact from one site to the other
 def comment_price(world, rng):
-    product, (post,) = rng.choice(fresh_products(world)), draw_posts(world, rng, 1)
+    product = rng.choice(fresh_products(world))
+    [post] = draw_posts(world, rng, 1)
     away, *_ = astray_in_forum(world, post)
     return Draft(BOTH_OPEN + "comment the price of the {{item_section}} item {{item}} on the post {{name}} in the "
                  "{{section}} forum",
@@ -269,7 +281,8 @@ def comment_price(world, rng):
 
 
 def post_total(world, rng):
-    order, section = rng.choice(list(world.sites["shop"].orders.values())), rng.choice(FORUMS)
+    order = rng.choice(list(world.sites["shop"].orders.values()))
+    section = rng.choice(FORUMS)
     return Draft(BOTH_OPEN + 'create a post titled with the total of order {{number}} in the forum "{{section}}"',
                  {"number": order.number, "section": section},
                  [f"{start} |AND| {FORUM}" for start in (SHOP, *astray_in_shop(world))],
