@@ -623,7 +623,8 @@ def comment_price(page, item, item_section, name, section):
 
 
 def count_items(page, **sections):
-    total, said = 0, ""
+    total = 0
+    said = ""
     for section in sections.values():
         yield from because(said, to_section(page, section))
         count = items_listed(page)
@@ -678,7 +679,8 @@ def post_and_bio(page, title, section, text, bio):
 
 def dearest_order(page):
     yield from visit(page, "orders")
-    most, said = 0, ""
+    most = 0
+    said = ""
     for order in page.names("order "):
         if not page.find(order):
             yield from because(said, visit(page, "orders"))
