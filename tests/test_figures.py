@@ -43,6 +43,14 @@ def test_the_norms_weigh_tokens_as_their_formulas_say():
         rows = figures.weighed(norm, success, failure)
         assert [rows[0].weight, rows[-1].weight] == pytest.approx([first, last])
         assert [rows[0].advantage, rows[-1].advantage] == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+    svg = figures.loss_norms_figure()
+    for name, lengths in (("success", figures.SUCCESS), ("failure", figures.FAILURE)):
+        assert f">{name}, {sum(lengths)} tokens<" in svg and f">{len(lengths)} turns, A = " in svg
+
+
+@pytest.mark.parametrize("name", ("compression", "cache"))
+def test_a_figure_of_an_episode_says_whose_it_is(name):
+    assert "The scripted expert's episode in assets/episode.jsonl, 7 turns." in figures.FIGURES[name]()
 
 
 def test_the_contexts_are_those_that_the_engine_reads_and_keeps():

@@ -223,6 +223,47 @@ def check_token_table(record, text: str, data: dict):
     back = [(abs(math.log(rho)), rho) for _, rho, A in tokens.values() if math.log(rho) * A < 0 and abs(math.log(rho)) > 1e-3]
     assert "against" not in named and not back or float(named["against"][3]) == pytest.approx(max(back)[1], abs=1e-6)
 
+    # 4) The response of the furthest one can be read.
+    _, (i, turn, _), _ = max(far)
+    response = record["episodes"][i]["turns"][turn]["response"]
+    assert f"(episode {i}, turn {turn + 1}):\n\n```text\n{response}\n```" in text
+
+
+def check_clip_cases(text: str):
+    """Stop 9's four cases: where the gradient by hand is 0, min picks the clipped value."""
+    rows = table_after(text, "A | rho | min picks")
+    assert [row[:2] for row in rows] == [["A > 0", "rho > 1.2"], ["A > 0", "rho < 0.8"], ["A < 0", "rho > 1.2"], ["A < 0", "rho < 0.8"]]
+    for sign, place, picks, gradient in rows:
+        A = 1.0 if sign == "A > 0" else -1.0
+        for rho in (1.3, 2.0) if place == "rho > 1.2" else (0.7, 0.1):
+            if gradient_by_hand(rho, A) == 0:
+                assert picks == f"{place.split()[-1]} A, the clipped value" and gradient == "0: the token moved enough"
+            else:
+                assert picks == "rho A" and gradient == "rho A: the token moved the wrong way"
+
+
+def pulls_by_hand(record, data) -> tuple[int, int, int]:
+    """(ended by the clip, in turns that are the same in all episodes, left) before the last update.
+
+    Of the tokens that were drawn with a probability below 0.99. Pages and responses say which turns are the same.
+    """
+    said = [[(turn["observation"], turn["response"]) for turn in episode["turns"]]
+            for episode in record["episodes"] if episode["status"] == "ok"]
+    common = 0
+    while all(turns[:common + 1] == said[0][:common + 1] for turns in said) and common < min(map(len, said)):
+        common += 1
+    ended, cancelling, left = 0, 0, 0
+    for (i, t, k), _, rho, A in tokens_by_hand(record, data, data["updates"] - 1):
+        if math.exp(record["episodes"][i]["turns"][t]["logps"][k]) >= 0.99:
+            continue
+        if gradient_by_hand(rho, A) == 0:
+            ended += 1
+        elif t < common:
+            cancelling += 1
+        else:
+            left += 1
+    return ended, cancelling, left
+
 
 def check_pocket_calculator(text: str):
     """Stop 10's first table: A times tokens is the last column, to all decimals that it shows."""
@@ -235,6 +276,7 @@ def check_pocket_calculator(text: str):
 def test_the_tables_can_be_computed_from_what_they_show(record, pages):
     text = (pages / "walk.md").read_text()
     check_token_table(record, text, data_of((pages / "walk.html").read_text()))
+    check_clip_cases(text)
     check_pocket_calculator(text)
 
 
@@ -254,6 +296,23 @@ def test_the_intervals_are_where_the_sampler_changes_its_mind(record, seen, chec
     right, wrong = seen.intervals
     shown = walk_text.draws(seen)
     assert f"owns [{right[0]:.6f}, {right[1]:.6f}) and" in one_line(shown) and f"owns [{wrong[0]:.6f}, {wrong[1]:.6f})." in one_line(shown)
+
+
+def test_the_parts_of_the_context_add_up(seen, pages):
+    text = one_line((pages / "walk.md").read_text())
+    whole, trunk, system, present, page, frame = map(int, re.search(
+        r"one list of (\d+) token ids: (\d+) of the past \(the \*trunk\*: the system prompt's (\d+) and the past turns\), "
+        r"then (\d+) of the present page \(the (\d+) of stop 2; the other (\d+) are the chat format", text).groups())
+    assert whole == len(context(seen.chat, seen.parting.right, 1)) == trunk + present and present == page + frame
+    assert page == len(seen.chat.encode(LAMPS)) and system == len(seen.chat.system_ids()) < trunk
+    assert f"So the page becomes text, {page} tokens here." in text and "the line `Round 1`)" in text
+
+
+def test_the_longer_episode_is_called_another_one(pages):
+    """The figures' numbers are not those of the walk's episode: they are the expert's, in assets/episode.jsonl."""
+    text = one_line((pages / "walk.md").read_text())
+    turns = len(json.loads((ROOT / "assets/episode.jsonl").read_text().splitlines()[0])["turns"])
+    assert f"In the longer episode of the figure ({turns} turns, not ours) that makes" in text
 
 
 def test_the_other_episodes_draw_is_that_of_its_own_generator(record, seen):
@@ -281,7 +340,7 @@ def test_packed_ids_are_leaves_and_what_is_new_of_each_trunk(seen, pages):
         written += sum(len(row.leaf) for row in rows)
     text = one_line((pages / "walk.md").read_text())
     alone = sum(len(row.ids) for row in seen.rows)
-    assert written < alone and f"{alone:,} ids in all" in text and f"only once: {written:,} ids" in text
+    assert written < alone and f"{written:,} ids instead of {alone:,}" in text
 
 
 def test_the_fork_in_the_text_is_whole(pages, given, tmp_path):
@@ -584,7 +643,10 @@ def test_the_committed_walk_agrees_with_the_method():
         assert shown == pytest.approx(total, abs=2e-6)
     assert "(the recorded one)" in one_line(text)
     check_token_table(record, text, data)
+    check_clip_cases(text)
     check_pocket_calculator(text)
+    shown = re.search(r"it has ended (\d+) of these\. Another (\d+) are in turn 1, .*? That leaves (\d+)\.", one_line(text))
+    assert tuple(map(int, shown.groups())) == pulls_by_hand(record, data)
     rows = table_after(text, "token | old log-prob")
     assert "AdamW alone would still bring" in one_line(text)
     assert len(rows) == 5 and {row[-1] == "0: ended" for row in rows} == {True, False}
@@ -645,7 +707,8 @@ def test_the_answers_are_those_of_the_method_by_hand(given):
     *_, right, _, _, wrong = answer(7, given)
     assert right < 1e-5 and wrong > 1e-3
     assert answer(8, given)[2::3] == [0.0, -0.5, 1.5, 0.0]
-    assert [line.split()[7] for line in answers.answer(9, given).splitlines()] == ["1.000", "0.125", "1.000"]
+    assert [line.split()[7] for line in answers.answer(9, given).splitlines()] == ["1.000", "0.200", "1.000"]
+    assert "spreads it over 180 tokens instead of 36" in answers.EXERCISES[8].answer  # 6 turns of 30, 3 turns of 12
     longest = max(given.group, key=lambda tau: len(tau.turns))
     check_context_lengths(given, longest)
     assert answer(11, given)[3] < 0.8

@@ -9,6 +9,7 @@ so the policy is worlds/base, which the clone was made from. Where an exercise n
 sampling, those of worlds/base stand in for them: rho is 1 before the first update, as in training.
 """
 import argparse
+import math
 import runpy
 import sys
 import tempfile
@@ -161,9 +162,12 @@ def clipped_or_not(given: Material) -> str:
     return "\n".join(lines)
 
 
+SHORT, LONG = (3, 12), (6, 30)  # turns, and tokens of each
+
+
 def three_norms(given: Material) -> str:
-    success = episodes_with([1.0], turns=2, tokens=10)
-    failure = episodes_with([0.0], turns=8, tokens=20)
+    success = episodes_with([1.0], *SHORT)
+    failure = episodes_with([0.0], *LONG)
     lines = []
     for norm in ("token", "paper", "constant"):
         rows = mgrpo.weigh([success + failure], given.chat, replace(given.cfg, loss_norm=norm))
@@ -328,11 +332,11 @@ EXERCISES = [
              "A = 1 with rho = 0.5, and A = -1 with rho = 1.5: those that have moved against their advantage. "
              "The other two have moved enough.",
              clipped_or_not),
-    Exercise("A success has 2 turns of 10 tokens each, a failure 8 turns of 20. With which loss norm does a "
-             "token of the failure weigh least, compared with one of the success?",
+    Exercise(f"A success has {SHORT[0]} turns of {SHORT[1]} tokens each, a failure {LONG[0]} turns of {LONG[1]}. With "
+             "which loss norm does a token of the failure weigh least, compared with one of the success?",
              "With `paper`: the means over turns and tokens give both episodes the same weight in total, and "
-             "the failure spreads it over 160 tokens instead of 20. So a long failure is blamed only a little "
-             "for each token. `token` and `constant` weigh all tokens of a batch alike; with `constant` the "
+             f"the failure spreads it over {math.prod(LONG)} tokens instead of {math.prod(SHORT)}. So a long failure "
+             "is blamed only a little for each token. `token` and `constant` weigh all tokens of a batch alike; with `constant` the "
              "weight does not depend on how long the batch's episodes are.",
              three_norms),
     Exercise("How long is the context at each turn of the longest episode (the first of those with the most "

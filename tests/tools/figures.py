@@ -191,8 +191,9 @@ def loss_norms_figure() -> str:
         svg.append(label(begin_of_failure, panel.y(0) - 24, f"The failure has {share:.0%} of the weight. If it were twice as long,", "soft"))
         svg.append(label(begin_of_failure, panel.y(0) - 8, f"a token of the success would weigh {change:.2f} times as much.", "soft"))
     for x, name, tau in ((panel.left, "success", success), (begin_of_failure, "failure", failure)):
-        svg.append(label(x, 28, f"{name}, {len(tau.turns)} turns"))
-        svg.append(label(x, 45, f"A = {tau.advantage:+.2f}", "soft"))
+        tokens = sum(len(turn.action_ids) for turn in tau.turns)
+        svg.append(label(x, 28, f"{name}, {tokens} tokens"))
+        svg.append(label(x, 45, f"{len(tau.turns)} turns, A = {tau.advantage:+.2f}", "soft"))
     left = 20
     svg.append(label(left, 414, "A block is a response: its width is its number of tokens, its height how hard each token "
                      "is pushed (weight times A),", "soft"))
@@ -294,7 +295,8 @@ def cache_figure() -> str:
         svg.append(f'<rect class="{kind}" x="{x}" y="336" width="12" height="12" rx="2"/>')
         svg.append(label(x + 18, 346, name, "soft"))
         x += 290
-    return picture(850, 364, STYLE, svg)
+    svg.append(label(70, 369, f"The scripted expert's episode in assets/episode.jsonl, {len(turns)} turns.", "soft"))
+    return picture(850, 387, STYLE, svg)
 
 
 FIGURES = {"advantage": advantage_figure, "clip": clip_figure, "loss-norms": loss_norms_figure,

@@ -193,6 +193,7 @@ def history(walk) -> str:
         blocks.append(f"*{name}* ({len(ids)} tokens)\n\n{fenced(spelled(chat, ids))}")
     h_t = context(chat, tau, t)
     past_ids = len(trunk(chat, tau, t))
+    page_tokens = len(chat.encode(tau.turns[t].observation))
     whole = len(chat.system_ids())
     for k in range(t):
         whole += len(tau.turns[k].observation_ids) + len(chat.past_response(tau.turns[k].action_ids))
@@ -200,9 +201,10 @@ def history(walk) -> str:
     return "\n\n".join([f"""## 3. What exactly stands before the response?
 
 The policy does not see the page alone. It sees the *context* $h_t$, one list of {len(h_t)} token ids:
-{past_ids} of the past (the *trunk*), then {len(h_t) - past_ids} of the present page. Every past response is in
-the trunk; every past page is replaced by the placeholder `{PLACEHOLDER}`. This is *dynamic context
-compression*. With whole pages the context would have {whole} ids, and the gap grows with every turn.
+{past_ids} of the past (the *trunk*: the system prompt's {len(chat.system_ids())} and the past turns), then
+{len(h_t) - past_ids} of the present page (the {page_tokens} of stop 2; the other {len(h_t) - past_ids - page_tokens}
+are the chat format and the line `Round {t}`). Every past response is in the trunk; every past page is replaced by the
+placeholder `{PLACEHOLDER}`. This is *dynamic context compression*. With whole pages the context would have {whole} ids, and the gap grows with every turn.
 
 {code(compress.past, "turn = trajectory", "return")}
 
@@ -215,8 +217,7 @@ Token by token, with a · between tokens (⏎ is the end of a line; the prompt c
 message begins and ends. A page cannot fake them: if it contains that text, it is spelled out in ordinary
 characters.
 
-With compression the context grows by a placeholder and a response each turn, not by a page. In a longer
-episode:
+Each turn, the past (the trunk) grows by a placeholder and a response only. In a longer episode, not ours:
 
 ![ids in the context over the turns of an episode](figures/compression.svg)"""])
 
@@ -249,13 +250,15 @@ Episode {parting.wrong.member} was at the same place, with the same {before + k}
 def cache_numbers() -> str:
     """What the figures of stops 3 and 4 show, in words."""
     computed, at_end = [], []
+    turns_there = len(figures.expert_episode(figures.two_chats()[0]).turns)
     for chat in figures.two_chats():
         turns = figures.reuse(chat, load(answers.BASE))
         computed.append(sum(new for _, new in turns))
         at_end.append(figures.lengths(chat)[-1])
-    return f"""Compression replaces the last page, so the common beginning ends there, and more ids are computed
-again: {computed[0]} in this episode, against {computed[1]} with whole pages. In return, contexts are shorter:
-{at_end[0]} ids instead of {at_end[1]} at its end."""
+    return f"""At the next turn, the page just read has become a placeholder. So the cache holds only up to that
+page: the placeholder and the response are computed again, then the new page. In the longer episode of the figure
+({turns_there} turns, not ours) that makes {computed[0]} ids instead of {computed[1]} with whole pages. But contexts
+stay short: the last has {at_end[0]} ids, not {at_end[1]}."""
 
 
 def sampling(walk) -> str:
@@ -353,7 +356,7 @@ The response is text again, and a parser finds the one call in it. No text of a 
 
 {code(rollout.take_turns, "call = parse", "await session.execute")}
 
-`parse` returns `{call}`. {does}"""]
+`parse` returns `{call}`. {does} (The action `exit` ends the episode.)"""]
     if not last:
         after = right.turns[t + 1]
         where = f"The browser goes from `{turn.url}` to `{after.url}`."
@@ -465,8 +468,8 @@ A    = ({worst:.0f} - {mean:.6g}) / {std:.6f} = {exact((worst - mean) / std)}   
     cancels = ""
     if common:
         which = "turn 1 is" if common == 1 else f"turns 1 to {common} are"
-        cancels = (f"What all episodes have in common cancels: {which} the same in all {n}, and their advantages "
-                   "add up to 0.")
+        cancels = ("What all episodes have in common cancels, if all tokens weigh the same and none is clipped (stop 9): "
+                   f"{which} the same in all {n}, and their advantages add up to 0.")
     return f"""## 7. How good was it, compared with the others?
 
 A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group. The
@@ -474,7 +477,8 @@ A reward of 1 says little by itself: perhaps the task is easy. So each episode i
 
 {code(mgrpo.group_advantages, "def ", "return valid")}
 
-An episode that the site or the browser broke is not valid: it says nothing about the policy, so it neither
+The *baseline* is the mean, `r.mean()`; the *released code* is that of the method's paper, WebAgent-R1. An
+episode that the site or the browser broke is not valid: it says nothing about the policy, so it neither
 counts in the mean nor trains. `std` divides by n - 1. By hand:
 
 {fenced(by_hand)}
@@ -482,9 +486,10 @@ counts in the mean nor trains. `std` divides by n - 1. By hand:
 By the function, in the order of the episodes: {computed}.
 
 All tokens of an episode get its advantage. This is crude: a needless click of a successful episode is praised
-like the decisive one. Why does it raise the mean reward? Think of one choice at one place, over many groups. It
-is pushed each time it is made, by how much better than its group the episode ended. So it gains if the episodes
-that make it end better than the others, and loses if they end worse. {cancels}
+like the decisive one. Why does it raise the mean reward? Think of one choice at one place, over many groups. Each
+time the choice is made, its log-prob is pushed by the advantage of that episode: up after a success, down after a
+failure. Over many groups the sum is positive only if episodes with this choice end better than those without.
+{cancels}
 
 If all rewards are equal, the group teaches nothing, and the function returns no episode:
 
@@ -506,11 +511,12 @@ loss:
 
 {code(compress.trajectory_rows, "leaf = ", "advantage=advantage")}
 
-`shared` is the trunk, and `turn.advantage` is 0 here: only forks such as `forks/gigpo.py` set it.
+`shared` is the trunk, `prefix` how many ids it has at this turn. `turn.advantage` is 0 unless you change the
+method (stop 12).
 
-The group has {len(walk.rows)} rows, {seen:,} ids in all, of which {n_tokens} train. Training writes what rows
-share only once: {walk.passes[0]['tokens']:,.0f} ids that give the same gradient.
-([The picture of a whole episode](packing.svg) shows how.)
+The group has {len(walk.rows)} rows, and {n_tokens} of their ids train. The rows of an episode begin alike. Training
+stores that common beginning once and lets every row attend to it: {walk.passes[0]['tokens']:,.0f} ids instead of
+{seen:,}, the same gradient. ([The picture of a whole episode](packing.svg) shows how.)
 
 No token of a page is a target of the loss: the policy should learn what to write after a page, not how to write
 pages. But the response attends to the page, and its gradient flows back through it. Past responses are
@@ -569,31 +575,49 @@ def chosen_tokens(walk, done: int) -> list[tuple[str, Row, int]]:
 
 
 def norms(walk) -> str:
-    """The three weights of a token, with an example for the paper's."""
+    """The three weights of a token, with the figure's example for the paper's."""
     n_tokens = sum(row.n_action for row in walk.rows)
-    success = answers.episodes_with([1.0], turns=2, tokens=10)
-    failure = answers.episodes_with([0.0], turns=8, tokens=20)
-    rows = mgrpo.weigh([success + failure], walk.chat, mgrpo.Config(loss_norm="paper"))
-    short, long = (round(1 / (2 * row.weight)) for row in (rows[0], rows[-1]))
-    return f"""Last, the *weight* of a token in the loss. `--loss-norm {walk.cfg.loss_norm}` gives all tokens the
-same, 1 / {n_tokens} = {1 / n_tokens:.6f}. Below, `n_groups` counts the groups that train, `group` holds the
-episodes of one, `rows` the turns of an episode, and `longest` is the most tokens that an episode can write:
+    success = figures.made_up(1.0, figures.SUCCESS)
+    failure = figures.made_up(0.0, figures.FAILURE)
+    rows = figures.weighed("paper", success, failure)
+    first_responses = (rows[0], rows[len(figures.SUCCESS)])
+    short, long = (round(1 / (2 * row.weight)) for row in first_responses)  # two episodes weigh 1/2 each
+    return f"""Last, the *weight* of a token in the loss. This walk uses `--loss-norm {walk.cfg.loss_norm}`, the default:
+all tokens weigh the same, `1 / {n_tokens} = {1 / n_tokens:.6f}`. Below, `n_groups` counts the groups that train and
+`n_tokens` all their tokens; `group` holds the episodes of one, `rows` the turns of an episode, `row.n_action` is the
+number of tokens of a response, and `longest` the most tokens that an episode can write:
 
 {code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / (n_groups * len(group) * longest)")}
 
 `paper` is the norm of the paper (WebAgent-R1, arXiv 2505.16421): the mean over an episode's turns of the mean
-over a turn's tokens. All episodes weigh the same, so a token of a success with 2 turns of 10 tokens weighs
-1/{short} of its episode, and a token of a failure with 8 turns of 20 tokens only 1/{long}. `constant` divides
+over a turn's tokens. All episodes weigh the same. In the figure, the success has {len(figures.SUCCESS)} turns and its
+first response {figures.SUCCESS[0]} tokens, so each of them weighs 1/{short} of the episode; the failure has
+{len(figures.FAILURE)} turns, and each of its first {figures.FAILURE[0]} tokens weighs only 1/{long}. `constant` divides
 by a fixed number, so a token's weight does not depend on how long the other episodes are:
 
 ![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
+
+
+def clip_cases(eps: float) -> str:
+    """What min picks outside [1 - eps, 1 + eps], by mgrpo_loss."""
+    rows = []
+    for A, sign in ((1.0, "A > 0"), (-1.0, "A < 0")):
+        for rho, place in ((1 + 2 * eps, f"rho > {1 + eps:g}"), (1 - 2 * eps, f"rho < {1 - eps:g}")):
+            value, slope = figures.surrogate(rho, A, eps)
+            picks, gradient = "rho A", "rho A: the token moved the wrong way"
+            if slope == 0:
+                picks, gradient = f"{value / A:g} A, the clipped value", "0: the token moved enough"
+            rows.append([sign, place, picks, gradient])
+    return table(["A", "rho", "min picks", "gradient"], rows)
 
 
 def ratio(walk) -> str:
     done = len(walk.passes) - 1
     cfg = walk.cfg
     rows = []
-    for which, row, k in chosen_tokens(walk, done):
+    chosen = chosen_tokens(walk, done)
+    _, far, _ = chosen[2]  # the row of the token whose rho is furthest from 1
+    for which, row, k in chosen:
         said = per_token(walk, done, row, k)
         gradient = signed(said["slope"])
         if said["clipped"]:
@@ -607,20 +631,26 @@ def ratio(walk) -> str:
 
 We want to make the tokens of good episodes likelier and those of bad ones less likely. The obvious loss is
 $-A \\log \\pi$ for each token: a cross-entropy whose weight may be negative. But playing {len(walk.group)}
-episodes is slow, so the same tokens are used for {len(walk.passes)} updates. After the first, the policy is no
-longer the one that sampled. So the loss has the ratio of the two instead,
+episodes is slow, so a *step* of training plays, then makes {len(walk.passes)} updates with the same tokens. After the
+first update, the policy is no longer the one that sampled. We average over tokens that the old policy drew, but want
+the average under the new one:
 
-$$\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
+$$\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A \\qquad
+\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-and each token adds $\\rho A$, times a weight, to the *objective*, which is minus the loss. The gradient of
-$\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A
-\\log \\pi$: the first update is a weighted cross-entropy. Later updates add the factor $\\rho$: a token that
-the new policy would write twice as often counts twice, as if the new policy had played.
+The sums are over all tokens of the vocabulary. So each drawn token counts $\\rho$ times: it adds $\\rho A$, times a
+weight, to the *objective*, which is minus the loss. (This corrects the token, not the context before it.) The gradient
+of $\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A \\log
+\\pi$: the first update is a weighted cross-entropy.
 
 *Clipping* stops pushing a token once it has moved by more than eps = {cfg.eps} in the direction that its
 advantage asks for:
 
 {code(mgrpo.mgrpo_loss, "rho_N", "surrogate_N")}
+
+From {1 - cfg.eps:g} to {1 + cfg.eps:g} both values are rho A. Outside, `min` takes the smaller one:
+
+{clip_cases(cfg.eps)}
 
 Before the first update, training and sampling are the same policy, so $\\rho = 1$. For this, training has to
 divide the logits by the same temperature, {cfg.temperature}. Over all {n_tokens} tokens here, the stored
@@ -631,10 +661,11 @@ After {done} updates it looks different. The table shows the two tokens where th
 
 {table(["token", "old log-prob", "new", "rho", "A", "min(rho A, clip(rho) A)", "gradient"], rows)}
 
-The last column is the gradient of min(...) by the token's log-prob: rho A while the token counts, 0 once the
-clip has ended it. Then the clipped value is the smaller one, and it does not depend on the policy. That happens
-to {outside:.0f} of the {n_tokens} tokens. A token that moved against its advantage keeps its gradient, however
-far it is: `min` takes the side that can still be corrected.
+The last column is the gradient of min(...) by the token's log-prob: rho A while the token counts, 0 once the clip
+has ended it, since the clipped value does not depend on the policy. That happens to {outside:.0f} of the {n_tokens}
+tokens. The third row is from this response ({place(walk, far)}):
+
+{fenced(far.turn.response)}
 
 ![what a token adds to the objective, over rho](figures/clip.svg)
 
@@ -664,7 +695,8 @@ def loss(walk) -> str:
     last_table, last_loss = loss_table(walk, last)
     return f"""## 10. Can I check the loss with a pocket calculator?
 
-Yes. In the first update every $\\rho$ is 1, so an episode adds its advantage times its number of tokens:
+Yes. In the first update every $\\rho$ is 1, so an episode adds its advantage times its number of tokens. (A is
+rounded here, so your last digit may differ by one.)
 
 {first_table}
 
@@ -674,8 +706,8 @@ The weight is 1 / {n_tokens} for all tokens. beta = {walk.cfg.beta:g} leaves out
 moving away from the policy that training began with. So the loss is minus the sum divided by {n_tokens}:
 {first_loss:.6f}. What `mgrpo.update` returned for the first update: **{walk.passes[0]['loss']:.6f}**.
 
-The value itself says little. The advantages of a group add up to 0, so if all episodes had the same number of
-tokens, it would be 0: it only says whether successes or failures are longer. Its gradient is what counts.
+This value says little. The advantages of a group add up to 0, so with $\\rho = 1$ and as many tokens in each episode
+it would be 0: it only says whether successes or failures are longer. Its gradient is what counts.
 Before update {last + 1} the ratios have moved:
 
 {last_table}
@@ -691,6 +723,33 @@ def unsure_tokens(walk) -> list[tuple[Row, int]]:
     return out
 
 
+def fewer_pulls(walk, unsure: list[tuple[Row, int]]) -> str:
+    """What has become of the tokens that pull much before the last update; "" if the clip has ended none."""
+    last = len(walk.passes) - 1
+    n_tokens = sum(row.n_action for row in walk.rows)
+    common = common_turns(walk)
+    ended, cancelling, left = 0, 0, 0
+    cancels = True  # what all episodes have in common, unless the clip ends it in some of them
+    for row, k in unsure:
+        in_common = row.tau.turns.index(row.turn) < common
+        if per_token(walk, last, row, k)["clipped"]:
+            ended += 1
+            cancels = cancels and not in_common
+        elif in_common:
+            cancelling += 1
+        else:
+            left += 1
+    if not ended:
+        return ""
+    shared = ""
+    if cancelling and cancels:
+        turns = "turn 1" if common == 1 else f"turns 1 to {common}"
+        shared = (f" Another {cancelling} are in {turns}, where the pulls of all episodes cancel (stop 7). "
+                  f"That leaves {left}.")
+    return (f"The clip leaves most of the {n_tokens} tokens alone. But only {len(unsure)} of them pull much, and before "
+            f"update {last + 1} it has ended {ended} of these.{shared} This is why the norm falls.")
+
+
 def moving_on(walk) -> str:
     """Why the two tokens move after the clip has ended both, if it has."""
     parting, chat = walk.parting, walk.chat
@@ -703,10 +762,14 @@ def moving_on(walk) -> str:
     if not all(said["clipped"] for said in both):
         return ""
     coasting = " and ".join(small(p) for p in walk.coasting)
+    reached = [chance.right for chance in walk.chances[2:]]
+    differ = max(abs(p - alone) for p, alone in zip(reached, walk.coasting))
+    others = "add next to nothing here" if differ < 1e-3 else "make the difference"
     return f"""After update 1, rho is {both[0]['rho']:.4f} for {right} and {both[1]['rho']:.4f} for {wrong}: the clip
-has ended both, and they pull no more. They move on for two reasons. AdamW keeps a running mean of past
-gradients, and other tokens change the same weights. (If all gradients were 0 after update 1, AdamW alone would
-still bring {right} to {coasting}.) The clip takes away a pull; it does not hold a token."""
+has ended both, and they pull no more. They move on, since AdamW keeps a running mean of past gradients. If all
+gradients were 0 after update 1, AdamW alone would still bring {right} to {coasting}. The table has
+{" and ".join(small(p) for p in reached)}: other tokens, which change the same weights, {others}. The clip takes away a
+pull; it does not hold a token."""
 
 
 def step(walk) -> str:
@@ -733,11 +796,9 @@ d loss / d logit of the wrong token = +weight A / T p_wrong
 
     last = len(walk.passes) - 1
     unsure = unsure_tokens(walk)
-    ended = sum(per_token(walk, last, row, k)["clipped"] for row, k in unsure)
     fewer = ""
-    if ended and walk.passes[last]["grad_norm"] < walk.passes[0]["grad_norm"]:
-        fewer = (f"The clip leaves most of the {n_tokens} tokens alone. But only {len(unsure)} of them pull much, and "
-                 f"before update {last + 1} it has ended {ended} of these. This is why the norm falls.")
+    if walk.passes[last]["grad_norm"] < walk.passes[0]["grad_norm"]:
+        fewer = fewer_pulls(walk, unsure)
     warming = ""
     if walk.lr == mgrpo.warmup_linear(0, cfg):
         warm = round(cfg.warmup * cfg.steps)
@@ -765,13 +826,11 @@ direction, since its token {wrong} has a negative advantage.
 Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {len(unsure)} of the {n_tokens} tokens
 of the group were drawn with a probability below 0.99. There the policy made its decisions, and there it learns.
 
-All of them pull at once, at weights that they share. If the gradient's norm is above {cfg.clip:g}, the gradient
-is scaled down to it (this has nothing to do with the clip of stop 9). AdamW gets it. A *step* of training plays,
-then makes {len(walk.passes)} updates. The learning rate here is that of the first step, {walk.lr:g}{warming}:
+All of them pull at once, at weights that they share. If the norm of the gradient exceeds {cfg.clip:g}, the gradient
+is scaled to norm {cfg.clip:g}. (This has nothing to do with the clip of stop 9.) AdamW uses the scaled gradient; the
+table shows the norm before scaling. The learning rate here is that of the first step, {walk.lr:g}{warming}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
-
-The norm is the one before scaling:
 
 {table(["update", "loss", "gradient norm", "tokens ended by the clip"], updates)}
 
@@ -784,8 +843,8 @@ responses:
 
 {on}
 
-From before update 1 to after update {last + 1}, the log-prob of a token of a successful episode changed by
-{praised:+.4f}, that of a token of a failed one by {blamed:+.4f}, in the mean over all tokens of the group.
+From before update 1 to after update {last + 1}, the log-probs of the tokens of successful episodes changed by
+{praised:+.4f} in the mean, those of the tokens of failed ones by {blamed:+.4f}.
 
 One group of one task moves the policy this far because AdamW's first updates change every weight by about the
 learning rate, however small its gradient is. In training the gradient is that of many groups, and it has to
@@ -806,6 +865,9 @@ the `group_advantages` of stop 7. `mgrpo.main` holds the loop around them. A *fo
 some of these parts and runs the same loop. This is a whole one; it pays less for detours:
 
 {fenced(answers.EXAMPLE.rstrip(), "python")}
+
+`tau.success` is what the check says, 0 or 1. The six files are `mgrpo.py` and the five that it uses: `model.py`,
+`compress.py`, `rollout.py`, `evaluate.py` and `bc.py`. `start` is the checkpoint that is opened without `--model`.
 
 `forks/` holds other methods, each of which changes one stop: other advantages (`forks/gigpo.py`), a critic
 (`forks/critic.py`), other losses (`forks/losses.py`). A critic learns to predict how well an episode will go, and
@@ -877,10 +939,9 @@ def exercises(walk) -> str:
     given = answers.material(walk.record, answers.BASE)
     lines = ["""## Exercises
 
-Answer first, then run the command, then unfold. The commands take the episodes of this walk. Their policy is
-`worlds/base`, the small model that comes with the code; the clone of this walk was made from it and is not in
-the repository. Where an exercise needs the log-probs of sampling, those of `worlds/base` stand in for them, so
-rho is 1 before the first update there as well.
+Answer first, then run the command, then unfold. The commands take the episodes of this walk, but you do not have
+its clone. So they score the episodes again with `worlds/base`, the small model that the clone was made from, and take
+the result as the log-probs of sampling. rho then starts at 1, but log-probs and gradients are not those above.
 """]
     for number, exercise in enumerate(answers.EXERCISES, 1):
         command = f"python tests/tools/answers.py {number}"
