@@ -20,8 +20,8 @@ demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the
 
 # Three processes, since browsers wait more than they compute: pages and the judge, episodes, all else.
 PYTEST := $(PY) -m pytest -q -m "not slow"
-PAGES := $(patsubst %,tests/test_%.py,browser evaluate infinity page page_seen serve worlds)
-EPISODES := $(patsubst %,tests/test_%.py,forks_webrl long one_task readme rollout run sandbox)
+PAGES := $(patsubst %,tests/test_%.py,browser evaluate infinity page page_seen report serve worlds)
+EPISODES := $(patsubst %,tests/test_%.py,forks_webrl long one_task plan readme rollout run sandbox)
 OTHERS := $(filter-out $(PAGES) $(EPISODES),$(wildcard tests/test_*.py))
 test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 	@logs=$$(mktemp -d); \
