@@ -337,7 +337,7 @@ class Environment:
         """sites: {SITE: address}. out: the run's directory. visible: play in a window."""
         cfg = cfg or SiteSettings()
         if visible:
-            onlooker.require_display("--watch", "--screenshots 8 puts pictures into the report instead")
+            onlooker.require_display("--watch", "leave it out; evaluate.py --screenshots 8 puts pictures into the report")
         self.sites = sites
         self.out = Path(out)
         self.cfg = cfg
@@ -646,9 +646,11 @@ def compare(runs: list[str]) -> str:
         with run.reading(path):
             splits = run.read_json(path)["splits"]
             for split, summary in splits.items():
-                rows.append((f"{split}  {path.parent.name}", summary))
-            table(rows)  # raises here, while we know the file, if figures are missing
-    rows.sort(key=lambda row: row[0].split()[0])
+                rows.append((split, path.parent.name, summary))
+            table([(split, summary) for split, summary in splits.items()])  # raises while we know the file
+    rows.sort(key=lambda row: row[0])
+    longest = max(len(split) for split, _, _ in rows)
+    rows = [(f"{split:{longest}}  {name}", summary) for split, name, summary in rows]
     report = run.report(runs[-1], others=runs[:-1])
     return f"{table(rows)}\n{run.with_size(report)}"
 
@@ -667,7 +669,7 @@ class Config(SiteSettings):
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
     validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
-    compare: str | None = None  # only print the evaluations of these runs (commas) in one table
+    compare: str | None = None  # print the evaluations of these runs (commas) in one table; the last one's report has all
     watch: bool = False  # play in a window, at a person's pace, and print what the policy thinks
     # How to play. A checkpoint of ours remembers its sizes.
     max_turns: list[int] = field(default_factory=lambda: [15])  # per episode; 5,10,15: each in turn

@@ -61,6 +61,8 @@ def task_of(cfg: Config) -> dict:
            "eval": {"eval_types": ["url_match"], "reference_url": cfg.url}}
     if cfg.serve:
         row.update(serve=cfg.serve, cwd=cfg.cwd)
+    elif "{port}" in cfg.url:
+        raise ValueError(f"{cfg.url}: {{port}} stands for the port of a site that --serve starts; give --serve.")
     tasks, _, faults = webarena.check_rows([row], Path())
     if faults:
         raise ValueError(f"{faults[0].partition(': ')[2]}.")

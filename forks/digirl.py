@@ -79,7 +79,8 @@ class DigiRL(mgrpo.MGRPO):
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(cfg, chat, model, reference, optimizer, device)
         if cfg.offline > cfg.steps:
-            raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns.")
+            raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns; "
+                             "give fewer, or more --steps.")
         if not 0 < cfg.share <= 1:
             raise ValueError(f"--share {cfg.share:g}: it is a share of the episodes, above 0, up to 1.")
         if cfg.beta:

@@ -79,7 +79,7 @@ class KLong(mgrpo.MGRPO):
         if not 0 <= cfg.overlap < cfg.window:
             raise ValueError(f"--overlap {cfg.overlap}: give at least 0, and less than --window {cfg.window}.")
         if not 1 <= cfg.stages <= cfg.steps:
-            raise ValueError(f"--stages {cfg.stages}: give 1 to --steps {cfg.steps}.")
+            raise ValueError(f"--stages {cfg.stages}: give at least 1, and no more than --steps {cfg.steps}.")
         # compress.trunk asks it at every turn which earlier turns to leave out.
         chat.dropped = partial(dropped, window=cfg.window, overlap=cfg.overlap, pinned=cfg.pinned)
 

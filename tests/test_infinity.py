@@ -103,7 +103,7 @@ def test_tasks_are_chosen_by_application_kind_and_number(clone):
 
 @pytest.mark.parametrize("rest, says", [
     ("/nowhere", "there is no application nowhere; there are notes, xero-invoicing"), (":tricky", "write infinity:PATH"),
-    ("/apps/notes", "with applications; clone https://github.com")])
+    ("/apps/notes", "applications are neither in .*/apps/notes/apps nor in .*; clone https://github.com")])
 def test_a_wrong_choice_is_one_sentence(clone, rest, says):
     with pytest.raises(ValueError, match=says):
         ids(f"infinity:{clone}{rest}")

@@ -467,6 +467,7 @@ def test_what_is_wrong_is_one_sentence():
     done = command()
     assert done.returncode and "required: url, task" in done.stderr and "Traceback" not in done.stderr
     for url, flags, says in (("http://127.0.0.1:9/", {}, "cannot reach http://127.0.0.1:9/"), ("nowhere", {}, "start_url is 'nowhere'"),
-                             ("http://127.0.0.1:9/", {"serve": "true"}, "serve is 'true'")):
+                             ("http://127.0.0.1:9/", {"serve": "true"}, "serve is 'true'"),
+                             ("http://127.0.0.1:{port}/", {}, "give --serve")):
         with pytest.raises(ValueError, match=says):
             one_task.main(Config(url=url, task="save it", **flags))

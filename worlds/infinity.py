@@ -113,7 +113,7 @@ def folders(path: str) -> list[Path]:
         root = root.parent
     known = {file.parent.name: file.parent for file in (root / "apps").glob("*/real-tasks.json")}
     if not known:
-        raise ValueError(f"infinity:{path}: there is no {root / 'apps'} with applications; clone "
+        raise ValueError(f"infinity:{path}: applications are neither in {path}/apps nor in {root / 'apps'}; clone "
                          "https://github.com/web-arena-x/webarena-infinity and name its folder.")
     for name in names or []:
         if name not in known:
