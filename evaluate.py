@@ -337,7 +337,8 @@ class Environment:
         """sites: {SITE: address}. out: the run's directory. visible: play in a window."""
         cfg = cfg or SiteSettings()
         if visible:
-            onlooker.require_display("--watch", "leave it out; evaluate.py --screenshots 8 puts pictures into the report")
+            remedy = "leave it out; evaluate.py --screenshots 8 puts pictures into the report"
+            onlooker.require_display("--watch", remedy)
         self.sites = sites
         self.out = Path(out)
         self.cfg = cfg
@@ -647,7 +648,7 @@ def compare(runs: list[str]) -> str:
             splits = run.read_json(path)["splits"]
             for split, summary in splits.items():
                 rows.append((split, path.parent.name, summary))
-            table([(split, summary) for split, summary in splits.items()])  # raises while we know the file
+            table(list(splits.items()))  # raises here, while we know the file, if figures are missing
     rows.sort(key=lambda row: row[0])
     longest = max(len(split) for split, _, _ in rows)
     rows = [(f"{split:{longest}}  {name}", summary) for split, name, summary in rows]
@@ -669,7 +670,7 @@ class Config(SiteSettings):
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
     validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
-    compare: str | None = None  # print the evaluations of these runs (commas) in one table; the last one's report has all
+    compare: str | None = None  # print these runs' evaluations (commas) as a table, and report them
     watch: bool = False  # play in a window, at a person's pace, and print what the policy thinks
     # How to play. A checkpoint of ours remembers its sizes.
     max_turns: list[int] = field(default_factory=lambda: [15])  # per episode; 5,10,15: each in turn

@@ -81,7 +81,7 @@ class Config(SiteSettings):
     """Every knob is a flag; the comment behind it is its --help."""
     # Model and data
     model: str | None = None     # warm-started checkpoint; None: runs/bc, made by bc.py if missing
-    tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], miniwob[:...], infinity:CLONE[...], task files; commas
+    tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], miniwob[:...], infinity:..., files; commas
     out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
     steps: int = 18              # one batch of tasks each
