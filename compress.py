@@ -22,6 +22,7 @@ Dimension key: B rows, T tokens.
 """
 from run import read_json  # first, before torch
 
+import copy
 import json
 import os
 import re
@@ -238,6 +239,16 @@ class Chat:
         description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
         self.bare_tokenizer = Tokenizer.from_str(json.dumps(description))
 
+    def of_record(self, task: dict) -> "Chat":
+        """The chat that a record was written for: exercises say under "agent" what agent.json would say."""
+        if "agent" not in task:
+            return self
+        chat = copy.copy(self)
+        chat.system = task["agent"]["system"]
+        chat.think = task["agent"]["think"]
+        chat.compress = task["agent"]["compress"]
+        return chat
+
     def encode(self, text: str, ours: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token.
 
@@ -411,6 +422,8 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     A turn whose "observation" is None keeps its response in the history; its page is not known.
     """
     task = {key: record[key] for key in ("intent", "task_id", "sites")}
+    if "agent" in record:
+        task["agent"] = record["agent"]
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success

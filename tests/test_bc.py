@@ -262,8 +262,9 @@ def record(tokenizer, tmp_path, monkeypatch, sandbox_sites, run):
 def test_experts_of_any_split_demonstrate_with_long_chains_of_thought(record):
     recorded, = record(split="full-test-unseen-easy", cot=True)
     assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
-    thought = f"the task is to do this : {recorded['intent']}"
-    assert all(thought in turn["response"] for turn in recorded["turns"])
+    for turn in recorded["turns"]:
+        thought = turn["response"].split("</think>")[0]
+        assert f": {recorded['intent']} . " in thought and len(thought.split(" . ")) >= 4
 
 
 def test_the_experts_are_scored_by_the_score_that_a_fork_puts_in_its_place(record, monkeypatch):

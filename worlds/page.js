@@ -11,7 +11,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // in a number ("Mar 10") or in anything else that a page prints, but never in <12>, since we write a page's
   // own < as &lt;. The base in worlds/base has learned to read the plain form: `marked` waits for its successor.
   const ID_FORMS = {plain: id => ` ${id}`, marked: id => ` <${id}>`};
-  const idText = ID_FORMS.plain;
+  const idText = ID_FORMS.marked;
 
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
   const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType

@@ -26,7 +26,7 @@ from worlds.sandbox import exercises, websites
 def judge(model, chat, record: dict) -> list[tuple[bool, bool]]:
     """(whole response right, action right) for every response of an exercise that is learned."""
     tau = replay(chat, record)
-    learned = [row for row, turn in zip(trajectory_rows(chat, tau), tau.turns) if turn.observation != PLACEHOLDER]
+    learned = [row for row, turn in zip(trajectory_rows(chat.of_record(tau.task), tau), tau.turns) if turn.observation != PLACEHOLDER]
     answer, out = chat.tokenizer.token_to_id("<answer>"), []
     for batch in micro_batches(learned, 10**9):
         inputs = pack(batch, "cpu")
