@@ -47,27 +47,21 @@ BASE ?= runs/base
 base: setup $(BASE)/model.safetensors ## pre-train worlds/base again from random weights, hours on one core, into $(BASE); resumable
 EXERCISES := $(PY) -m worlds.sandbox.exercises
 # One thread; the allocator keeps its memory, which saves a fifth of the time.
-PRETRAIN := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \
-	$(PY) bc.py --max-tokens 2048 --max-context 4096 --epochs 1 --save-every 100
-pretrain = $(EXERCISES) $(1) > $(@D).jsonl && $(PRETRAIN) --model $(<D) --data $(@D).jsonl --out $(@D) $(2) && rm $(@D).jsonl
+PRETRAIN := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 $(PY)
+LEARN := --max-tokens 4096 --max-context 4096 --epochs 1 --save-every 100
+pretrain = $(EXERCISES) $(2) > $(@D).jsonl && $(PRETRAIN) $(1) $(LEARN) --model $(<D) --data $(@D).jsonl --out $(@D) $(3) && rm $(@D).jsonl
 $(BASE)-0/model.safetensors:
 	rm -rf $(@D) && $(EXERCISES) --tokenizer $(@D)
 $(BASE)-1/model.safetensors: $(BASE)-0/model.safetensors # four names of one token: here the look-up forms
-	$(call pretrain,--rows 60000 --words 1 --size 4 --visits 0 --seed 1,--batch 48 --lr 2e-3 --warmup 0.1)
+	$(call pretrain,bc.py,--rows 60000 --words 1 --size 4 --visits 0 --seed 1,--batch 48 --lr 2e-3 --warmup 0.1)
 $(BASE)-2/model.safetensors: $(BASE)-1/model.safetensors # up to fourteen
-	$(call pretrain,--rows 16000 --words 1 --size 14 --visits 0 --seed 2,--batch 48 --lr 2e-3)
+	$(call pretrain,forks/muon.py,--rows 16000 --words 1 --size 14 --visits 0 --seed 2,--batch 48 --lr 4e-3)
 $(BASE)-3/model.safetensors: $(BASE)-2/model.safetensors # small pages with names of two words
-	$(call pretrain,--rows 24000 --size 7 --visits 0 --seed 3,--batch 48 --lr 2e-3)
-$(BASE)-4/model.safetensors: $(BASE)-3/model.safetensors # larger ones
-	$(call pretrain,--rows 24000 --visits 0 --seed 4,--batch 32 --lr 2e-3)
-$(BASE)-5/model.safetensors: $(BASE)-4/model.safetensors # and visits to little websites
-	$(call pretrain,--rows 40000 --visits 0.65 --seed 5,--batch 40 --lr 1.5e-3)
-$(BASE)-6/model.safetensors: $(BASE)-5/model.safetensors
-	$(call pretrain,--rows 40000 --visits 0.65 --seed 6,--batch 40 --lr 1.5e-3 --warmup 0.02)
-$(BASE)-7/model.safetensors: $(BASE)-6/model.safetensors
-	$(call pretrain,--rows 40000 --visits 0.65 --seed 7,--batch 40 --lr 1.2e-3 --warmup 0.02)
-$(BASE)/model.safetensors: $(BASE)-7/model.safetensors
-	$(call pretrain,--rows 40000 --visits 0.7 --seed 8,--batch 40 --lr 1.2e-3 --warmup 0.02)
+	$(call pretrain,forks/muon.py,--rows 24000 --size 7 --visits 0 --seed 3,--batch 48 --lr 4e-3)
+$(BASE)-4/model.safetensors: $(BASE)-3/model.safetensors # larger ones, and visits to little websites
+	$(call pretrain,forks/muon.py,--rows 26000 --visits 0.45 --seed 4,--batch 40 --lr 4e-3)
+$(BASE)/model.safetensors: $(BASE)-4/model.safetensors # more of these
+	$(call pretrain,forks/muon.py,--rows 30000 --visits 0.65 --seed 5,--batch 40 --lr 3e-3)
 
 .NOTPARALLEL:
 

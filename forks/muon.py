@@ -1,16 +1,16 @@
 """Muon: a fork of bc.py whose matrices take orthogonal steps.
 
-    M_t = mu M_{t-1} + G_t                        momentum of the gradient G_t
-    U S V^T = G_t + mu M_t                        a look ahead (Nesterov), and its singular values S
-    W_t = W_{t-1} - lr 0.2 sqrt(max(R, C)) U V^T  every direction moves equally far, whatever its S
+    M_t = mu M_{t-1} + G_t                          momentum of the gradient G_t
+    U S V^T = G_t + mu M_t                          a look ahead (Nesterov), and its singular values S
+    W_t = W_{t-1} - lr 0.2 sqrt(max(R, C)) U V^T    every direction moves equally far, whatever its S
 
-Muon (Jordan et al. 2024) steps all matrices inside the blocks, (R, C); the factor 0.2 sqrt(max(R, C)) is that of
-"Muon is Scalable for LLM Training" (Liu et al. 2025, arXiv 2502.16982): steps are then as long as AdamW's, which
-keeps the embedding, norms and biases, at the same learning rate. U V^T comes from five Newton-Schulz iterations,
-which push the singular values to between 0.7 and 1.2 rather than to 1.
+Muon (Jordan et al. 2024) steps the matrices inside the blocks, (R, C). AdamW keeps the embedding, norms and biases.
+The factor 0.2 sqrt(max(R, C)) makes a step about as long as AdamW's, so both use one learning rate ("Muon is
+Scalable for LLM Training", Liu et al. 2025, arXiv 2502.16982). U V^T comes from five Newton-Schulz iterations,
+which bring most singular values to between 0.7 and 1.2 rather than to 1.
 
-`make base` pre-trains the small base with it. On its third stage it needs three steps where AdamW needs five
-(assets/decisions.md). Differs from bc.py: the optimizer.
+`make base` pre-trains the small base with it: see assets/decisions.md for its losses beside AdamW's.
+Differs from bc.py: the optimizer.
 
     python forks/muon.py --model runs/base-0 --data runs/exercises.jsonl --lr 4e-3
 """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from compress import PLACEHOLDER, Chat, replay, rows
+from compress import PLACEHOLDER, Chat, replay, trajectory_rows
 from model import load
 from rollout import parse
 from worlds import sandbox
@@ -27,7 +27,7 @@ def tokenizer():
 
 
 @pytest.mark.parametrize("text", ["", " ", "red lamp 12", "  two  spaces\n\n\tand a tab ", "Ünïcödé 日本語 🙂", "a<b>c</d >&amp;<|im_end|>",
-                                  "\x00\x7f", "x" * 300, '<a>order 17 7</a> $178 | 007', 'do(action="Click", element="5")',
+                                  "\x00\x7f", "x" * 300, '<a>order 17 <7></a> $178 | 007', 'do(action="Click", element="5")',
                                   '# Element: a 1\n# Note: b'])
 def test_any_text_comes_back_exactly(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
@@ -142,7 +142,7 @@ def test_pages_stay_in_whole_histories_and_leave_compressed_ones(tokenizer):
     for compress in (True, False):
         record["agent"] = vocabulary.agent("none", compress)
         trajectory = replay(chat, record)
-        last = tokenizer.decode(rows(chat.of_record(trajectory.task), trajectory)[-1].ids, skip_special_tokens=False)
+        last = tokenizer.decode(trajectory_rows(chat.of_record(trajectory.task), trajectory)[-1].ids, skip_special_tokens=False)
         assert "Do not think." in last and "the checkpoint's" not in last
         assert (page in last) is not compress and (PLACEHOLDER in last) is compress
     del record["agent"]
