@@ -115,11 +115,11 @@ next. Then act.
 Write <think> your thoughts </think><answer> one action </answer> and nothing else."""
     return f"""You operate a web browser to carry out a task for a user. Each round you are shown \
 the current page as simplified HTML; pages of earlier rounds are left out. Only elements that can \
-be used stand in tags, and each ends with its id, for example <a>Orders 7</a>.
+be used stand in tags, and each ends with its id, for example <a>Orders <7></a>.
 
 {how}
 
-An action may follow comment lines: "# Element: NAME ID" says which element is meant, "# Note: \
+An action may follow comment lines: "# Element: NAME <ID>" says which element is meant, "# Note: \
 ..." keeps something for later rounds. Use exactly one action a round, as a Python call:
 
 {actions_help}

@@ -23,14 +23,14 @@ from rollout import parse
 
 sys.path.insert(0, str(ROOT / "forks"))
 
-START = "title: shop\n<a>lamps 0</a> <a>cart 1</a>"
-LAMPS = "title: lamps\n<a>red lamp 5</a> $24\n<a>blue lamp 6</a> $31"
-RED = "title: red lamp\n<button>add to cart 10</button>"
-BLUE = "title: blue lamp\n<button>add to cart 10</button>"
+START = "title: shop\n<a>lamps <0></a> <a>cart <1></a>"
+LAMPS = "title: lamps\n<a>red lamp <5></a> $24\n<a>blue lamp <6></a> $31"
+RED = "title: red lamp\n<button>add to cart <10></button>"
+BLUE = "title: blue lamp\n<button>add to cart <10></button>"
 CART = "title: cart\nred lamp"
 OPEN_LAMPS = (START, "look for it", 'do(action="Click", element="0")')
-OPEN_RED = (LAMPS, "click red lamp", '# Element: red lamp 5\ndo(action="Click", element="5")')
-OPEN_BLUE = (LAMPS, "click blue lamp", '# Element: red lamp 6\ndo(action="Click", element="6")')
+OPEN_RED = (LAMPS, "click red lamp", '# Element: red lamp <5>\ndo(action="Click", element="5")')
+OPEN_BLUE = (LAMPS, "click blue lamp", '# Element: red lamp <6>\ndo(action="Click", element="6")')
 ADD = (RED, "add to cart", 'do(action="Click", element="10")')
 DONE = (CART, "done", 'exit(message="done")')
 # (success, status, turns): one success goes astray first, one episode is the browser's fault
@@ -201,9 +201,9 @@ def check_token_table(record, text: str, data: dict):
     for _, old, new, rho, A, least, gradient in rows:
         rho, A = float(rho), float(A)
         assert rho == pytest.approx(math.exp(float(new) - float(old)), rel=2e-6, abs=1e-6)
-        assert float(least) == pytest.approx(min(rho * A, min(max(rho, 0.8), 1.2) * A), abs=6e-5)
+        assert float(least) == pytest.approx(min(rho * A, min(max(rho, 0.8), 1.2) * A), rel=2e-6, abs=6e-5)
         slope = gradient_by_hand(rho, A)
-        assert gradient == "0: ended" and slope == 0 or float(gradient) == pytest.approx(slope, abs=6e-5)
+        assert gradient == "0: ended" and slope == 0 or float(gradient) == pytest.approx(slope, rel=2e-6, abs=6e-5)
 
     # 2) The two tokens where the calls part.
     right, wrong, t, k = data["walked"], data["other"], data["turn"], data["token"]
