@@ -42,6 +42,7 @@ CALLS = [
     ('do("Click", element=7)', Call("Click", None, "7")),
     ('do(action="Select Dropdown Option", argument="blue", element="[4]")',
      Call("Select Dropdown Option", "blue", "4")),
+    ('do(action="Click", element="<12>")', Call("Click", None, "12")),
     ("go_backward()", Call("Go Backward")), ("go_forward()", Call("Go Forward")),
     ('do(action="Go Backward")', Call("Go Backward")), ('do(action="Scroll Down")', Call("Scroll Down")),
     ('do(action="Wait")', Call("Wait")), ('exit(message="$24")', Call("exit", "$24")),
@@ -63,6 +64,7 @@ def test_the_grammar_of_the_paper_is_understood(text, call):
 @pytest.mark.parametrize("text, says", [
     ("", "no action"), ("click the lamp", "no action"),
     ('do(action="Click")', "needs the id"), ('do(action="Click", element="a7")', "needs the id"),
+    ('do(action="Click", element="<>")', "needs the id"),
     ('do(action="Click", element="²")', "needs the id"),
     ('do(action="Type", element="3")', "needs an argument"),
     ('do(action="Fly", element="3")', "unknown action"), ('do(action="Click", element="3"', "cannot read"),
