@@ -61,12 +61,21 @@ def table(model, chat, n: int, seed: str):
     line("all visits", [exercises.exercise(rng, kind="visit") for _ in range(n)])
 
 
-if __name__ == "__main__":
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--n", type=int, default=100, help="exercises of each kind")
     parser.add_argument("--seed", default="0", help="of the exercises; training draws from others")
     args = parser.parse_args()
+    if args.n < 2:
+        raise ValueError(f"--n {args.n}: give at least 2; there are half as many visits with each kind of goal.")
     torch.set_num_threads(1)
     chat = open_chat(args.model, actions_help())
     table(load(args.model, torch.float32, torch.device("cpu")), chat, args.n, args.seed)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"reading.py: {error}")
