@@ -248,6 +248,7 @@ class MGRPO:
     rows and tokens of a packed micro-batch (`pack`), where B is 1.
     """
     smallest_group = 2  # below this the group's mean is the episode itself
+    advice = "next: python evaluate.py --model {out}"  # how `main` ends
 
     def __init__(self, cfg: Config, chat: Chat, model, reference, optimizer, device):
         self.cfg = cfg
@@ -615,7 +616,7 @@ def main(cfg: Config, Method=MGRPO):
 
     if run.rank() == 0:
         print(run.with_size(directory.path / "report.html"))
-    run.print0(f"saved {cfg.out}; next: python evaluate.py --model {cfg.out}")
+    run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out)}")
 
 
 if __name__ == "__main__":

@@ -807,8 +807,12 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
     settings = read_json(file.parent / "adapter_config.json")
     adapters = {}
     with reading(file), safe_open(file, framework="pt") as tensors:
+        marks = tensors.metadata() or {}
+        if "frozen" not in marks:
+            raise ValueError("another program wrote these adapters; merge them into the weights with it "
+                             f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
         base = settings["base_model_name_or_path"]
-        if json.loads(tensors.metadata()["frozen"]) != fingerprint(base):
+        if json.loads(marks["frozen"]) != fingerprint(base):
             raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
                              f"delete {file.parent} to use the merged weights")
         for name in tensors.keys():

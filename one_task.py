@@ -25,20 +25,21 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import model
 from compress import Chat, Trajectory, format_response, open_chat
 from evaluate import Environment, SiteSettings, evaluate_js, visit
-from rollout import ACTIONS, Call, actions_help, play, rollout
+from rollout import ACTIONS, Call, Settings, actions_help, play, rollout
 from worlds import onlooker, recorder, webarena
 from worlds.browser import ENV_FAILED, ActionError, Browser, first_line, sites_of
 
 
 @dataclass
-class Config(SiteSettings):
+class Config(Settings):
     """Every knob is a flag; the comment behind it is its --help."""
+    concurrency: ClassVar[int] = 1  # one task: no flag
     url: str = ""  # where the task starts; with --serve it holds {port}
     task: str = ""  # what to do, in a sentence
     model: str = ""  # checkpoint directory or hub id (default: runs/mgrpo, for --record worlds/base)
@@ -100,8 +101,8 @@ def play_once(cfg: Config, task: dict):
     checkpoint = checkpoint_of(cfg)
     device = run.init_dist()
     chat = open_chat(checkpoint, actions_help())
-    policy = model.load(checkpoint, model.computing_dtype(device), device)
-    env = Unjudged({}, "runs/one-task", cfg, visible=cfg.watch)
+    policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
+    env = Unjudged({}, "runs/one-task", SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
     playing = rollout(policy, chat, [task], env=env, settings=cfg, seed=cfg.seed,
                       temperature=cfg.temperature)
     [trajectory] = asyncio.run(playing)
@@ -322,13 +323,14 @@ def record(cfg: Config, task: dict):
     chat = open_chat(checkpoint_of(cfg), actions_help())
     onlooker.require_display("--record", "record on a machine that has one")
     read_tasks(Path(cfg.record))  # what cannot be read is found out before a person has worked
-    watching = watch_person(task, Environment({}, "runs/one-task", cfg), cfg)
+    site = SiteSettings(timeout=cfg.timeout)
+    watching = watch_person(task, Environment({}, "runs/one-task", site), cfg)
     try:
         steps, address = asyncio.run(watching)
     except ENV_FAILED as error:
         raise ValueError(f"nothing was recorded: the environment failed ({first_line(error)}).") from None
     answer = ask("The answer, if the task asks for one: ")
-    settings = replace(cfg, max_turns=len(steps) + 1, concurrency=1)
+    settings = replace(cfg, max_turns=len(steps) + 1)
 
     def played(steps: list[Step], answer: str, env: Environment, check: dict | None = None) -> Trajectory:
         policy = Replay(steps, answer, chat)
@@ -345,13 +347,13 @@ def record(cfg: Config, task: dict):
     # 1) and 2) What a site looks like after nothing, and after these steps.
     looks = []
     for some, said in (([], ""), (steps, answer)):
-        env = Looking({}, "runs/one-task", cfg, address=address)
+        env = Looking({}, "runs/one-task", site, address=address)
         played(some, said, env)
         looks.append(env)
     typed = [step.argument for step in steps if step.argument]
 
     # 3) The first check that passes a replay, and does not pass when nothing is done.
-    judge = Environment({}, "runs/one-task", cfg)
+    judge = Environment({}, "runs/one-task", site)
     for check in possible_checks(*looks, answer, typed):
         if played([], "", judge, check).success:
             continue

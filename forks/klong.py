@@ -72,6 +72,8 @@ def turns_allowed(step: int, cfg: Config) -> int:
 
 
 class KLong(mgrpo.MGRPO):
+    advice = "evaluate.py would play it without the window; --held-out plays with it"
+
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(cfg, chat, model, reference, optimizer, device)
         if cfg.pinned < 1:

@@ -193,7 +193,8 @@ def test_stages_raise_max_turns_in_equal_shares_of_the_steps():
     assert allowed(steps=3, stages=3, max_turns=2) == [1, 1, 2]  # never none
 
 
-def test_episodes_are_played_by_stages_and_evaluated_in_full(chat, play, monkeypatch):  # noqa: F811
+def test_episodes_are_played_by_stages_and_evaluated_in_full(chat, play, monkeypatch, capsys):  # noqa: F811
+    """The last line once proposed evaluate.py, which plays without the window."""
     seen, greedy = [], []
 
     async def watched(*args, settings, **kwargs):
@@ -207,6 +208,7 @@ def test_episodes_are_played_by_stages_and_evaluated_in_full(chat, play, monkeyp
     lines = play(klong, watched, "x", steps=4, stages=2, max_turns=8, held_out="x", held_out_every=1, **SMALL)
     assert seen == [line["turns_allowed"] for line in lines] == [4, 4, 8, 8]
     assert greedy == [(8, 5)] * 4 and all(line["windows"] == 1 for line in lines)
+    assert "/x; evaluate.py would play it without the window; --held-out plays" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp_path):  # noqa: F811

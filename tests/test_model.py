@@ -681,6 +681,16 @@ def test_adapters_are_not_put_on_other_weights_than_they_were_trained_on(tmp_pat
     torch.testing.assert_close(scores(load(tmp_path / "x")), scores(model), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("metadata", [{"format": "pt"}, None])
+def test_adapters_that_peft_itself_wrote_are_refused_with_a_remedy(metadata, tmp_path):
+    """They do not mark the frozen weights, and their scale and their modules may be others."""
+    save(lora_policy(tmp_path), tmp_path / "x")
+    file = tmp_path / "x/adapter/adapter_model.safetensors"
+    save_file(load_file(file), file, metadata=metadata)
+    with pytest.raises(ValueError, match=f"another program wrote these adapters; .* or delete {tmp_path / 'x/adapter'}"):
+        load(tmp_path / "x")
+
+
 def test_a_checkpoint_of_all_weights_keeps_no_adapters_of_the_one_that_it_replaces(tmp_path):
     save(lora_policy(tmp_path), tmp_path / "x")
     save(tiny_model(seed=1), tmp_path / "x")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import fields
 
 import pytest
 from conftest import ROOT, Env, task_at
@@ -461,6 +462,20 @@ def test_one_task_is_played_and_told(site, checkpoint):
     assert done.returncode == 0, done.stderr
     assert "== save it" in done.stdout and "-- turn 2" in done.stdout
     assert "after 2 turns the agent used up its 2 turns" in done.stdout
+
+
+def test_flags_without_effect_on_one_task_are_none():
+    names = {field.name for field in fields(Config)}
+    assert not names & {"concurrency", "screenshots", "judge_url", "judge_model", "reset_url"}
+
+
+def test_the_policy_computes_in_the_precision_that_was_asked_for(checkpoint, monkeypatch):
+    """--precision once did nothing here."""
+    def load(path, dtype, device):
+        raise ValueError(dtype)
+    monkeypatch.setattr(one_task.model, "load", load)
+    with pytest.raises(ValueError, match="torch.bfloat16"):
+        one_task.play_once(Config(model=str(checkpoint), precision="bfloat16"), {})
 
 
 def test_what_is_wrong_is_one_sentence():

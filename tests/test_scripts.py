@@ -393,6 +393,15 @@ def test_the_command_line_prints_this_sentence_alone(tmp_path):
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("name, arguments, says", [
+    ("infinity_experts.py", ["nowhere"], "clone https://"), ("pictures.py", ["runs/nowhere"], "run make demo"),
+    ("reading.py", ["worlds/base", "--n", "1"], "--n 1: give at least 2")])
+def test_bad_input_of_a_tool_is_one_sentence(name, arguments, says):
+    done = script(f"tests/tools/{name}", *arguments)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert re.match(f"{name}: .*({says})", done.stderr)
+
+
 @pytest.mark.parametrize("name, flag, path", [("mgrpo.py", "--model", "."),
                                               ("bc.py", "--data", "trajectories.jsonl")])
 def test_a_new_run_does_not_empty_the_directory_that_it_starts_from(name, flag, path, checkpoint, tmp_path):

@@ -5,8 +5,9 @@
 //   a click       is held back. In a field, the first one only places the cursor
 //   typed text    is shown by its field, but the page does not hear of it until the person goes on: by Enter,
 //                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it anew.
-//                 Rich editors hear of it at once
-//   tabs          of the window may be used freely. Before what is done in another one the agent goes there
+//                 Rich editors hear of it at once. Close the window sooner, and the text is lost
+//   tabs          of the window may be used freely. Before what is done in another one the agent goes there.
+//                 Close none but the newest: no agent can, so in the replay the later ones have other numbers
 //   a dropdown    is put back to what it was, and the agent chooses
 //   keys          Enter, Page Up, Page Down, Alt+Left, Alt+Right, Alt+0 to Alt+7 for tabs. Others do nothing
 //                 outside of fields, except for moving the focus and scrolling

@@ -152,6 +152,8 @@ def main():
     parser.add_argument("run", type=Path, help="a run with screenshots")
     parser.add_argument("--out", type=Path, default=ROOT / "assets")
     args = parser.parse_args()
+    if not (args.run / "trajectories.jsonl").exists():
+        raise SystemExit(f"pictures.py: {args.run} holds no episodes (trajectories.jsonl); run make demo, or see --help.")
     draw_run(args.run, args.out)
 
 

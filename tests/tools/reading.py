@@ -62,12 +62,12 @@ def table(model, chat, n: int, seed: str, manner: str = "short", compress: bool 
     if words == 1:
         return
     for goal in websites.GOALS:
-        visits = [websites.Visit(rng, goal) for _ in range(max(1, n // 2))]
+        visits = [websites.Visit(rng, goal) for _ in range(n // 2)]
         line(f"visit: {goal}", [exercises.record(rng, "visit", visit.task, visit.moments, **how) for visit in visits])
     line("all visits", [exercises.exercise(rng, kind="visit", **how) for _ in range(n)])
 
 
-if __name__ == "__main__":
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--n", type=int, default=100, help="exercises of each kind")
@@ -77,7 +77,16 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int, default=18, help="elements of the largest single pages")
     parser.add_argument("--words", type=int, default=2, help="1: names of one word and nothing else, as training begins")
     args = parser.parse_args()
+    if args.n < 2:
+        raise ValueError(f"--n {args.n}: give at least 2; there are half as many visits with each kind of goal.")
     torch.set_num_threads(1)
     chat = open_chat(args.model, actions_help())
     model = load(args.model, torch.float32, torch.device("cpu"))
     table(model, chat, args.n, args.seed, args.manner, not args.whole, args.size, args.words)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"reading.py: {error}")
