@@ -38,7 +38,7 @@ test-slow: setup ## the checks that take long
 pictures: setup ## redraw the README's pictures, the figures and the walk, from a finished demo
 	$(PY) tests/tools/packing.py
 	$(PY) tests/tools/losses.py
-	$(PY) tests/tools/curves.py assets/results/demo-seed1?/r1-metrics.jsonl --out assets/training.svg
+	$(PY) tests/tools/curves.py assets/results/demo-seed3?/r1-metrics.jsonl --out assets/training.svg
 	$(PY) tests/tools/pictures.py $(OUT)/r1
 	$(PY) tests/tools/figures.py
 	$(PY) tests/tools/walk.py --model $(OUT)/bc
@@ -55,13 +55,13 @@ $(BASE)-0/model.safetensors:
 $(BASE)-1/model.safetensors: $(BASE)-0/model.safetensors # four names of one token: here the look-up forms
 	$(call pretrain,bc.py,--rows 60000 --words 1 --size 4 --visits 0 --seed 1,--batch 48 --lr 2e-3 --warmup 0.1)
 $(BASE)-2/model.safetensors: $(BASE)-1/model.safetensors # up to fourteen
-	$(call pretrain,forks/muon.py,--rows 16000 --words 1 --size 14 --visits 0 --seed 2,--batch 48 --lr 4e-3)
+	$(call pretrain,forks/muon.py,--rows 16000 --words 1 --size 14 --visits 0 --seed 2,--batch 48 --lr 4e-3 --warmup 0.03)
 $(BASE)-3/model.safetensors: $(BASE)-2/model.safetensors # small pages with names of two words
-	$(call pretrain,forks/muon.py,--rows 24000 --size 7 --visits 0 --seed 3,--batch 48 --lr 4e-3)
+	$(call pretrain,forks/muon.py,--rows 24000 --size 7 --visits 0 --seed 3,--batch 48 --lr 4e-3 --warmup 0.03)
 $(BASE)-4/model.safetensors: $(BASE)-3/model.safetensors # larger ones, and visits to little websites
-	$(call pretrain,forks/muon.py,--rows 26000 --visits 0.45 --seed 4,--batch 40 --lr 4e-3)
+	$(call pretrain,forks/muon.py,--rows 26000 --visits 0.45 --seed 4,--batch 40 --lr 4e-3 --warmup 0.03)
 $(BASE)/model.safetensors: $(BASE)-4/model.safetensors # more of these
-	$(call pretrain,forks/muon.py,--rows 30000 --visits 0.65 --seed 5,--batch 40 --lr 3e-3)
+	$(call pretrain,forks/muon.py,--rows 22000 --visits 0.65 --seed 5,--batch 40 --lr 3e-3 --warmup 0.03)
 
 .NOTPARALLEL:
 

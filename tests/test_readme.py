@@ -160,8 +160,8 @@ def test_the_recipes_for_a_site_and_a_fork_of_ones_own(checkpoint, tmp_path):
 
 
 def test_the_curves_are_drawn_from_the_raw_figures():
-    raw = sorted((ROOT / "assets/results").glob("demo-seed1?/r1-metrics.jsonl"))
-    assert len(raw) == 3 and curves.draw(raw) == (ROOT / "assets/training.svg").read_text()
+    raw = sorted((ROOT / "assets/results").glob("demo-seed3?/r1-metrics.jsonl"))
+    assert raw and curves.draw(raw) == (ROOT / "assets/training.svg").read_text()
 
 
 def test_the_training_curves_open_with_held_out_success(tmp_path):

@@ -1,7 +1,7 @@
 """Writes assets/walk.md and assets/walk.html: one real episode, followed from the page to the gradient.
 
-    python tests/tools/walk.py --model runs/demo-13/bc                   # play a group, then write both pages
-    python tests/tools/walk.py --model runs/demo-13/bc --group assets/walk/group.json   # write them again
+    python tests/tools/walk.py --model runs/demo-31/bc                   # play a group, then write both pages
+    python tests/tools/walk.py --model runs/demo-31/bc --group assets/walk/group.json   # write them again
 
 The model is a clone, such as `make demo` leaves. The group is G attempts at one task of sandbox:train, sampled
 as mgrpo.py samples them in its first step, one after the other (--concurrency 1), so the same weights play the
@@ -442,7 +442,7 @@ def write(record: dict, model_dir: str, assets: Path, lr: float | None = None):
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--model", default="runs/demo-13/bc", help="the clone that plays and is trained")
+    parser.add_argument("--model", default="runs/demo-31/bc", help="the clone that plays and is trained")
     parser.add_argument("--group", type=Path, help="a recorded group.json: play nothing, write the pages again")
     parser.add_argument("--out", type=Path, default=ROOT / "assets", help="the folder of the pages")
     parser.add_argument("--lr", type=float, help="of the updates; by default that of mgrpo.py's first step")
