@@ -95,7 +95,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(arguments, tmp_
     for name, weight in whole.items():
         assert torch.equal(weight, parts[name]), name
     losses = [line["loss"] for line in read(tmp_path / "whole/metrics.jsonl")]
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < 0.7 * losses[0]  # it learns
 
 
 def test_two_ranks_do_what_one_does(arguments, tmp_path):
