@@ -319,7 +319,12 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
             run.save_state(cfg, model, optimizer, step=step + 1, weights=directory.weights)
 
 
-def main(cfg: Config):
+def adamw(model, lr: float):
+    # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
+    return torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.98), weight_decay=0.0)
+
+
+def main(cfg: Config, make_optimizer=adamw):
     # 1) The policy, its optimizer, and where an interrupted run stopped.
     device = run.init_dist(cfg.precision)
     chat = open_chat(cfg.model, rollout.actions_help())
@@ -327,8 +332,7 @@ def main(cfg: Config):
     model.recompute = cfg.recompute
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
-    # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
-    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = make_optimizer(model, cfg.lr)
     first = run.resume(cfg, model, optimizer, may_change=set())
     directory = run.start_run(cfg, device, config_json(model), first)
 
@@ -345,7 +349,7 @@ def main(cfg: Config):
     dataset = []
     too_long = 0
     for demonstration in demonstrations:
-        rows = trajectory_rows(chat, demonstration)
+        rows = trajectory_rows(chat.of_record(demonstration.task), demonstration)
         fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
         too_long += len(rows) - len(fitting)
         dataset.append(fitting)

@@ -22,6 +22,7 @@ Dimension key: B rows, T tokens.
 """
 from run import read_json  # first, before torch
 
+import copy
 import json
 import os
 import re
@@ -114,11 +115,11 @@ next. Then act.
 Write <think> your thoughts </think><answer> one action </answer> and nothing else."""
     return f"""You operate a web browser to carry out a task for a user. Each round you are shown \
 the current page as simplified HTML; pages of earlier rounds are left out. Only elements that can \
-be used stand in tags, and each ends with its id, for example <a>Orders 7</a>.
+be used stand in tags, and each ends with its id, for example <a>Orders <7></a>.
 
 {how}
 
-An action may follow comment lines: "# Element: NAME ID" says which element is meant, "# Note: \
+An action may follow comment lines: "# Element: NAME <ID>" says which element is meant, "# Note: \
 ..." keeps something for later rounds. Use exactly one action a round, as a Python call:
 
 {actions_help}
@@ -237,6 +238,16 @@ class Chat:
         self.control_ids = {token["id"] for token in description["added_tokens"]}
         description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
         self.bare_tokenizer = Tokenizer.from_str(json.dumps(description))
+
+    def of_record(self, task: dict) -> "Chat":
+        """The chat that a record was written for: exercises say under "agent" what agent.json would say."""
+        if "agent" not in task:
+            return self
+        chat = copy.copy(self)
+        chat.system = task["agent"]["system"]
+        chat.think = task["agent"]["think"]
+        chat.compress = task["agent"]["compress"]
+        return chat
 
     def encode(self, text: str, ours: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token.
@@ -411,6 +422,8 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     A turn whose "observation" is None keeps its response in the history; its page is not known.
     """
     task = {key: record[key] for key in ("intent", "task_id", "sites")}
+    if "agent" in record:
+        task["agent"] = record["agent"]
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success

@@ -111,7 +111,7 @@ def play_once(cfg: Config, task: dict):
 
 # --------------------------------------------------------------------------------- a person shows it --
 
-ELEMENT = re.compile(r"<([a-z]+)>([^<]*?) ?([0-9]+)(?: =[^<]*)?</\1>")  # as page.js writes it
+ELEMENT = re.compile(r"<([^<>]+)>([^<]*) <([0-9]+)>")  # up to its id, as page.js writes it
 
 THOUGHTS = {  # in the phrases of the sandbox's experts
     "Click": "click {name}",
@@ -216,7 +216,7 @@ def response_to(step: Step, page: str, chat: Chat) -> str | None:
         if number is None:
             return None
         parts.append(f"element={quoted(number)}")
-        comment = f"# Element: {step.name} {number}\n"
+        comment = f"# Element: {step.name} <{number}>\n"
     return format_response(step.thought(), f"{comment}do({', '.join(parts)})", chat.think)
 
 

@@ -222,11 +222,12 @@ def parse(response: str) -> Call:
         values = [*positional, *keywords.values(), ""]
         return Call("exit", keywords.get("message", values[0]))
 
-    # 3) What the action needs. Anything else in the call is ignored.
+    # 3) What the action needs. Anything else in the call is ignored. The id may be written as pages show it,
+    #    element="<12>".
     action = ACTIONS[name]
     call = Call(name)
     if action.element:
-        call.element = keywords.get("element", "").strip("[]# ")
+        call.element = keywords.get("element", "").strip("<>[]# ")
         if not ELEMENT.fullmatch(call.element):
             raise ActionError(f"{name} needs the id of an element, as in {signature(name)}")
     if action.argument:

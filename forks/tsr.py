@@ -60,14 +60,14 @@ class Config(mgrpo.Config):
 
 
 def shows(page: str, response: str, element: str | None) -> bool:
-    """Whether the page has the element, by name if the response names it: "# Element: red lamp 5"."""
+    """Whether the page has the element, by name if the response names it: "# Element: red lamp <5>"."""
     if element is None:
         return True
-    label = element
+    label = f"<{element}>"
     named = re.search(r"# Element: (.*\S)", response)
-    if named and named[1].split()[-1] == element:
+    if named and named[1].endswith(label):
         label = named[1]
-    return re.search(rf"[ >]{re.escape(label)}(</| = | \()", page) is not None
+    return re.search(rf"[ >]{re.escape(label)}", page) is not None
 
 
 def rating(response: str, trajectory: Trajectory) -> int:

@@ -30,8 +30,9 @@ def pytest_configure(config):
 
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEXT = ["<title>lamps</title> <a>home 0</a> <a>red lamp 5</a> $24 <button>add to cart 10</button> <input>city 8 = rome</input>",
-        'system user assistant Task: Round 0 <think>look for it</think><answer># Element: red lamp 5\ndo(action="Click", '
+TEXT = ["<title>lamps</title> <a>home <0></a> <a>red lamp <5></a> $24 <button>add to cart <10></button> "
+        "<input>city <8> = rome</input>",
+        'system user assistant Task: Round 0 <think>look for it</think><answer># Element: red lamp <5>\ndo(action="Click", '
         'element="5")</answer> exit(message="done") ** Simplified html ** error: note:'] * 20
 
 
@@ -176,7 +177,7 @@ PAGE = """<title>lamps &amp; more</title>
 <ul><li><a href="/two">red  lamp</a> $24</li><li><a href="/two"><b>blue</b> lamp</a> $31</li></ul>
 <table><tr><td>order 12<td>shipped<td><a href="/two">view</a></tr></table>
 <select aria-label=size><option>small<option>large</select> <label><input type=checkbox>gift wrap</label>
-<p>not an element: &lt;a>trap 3&lt;/a></p><div style="display:none">hidden <a href=x>no</a></div>
+<p>not an element: &lt;a>trap &lt;3>&lt;/a></p><div style="display:none">hidden <a href=x>no</a></div>
 <script>var x = "code"</script>
 <div id=spot style="cursor:pointer">spot <button>inner</button></div><button disabled>later</button>
 <span role=button onclick="document.title='clicked'">do it</span><textarea placeholder=note>old</textarea>

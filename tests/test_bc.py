@@ -20,8 +20,8 @@ from run import Run
 from worlds import sandbox
 from worlds.webarena import WebRLPage
 
-TURNS = [{"url": "http://x/", "observation": "<a>red lamp 5</a>",
-          "response": '# Element: red lamp 5\ndo(action="Click", element="5")'},
+TURNS = [{"url": "http://x/", "observation": "<a>red lamp <5></a>",
+          "response": '# Element: red lamp <5>\ndo(action="Click", element="5")'},
          {"url": "http://x/2", "observation": "<p>in the cart</p>", "response": 'exit(message="done")'}]
 RECORD = {"task_id": 3, "sites": ["shopping"], "intent": "add the red lamp to the cart", "success": 1.0,
           "reward": 1.0, "turns": TURNS}
@@ -262,8 +262,9 @@ def record(tokenizer, tmp_path, monkeypatch, sandbox_sites, run):
 def test_experts_of_any_split_demonstrate_with_long_chains_of_thought(record):
     recorded, = record(split="full-test-unseen-easy", cot=True)
     assert recorded["intent"] == sandbox.tasks("full-test-unseen-easy", 1)[0]["intent"]
-    thought = f"the task is to do this : {recorded['intent']}"
-    assert all(thought in turn["response"] for turn in recorded["turns"])
+    for turn in recorded["turns"]:
+        thought = turn["response"].split("</think>")[0]
+        assert f": {recorded['intent']} . " in thought and len(thought.split(" . ")) >= 4
 
 
 def test_the_experts_are_scored_by_the_score_that_a_fork_puts_in_its_place(record, monkeypatch):
@@ -322,7 +323,7 @@ def test_webrls_steps_become_trajectories_again_and_the_rest_is_counted(tmp_path
     one, two = read_demonstrations(str(path), chat)
     said = capsys.readouterr().out.splitlines()
     assert [turn.response for turn in one.turns] == [CLICK, TYPE, EXIT] and one.task["intent"] == "a"
-    assert all(turn.observation.startswith("<span>Sales 1</span>") for turn in one.turns)
+    assert all(turn.observation.startswith("<span>Sales <1></span>") for turn in one.turns)
     assert [turn.observation == "** Simplified html **" for turn in two.turns] == [True, False]
     assert "1 (no action can be read" in said[0] and "1 (acts on an element" in said[0]
     assert "4 of 6 steps make up 2" in said[1]
@@ -339,6 +340,6 @@ def test_a_response_whose_page_is_missing_is_not_learned(tmp_path, chat, checkpo
 
 def test_webrls_pages_are_rewritten_as_a_rollout_shows_them():
     assert WebRLPage(SALES).text.splitlines() == [
-        "<span>Sales 1</span> <button>Close 2</button>",
-        "Totals 5 &lt; 6 <input>Search 7 = red</input> <checkbox>All 8 = off</checkbox> "
-        "<select>Period 9 = Day (Day | Year)</select>"]
+        "<span>Sales <1></span> <button>Close <2></button>",
+        "Totals 5 &lt; 6 <input>Search <7> = red</input> <checkbox>All <8> = off</checkbox> "
+        "<select>Period <9> = Day (Day | Year)</select>"]

@@ -30,16 +30,16 @@ SETTINGS = BrowserSettings(timeout=5)
 # -------------------------------------------------------------------------------------- observation
 
 TEXT = """title: lamps &amp; more
-<a>home 0</a> <a>cart 1</a>
+<a>home <0></a> <a>cart <1></a>
 # lamps
-<input>search 2</input> <button>go 3</button>
-<a>red lamp 4</a> $24
-<a>blue lamp 5</a> $31
-order 12 | shipped | <a>view 6</a>
-<select>size 7 = small (small | large)</select> <checkbox>gift wrap 8 = off</checkbox>
-not an element: &lt;a&gt;trap 3&lt;/a&gt;
-<div>spot 9</div> <button>inner 10</button>
-later (disabled) <button>do it 11</button> <textarea>note 12 = old</textarea>"""
+<input>search <2></input> <button>go <3></button>
+<a>red lamp <4></a> $24
+<a>blue lamp <5></a> $31
+order 12 | shipped | <a>view <6></a>
+<select>size <7> = small (small | large)</select> <checkbox>gift wrap <8> = off</checkbox>
+not an element: &lt;a&gt;trap &lt;3&gt;&lt;/a&gt;
+<div>spot <9></div> <button>inner <10></button>
+later (disabled) <button>do it <11></button> <textarea>note <12> = old</textarea>"""
 
 
 def test_a_page_becomes_text_with_ids_in_document_order(site, browse):
@@ -57,10 +57,10 @@ def test_every_action_does_what_it_says(site, browse):
     async def test(session):
         do = lambda name, element, text="": act(session, str(Call(name, text, str(element))))
         await session.observe()
-        assert "search 2 = warm light" in await do("Type", 2, "warm light")
-        assert "search 2 = new" in await do("Type", 2, "new")  # replaces
-        assert "size 7 = large" in await do("Select Dropdown Option", 7, "LARGE")
-        assert "wrap 8 = on" in await do("Click", 8)
+        assert "search <2> = warm light" in await do("Type", 2, "warm light")
+        assert "search <2> = new" in await do("Type", 2, "new")  # replaces
+        assert "size <7> = large" in await do("Select Dropdown Option", 7, "LARGE")
+        assert "wrap <8> = on" in await do("Click", 8)
         assert "title: clicked" in await do("Click", 11)
         assert "second" in await do("Search", 2, "a b")
         assert session.page.url.endswith("/two?q=a+b")
@@ -120,7 +120,7 @@ def test_a_page_that_never_loads_is_stopped_and_the_agent_reads_why(site, browse
     async def test(session):
         await session.observe()
         text = await act(session, 'do(action="Click", element="0")')
-        assert "did not finish loading within 1 s" in text and "<a>go 0</a>" in text
+        assert "did not finish loading within 1 s" in text and "<a>go <0></a>" in text
         held.set()
     pages = {"/": '<a href="/never">go</a>', "/never": lambda handler: held.wait(20)}
     browse(test, site(pages), BrowserSettings(timeout=1))
@@ -138,7 +138,7 @@ def test_dialogs_are_accepted_and_noted(site, browse):
 def test_iframes_and_shadow_trees_are_read_and_clicked(site, browse):
     async def test(session):
         text = (await session.observe())[1]
-        assert "<a>inside 0</a>" in text and "<button>shadow 1</button>" in text
+        assert "<a>inside <0></a>" in text and "<button>shadow <1></button>" in text
         assert "title: hit" in await act(session, 'do(action="Click", element="1")')
         assert "second" in await act(session, 'do(action="Click", element="0")')
     browse(test, site({"/": """<iframe src="/frame"></iframe><div id=host></div><script>
@@ -154,9 +154,9 @@ KEEP = "<style>input{display:none}</style><label><input type=checkbox>Keep</labe
 ADDS = ("<button>b</button><p hidden>styled</p><script>onclick = () => "
         "document.head.append(Object.assign(document.createElement('%s'), {%s}))</script>")
 DONE = {  # page, action on element 0 -> a part of what the agent reads then
-    "a control styled away": (KEEP, "Click", "Keep 0 = on"),
+    "a control styled away": (KEEP, "Click", "Keep <0> = on"),
     "a control out of the page": ("<style>input{position:absolute;left:-999px}</style><input type=radio id=r>"
-                                  "<label for=r>5 stars</label>", "Click", "5 stars 0 = on"),
+                                  "<label for=r>5 stars</label>", "Click", "5 stars <0> = on"),
     "a frame, padded and scaled": ("<iframe style='padding:90px;transform:scale(.5)' srcdoc=\"<button "
                                    "onclick='top.document.title=1'>b</button>\"></iframe>",
                                    "Click", "title: 1"),
@@ -207,7 +207,7 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
                                  'Search", argument="ab', "title: 1"),
     "an editor that holds a link": (
         "<div contenteditable aria-label=Body onkeydown='document.title += event.key'>a <a href=/x>link</a>",
-        'Type", argument="ab', "title: Backspaceab\n<div>Body 0 = ab</div>"),
+        'Type", argument="ab', "title: Backspaceab\n<div>Body <0> = ab</div>"),
     "a form that the browser refuses": (
         "<form><button>send</button><label>Email <input required></label></form>", "Click",
         'note: the browser refuses "Email": Please fill out this field.'),
@@ -287,7 +287,7 @@ def test_every_document_has_the_script_and_no_page_can_change_it(site, browse):
             session.page = session.browser_context.pages[0]
             await session.page.goto(base)
             await session.observe()
-            assert f"<button>{name} 0</button>" in await act(session, f'do(action="Click", element="{element}")')
+            assert f"<button>{name} <0></button>" in await act(session, f'do(action="Click", element="{element}")')
     browse(test, base)
 
 
@@ -345,12 +345,12 @@ def test_a_tab_that_never_comes_is_given_up_and_the_right_one_stopped(site, brow
     async def test(session):
         await session.observe()
         seen = await act(session, 'do(action="Click", element="0")')
-        assert "did not finish loading" in seen and "<a>new 0</a>" in seen
+        assert "did not finish loading" in seen and "<a>new <0></a>" in seen
         seen = await act(session, 'do(action="Click", element="1")')
         assert seen == "note: this is tab 1 of 2, counted from 0\nfine"
         await act(session, 'do(action="Switch Tab", argument="0")')
         seen = await act(session, 'do(action="Click", element="2")')  # stops the first tab, not the newest
-        assert "did not finish loading" in seen and "<a>new 0</a>" in seen
+        assert "did not finish loading" in seen and "<a>new <0></a>" in seen
         held.set()
     browse(test, base, BrowserSettings(timeout=1))
 
@@ -360,7 +360,7 @@ def test_a_start_page_whose_image_never_comes_is_played(site, browse):
 
     async def test(session):
         seen = (await session.observe())[1]
-        assert "did not finish loading" in seen and "<a>on 0</a>" in seen
+        assert "did not finish loading" in seen and "<a>on <0></a>" in seen
         held.set()
     pages = {"/": "<a href=/>on</a><img src=/never>", "/never": lambda request: held.wait(20)}
     browse(test, site(pages), BrowserSettings(timeout=1))
@@ -383,7 +383,7 @@ def test_a_page_is_stopped_for_what_went_wrong_not_always_for_being_slow(site, b
     async def test(session):
         seen = (await session.observe())[1]
         assert "note: the page was stopped: the page garbles what is read of it" in seen
-        assert "did not finish loading" not in seen and seen.endswith("<a>on 0</a>")
+        assert "did not finish loading" not in seen and seen.endswith("<a>on <0></a>")
     browse(test, site({"/": GARBLED % 1}))
 
 
@@ -689,7 +689,7 @@ def test_a_frame_that_the_fence_blocked_does_not_excuse_a_site_that_fails(site):
     async def test():
         async with Browser(SETTINGS, sites_of([task_at(base)])) as browser:
             session = await browser.open(task_at(f"{base}/"))
-            assert "on 0</a>" in (await session.observe())[1]
+            assert "on <0></a>" in (await session.observe())[1]
             with pytest.raises(EnvError, match="did not answer"):
                 await act(session, 'do(action="Click", element="0")')
             await session.close()
@@ -725,7 +725,7 @@ def test_a_blocked_page_that_is_gone_does_not_excuse_a_site_that_fails(site, scr
             await session.observe()
             await execute(session, 'do(action="Click", element="0")')
             await asyncio.sleep(0.6)
-            assert "on 1</a>" in (await session.observe())[1]
+            assert "on <1></a>" in (await session.observe())[1]
             with pytest.raises(EnvError, match="did not answer"):
                 await act(session, 'do(action="Click", element="1")')
             await session.close()
@@ -768,7 +768,7 @@ def test_after_an_attack_the_agent_goes_on(site, name, browse):
     async def test(session):
         await session.observe()
         seen = await act(session, 'do(action="Click", element="0")')
-        assert "onward 1</a>" in seen and "root:" not in seen
+        assert "onward <1></a>" in seen and "root:" not in seen
         with pytest.raises(ActionError, match="no element 7"):  # an id that only the page's text claims
             await execute(session, 'do(action="Click", element="7")')
         assert "all fine" in await act(session, 'do(action="Click", element="1")')
@@ -831,12 +831,12 @@ def test_elements_that_nobody_can_use_are_text_and_take_none(site, browse):
                       "<dialog>sure? <button>ok</button></dialog>"})
 
     async def test(session):
-        assert (await session.observe())[1] == "inert\n<input>name 0</input>"
+        assert (await session.observe())[1] == "inert\n<input>name <0></input>"
         await session.page.evaluate("document.querySelector('dialog').showModal()")
         with pytest.raises(ActionError, match="element 0 does not take text: it is hidden or behind"):
             await execute(session, 'do(action="Type", argument="x", element="0")')
         behind = "[the page behind this dialog is left out]"
-        assert (await session.observe())[1] == f"{behind}\nsure? <button>ok 0</button>"
+        assert (await session.observe())[1] == f"{behind}\nsure? <button>ok <0></button>"
     browse(test, f"{base}/")
 
 
@@ -862,7 +862,7 @@ def test_popups_are_tabs_and_a_deaf_page_is_an_environment_error(site, browse):
     async def test(session):
         await session.observe()
         assert "all fine" in await act(session, 'do(action="Click", element="0")')
-        assert "<button>y 1</button>" in await act(session, 'do(action="Switch Tab", argument="0")')
+        assert "<button>y <1></button>" in await act(session, 'do(action="Switch Tab", argument="0")')
         with pytest.raises(ActionError, match="did not react"):
             await execute(session, 'do(action="Click", element="1")')
         with pytest.raises(EnvError, match="reading the page took more than 1 s"):

@@ -27,7 +27,7 @@ def make_trajectory(chat, n_turns=3, seed=0, ended=True):
     generator = torch.Generator().manual_seed(seed)
     trajectory = Trajectory({"intent": "add the red lamp to the cart", "task_id": 0, "sites": ["shopping"]})
     for k in range(n_turns):
-        page = f"title: page {k}\n<a>red lamp {k}</a> ${k}"
+        page = f"title: page {k}\n<a>red lamp <{k}></a> ${k}"
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
         action_ids = ids + [chat.end_id] * ended
         observation_ids, logps = chat.user_ids(trajectory.task, k, page), [-1.0] * len(action_ids)
@@ -45,7 +45,7 @@ def test_the_context_is_the_chat_written_out(chat):
                 f"Round 0\n\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n{a0}<|im_end|>\n"
                 f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n"
                 f"<|im_start|>assistant\n{a1}<|im_end|>\n"
-                "<|im_start|>user\nRound 2\n\ntitle: page 2\n<a>red lamp 2</a> $2<|im_end|>\n"
+                "<|im_start|>user\nRound 2\n\ntitle: page 2\n<a>red lamp <2></a> $2<|im_end|>\n"
                 "<|im_start|>assistant\n")
     assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
 
@@ -265,7 +265,7 @@ def test_a_vocabulary_with_control_tokens_as_ordinary_entries_cannot_be_tricked(
 @pytest.mark.parametrize("budget", [60, 100, 150, 400])
 def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
     trajectory = make_trajectory(chat, 2)
-    page = "\n".join(f"<a>red lamp {i}</a> $24" for i in range(200))
+    page = "\n".join(f"<a>red lamp <{i}></a> $24" for i in range(200))
     ids, shown, cut = fit_page(chat, trajectory, page, len(trunk(chat, trajectory, 2)) + budget)
     assert cut and len(ids) <= budget and shown.endswith(CUT) and page.startswith(shown[:-len(CUT)])
     assert ids == chat.user_ids(trajectory.task, 2, shown)
@@ -475,7 +475,7 @@ def test_the_episode_to_read_is_an_experts_and_comes_from_compact_pages():
 
 @pytest.mark.parametrize("think", [True, False])
 def test_answer_of_inverts_format_response(think):
-    action = '# Element: red lamp 5\ndo(action="Click", element="5")'
+    action = '# Element: red lamp <5>\ndo(action="Click", element="5")'
     assert answer_of(format_response("find the lamp", action, think)) == action
 
 

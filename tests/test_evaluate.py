@@ -420,7 +420,7 @@ def test_a_model_behind_a_url_plays_like_a_checkpoint_and_a_judge_judges_it(main
         if "say the first" in request["messages"][1]["content"]:
             return 'exit(message="It is red.\ud83d")'  # half a character
         if "Round 0" in last:
-            assert last.startswith("Task: find the lamp") and "<a>red lamp 0</a>" in last
+            assert last.startswith("Task: find the lamp") and "<a>red lamp <0></a>" in last
             return '<think>there</think><answer>do(action="Click", element="0")</answer>'
         assert "** Simplified html **" in request["messages"][1]["content"]  # the first page has been compressed away
         return 503 if len(tried) < 2 and not tried.append(0) else "exit(message='')"

@@ -526,7 +526,7 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
     for ranks in (1, 2):
         out = tmp_path / str(ranks)
         arguments = ["--model", ROOT / "worlds/base", "--tasks", pointing, "--out", out, "--steps", 2, "--batch", 3,
-                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--concurrency", 1, "--lr", 5e-5,
+                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--concurrency", 1, "--lr", 1e-5,
                      "--head-updates", 10, *more]
         if ranks == 1:
             main(fork, parse(fork, monkeypatch, *arguments))
@@ -542,7 +542,7 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
         for key in [*heads, "success_rate", "loss", "grad_norm", "entropy"]:
             assert one[key] == pytest.approx(two[key], rel=1e-3), key
         # Each rank writes the system prompt, and what else its episodes share.
-        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
+        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.05)
     assert any(line["grad_norm"] for line in found[0])
     one, two = (saved(fork, tmp_path / ranks) for ranks in "12")  # read on one rank, written on one and on two
     assert any(key.startswith(heads[0].removesuffix("_loss")) for key in one)

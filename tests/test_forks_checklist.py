@@ -389,7 +389,8 @@ def on_one_and_two_ranks(fork, tasks, sites, monkeypatch, tmp_path, *more):
     for ranks in (1, 2):
         out = tmp_path / str(ranks)
         arguments = ["--model", ROOT / "worlds/base", "--tasks", tasks, "--out", out, "--steps", 2, "--batch", 3,
-                     "--G", 3, "--max-turns", 3, "--max-new-tokens", 24, "--concurrency", 1, "--lr", 5e-5, *more]
+                     "--G", 3, "--max-turns", 3, "--max-new-tokens", 24, "--concurrency", 1, "--lr", 1e-5,
+                     "--temperature", 1.0, *more]
         if ranks == 1:
             mgrpo.main(parse(fork, monkeypatch, *arguments), METHODS[fork])
         else:
@@ -402,9 +403,12 @@ def on_one_and_two_ranks(fork, tasks, sites, monkeypatch, tmp_path, *more):
     for one, two in zip(*found, strict=True):
         assert set(METRICS) <= set(one)
         for key in ["reward", "success_rate", "loss", "grad_norm", "entropy", "groups_kept"]:
-            assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-7), key
+            if one[key] is None:  # no group of the step held both outcomes
+                assert two[key] is None, key
+            else:
+                assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-7), key
         # Each rank writes the system prompt, and what else its episodes share.
-        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
+        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.05)
     assert any(line["grad_norm"] for line in found[0])
     return found
 

@@ -15,7 +15,7 @@ from model import load
 
 METHODS[feedback] = feedback.Feedback
 
-HOME = "title: shop\n<a>home 0</a> <a>red lamp 5</a> $24\n<button>add to cart 10</button>"
+HOME = "title: shop\n<a>home <0></a> <a>red lamp <5></a> $24\n<button>add to cart <10></button>"
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def feedback_of(chat, model=None, optimizer=None, **changes):
     (HOME.replace("5", "7").replace("10", "11"), ""),  # other ids
     ("error: there is no element 9 on this page\n" + HOME, "error: there is no element 9 on this page"),
     ("note: the page showed an alert: hi\n" + HOME, "note: the page showed an alert: hi"),
-    (HOME.replace("$24", "$25"), "<a>home 0</a> <a>red lamp 5</a> $25"),
+    (HOME.replace("$24", "$25"), "<a>home <0></a> <a>red lamp <5></a> $25"),
     (HOME + "\nadded", "added"), (HOME.replace("title: shop\n", ""), ""),  # what is gone cannot be read
-    ("title: cart\n<a>home 0</a> <a>red lamp 5</a> $24\n1 item", "title: cart\n1 item"),
+    ("title: cart\n<a>home <0></a> <a>red lamp <5></a> $24\n1 item", "title: cart\n1 item"),
     ("title: cart\nempty", "title: cart\nempty"), ("", ""),
     (HOME + "\nx" + feedback.CUT, "x"),
-    ("<input>city 8 = rome</input>\n" + HOME, "<input>city 8 = rome</input>"),
-    ("<select>size 7 = s (s | m)</select>\n" + HOME, "<select>size 7 = s (s | m)</select>")])
+    ("<input>city <8> = rome</input>\n" + HOME, "<input>city <8> = rome</input>"),
+    ("<select>size <7> = s (s | m)</select>\n" + HOME, "<select>size <7> = s (s | m)</select>")])
 def test_what_an_action_changed_is_what_the_page_before_did_not_have(after, new):
     assert feedback.news(HOME, after) == new
 
@@ -49,15 +49,15 @@ def test_what_an_action_changed_is_what_the_page_before_did_not_have(after, new)
 def test_the_same_error_again_is_news_again_and_another_value_of_a_field_too():
     error = "error: there is no element 9 on this page"
     assert feedback.news(f"{error}\n{HOME}", f"{error}\n{HOME}") == error
-    field = "<input>city 8 = {}</input>"
+    field = "<input>city <8> = {}</input>"
     assert feedback.news(field.format("rome"), field.format("oslo")) == field.format("oslo")
 
 
 @pytest.mark.parametrize("line, changed", [
-    ("<input>amount 7 = {}</input>", True), ("<select>year 7 = {} (2024 | 2025)</select>", True),
-    ("lamps {} (sale)", True), ("left = {} = right", True), ("<a>order {} 7</a>", True), ("{}</", True),
-    ("<a>lamp {}</a>", False), ("<a> {}</a>", False), ("<select>size {} = 3 (3 | 4)</select>", False),
-    ("<a>Mar 10 {}</a> 12 <input>amount {} = 25</input> (3)", False)])
+    ("<input>amount <7> = {}</input>", True), ("<select>year <7> = {} (2024 | 2025)</select>", True),
+    ("lamps {} (sale)", True), ("left = {} = right", True), ("<a>order {} <7></a>", True), ("{}</", True),
+    ("<a>lamp <{}></a>", False), ("<a> <{}></a>", False), ("<select>size <{}> = 3 (3 | 4)</select>", False),
+    ("<a>Mar 10 <{}></a> 12 <input>amount <{}> = 25</input> (3)", False)])
 def test_only_ids_do_not_count_and_no_other_number(line, changed):
     """A field's value, a number in the text: what one reads there may be the very change."""
     before, after = line.replace("{}", "24"), line.replace("{}", "25")
@@ -69,8 +69,8 @@ def test_what_begins_like_a_message_inside_a_page_is_a_line_like_others():
     assert feedback.news(f"note: a dialog\n{page}", page) == ""
 
 
-PAGES = [HOME, "error: no effect\n" + HOME, "title: cart\n1 item\n<a>pay 3</a>", "title: cart\n1 item\n<a>pay 4</a>",
-         "title: paid\n" + "<a>red lamp 5</a> $24\n" * 9]
+PAGES = [HOME, "error: no effect\n" + HOME, "title: cart\n1 item\n<a>pay <3></a>", "title: cart\n1 item\n<a>pay <4></a>",
+         "title: paid\n" + "<a>red lamp <5></a> $24\n" * 9]
 
 
 def episode(chat, reward, lengths, seed=0, member=0, status="ok"):
@@ -96,8 +96,8 @@ def obvious_feedback(chat, tau, t, limit):
     """(ids of h_t, a_t and the start of the next message; the ids to predict), written out; () if there are none."""
     if t + 1 == len(tau.turns):
         return [], []
-    lines = {1: "error: no effect", 2: "title: cart\n1 item\n<a>pay 3</a>", 3: "",
-             4: "title: paid\n" + ("<a>red lamp 5</a> $24\n" * 9).strip()}[t + 1]
+    lines = {1: "error: no effect", 2: "title: cart\n1 item\n<a>pay <3></a>", 3: "",
+             4: "title: paid\n" + ("<a>red lamp <5></a> $24\n" * 9).strip()}[t + 1]
     start = chat.opening("user", f"Round {t + 1}\n\n")
     message = chat.opening("user", f"Round {t + 1}\n\n{lines}")
     assert message[:len(start)] == start

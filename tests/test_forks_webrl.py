@@ -260,7 +260,7 @@ def test_one_episode_a_task_is_enough(chat, checkpoint, tmp_path, monkeypatch):
 
 # -------------------------------------------------------------------------------------------- TSR
 
-PAGE = "title: x\n<a>red lamp 5</a>\n<input>city 8 = rome</input>\n<select>size 7 = s (s | m)</select> 9"
+PAGE = "title: x\n<a>red lamp <5></a>\n<input>city <8> = rome</input>\n<select>size <7> = s (s | m)</select> 9"
 
 
 def turn(observation=PAGE, action=""):
@@ -275,10 +275,10 @@ def click(element, name=""):
 def test_a_response_is_rated_by_whether_it_can_be_read_aims_at_something_and_is_new():
     clicked = "do(action='Click', element='5')"
     rate = lambda response, *earlier: tsr.rating(response, SimpleNamespace(turns=[*earlier, turn()]))
-    for response in (click(5), click(5, "red lamp 5"), click(8, "city 8"), click(7), 'exit(message="x")',
+    for response in (click(5), click(5, "red lamp <5>"), click(8, "city <8>"), click(7), 'exit(message="x")',
                      "go_backward()", click(5, "red lamp")):
         assert rate(response) == rate(response, turn("another page", clicked)) == tsr.BEST, response
-    for response in (click(4), click(9), click(5, "blue lamp 5"), click(1), click(85)):
+    for response in (click(4), click(9), click(5, "blue lamp <5>"), click(1), click(85)):
         assert rate(response) == tsr.BEST - 1, response
     assert rate(click(5), turn(action=clicked)) == tsr.BEST - 1
     for message in ("error: no effect", "note: the page showed an alert: hi", "error: x\nnote: y"):

@@ -147,8 +147,8 @@ def test_nothing_is_written_into_the_clone(clone, tmp_path, chat, run):
 
 
 def test_a_script_finds_elements_as_people_name_them():
-    page = ("<a>Acme &amp; Sons 3</a> | <button>Edit 4</button> | open\n<a>Mar 10 5</a> | <button>Edit all 6</button> "
-            "<button>Edit 7</button> | Acme\n<input>Name 8 = Edit</input> <div>Edit <9></div>")
+    page = ("<a>Acme &amp; Sons <3></a> | <button>Edit <4></button> | open\n<a>Mar 10 <5></a> | <button>Edit all <6></button> "
+            "<button>Edit <7></button> | Acme\n<input>Name <8> = Edit</input> <div>Edit <9></div>")
 
     def acts_on(step):
         return parse(infinity_experts.response_to(page, step)[1]).element

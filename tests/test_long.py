@@ -21,6 +21,7 @@ from worlds.sandbox import long
 from worlds.sandbox.experts import Lost, done
 from worlds.sandbox.page import Request
 from worlds.sandbox.server import World
+from worlds.sandbox.vocabulary import with_id
 
 TRAIN, DEV, TEST, UNSEEN = "long-train", "long-dev", "long-test", "long-test-unseen"
 MOST_TURNS = 20
@@ -134,7 +135,8 @@ class PaperBrowser:
         elif node.tag in ("a", "button", "input", "textarea", "select"):
             shown = value_of(node) if node.tag in ("input", "textarea", "select") else ""
             name = name_of(node, self.root)
-            self.line.append(f"<{node.tag}>{name} {len(self.elements)}{' = ' * bool(shown)}{shown}</{node.tag}>")
+            named = with_id(name, len(self.elements))
+            self.line.append(f"<{node.tag}>{named}{' = ' * bool(shown)}{shown}</{node.tag}>")
             self.elements.append(node)
         elif node.tag not in ("style", "label", "title"):
             block = node.tag not in ("span", "td")
@@ -293,7 +295,7 @@ class Forgetful:
             thought, action = self.act(page)
             if self.count == self.left_out:
                 gone = parse(action)
-                link = re.search(rf"<a>[^<]* {gone.element}</a>", page)
+                link = re.search(rf"<a>[^<]* <{gone.element}></a>", page)
                 thought, action = self.act(page)
                 self.excused = bool(link) or parse(action) == gone
         except Lost:
@@ -374,7 +376,7 @@ def test_something_else_in_the_cart_spoils_a_purchase():
             if len(steps) <= 2:
                 return first(page)
             if len(steps) == 3:
-                return "", f'do(action="Click", element="{re.search("<button>add to cart ([0-9]+)", page)[1]}")'
+                return "", f'do(action="Click", element="{re.search("<button>add to cart <([0-9]+)>", page)[1]}")'
             then = then or sandbox.expert(task)
             return then(page)
         success, turns = play_on_paper(task, policy, 30)

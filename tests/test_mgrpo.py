@@ -34,7 +34,7 @@ def trajectory(chat, reward, lengths, seed=0, status="ok", member=0):
     for k, n in enumerate(lengths):
         ids = torch.randint(3, 300, (n,), generator=g).tolist()
         logps = (-4 - torch.rand(n, generator=g)).tolist()
-        observation_ids = chat.user_ids(tau.task, k, f"<a>lamp {k}</a>")
+        observation_ids = chat.user_ids(tau.task, k, f"<a>lamp <{k}></a>")
         tau.turns.append(Turn("", f"page {k}", observation_ids, ids, logps, ""))
     return tau
 

@@ -178,7 +178,7 @@ def test_a_dropdown_is_chosen_from_by_the_agent(run, site):
 
     steps, text, _ = shown(run, site, PAGE, (choose, 1))
     assert steps == [Step("Select Dropdown Option", "large", "select", "size", 0)]
-    assert "<select>size 2 = large (" in text
+    assert "<select>size <2> = large (" in text
 
 
 @pytest.mark.parametrize("keys, name, argument", [("PageDown", "Scroll Down", None), ("PageUp", "Scroll Up", None),
@@ -335,11 +335,11 @@ def test_a_window_may_be_closed_with_several_tabs(run, site, watched):
 
 
 def test_a_step_is_told_by_name_and_found_again_under_another_id():
-    page = "<a>edit 0</a> lamp <a>edit 1</a>\n<input>city 2 = rome</input>"
+    page = "<a>edit <0></a> lamp <a>edit <1></a>\n<input>city <2> = rome</input>"
     step = step_of(Wish("Click", None, 1), page)
     assert step == Step("Click", None, "a", "edit", 1)
-    assert find(step, "<button>new 0</button> <a>edit 1</a> <a>edit 7</a>") == "7"
-    assert find(step, "<a>edit 1</a>") is None
+    assert find(step, "<button>new <0></button> <a>edit <1></a> <a>edit <7></a>") == "7"
+    assert find(step, "<a>edit <1></a>") is None
 
 
 def test_news_are_lines_that_only_the_second_text_has():

@@ -132,7 +132,7 @@ def test_odd_values_leave_the_report_readable(look_at, tmp_path):
 def test_an_action_in_words_takes_the_elements_name_and_not_its_value(look_at, tmp_path):
     write_run(tmp_path)
     seen, complaints, _ = look_at(report(tmp_path), r"""() => {
-        const observation = '<input>Qty 2 = 3</input> <button>buy 3</button> <textarea>note 4</textarea>';
+        const observation = '<input>Qty <2> = 3</input> <button>buy <3></button> <textarea>note <4></textarea>';
         return ['do(action="Type", argument="5", element="2")', 'do(action="Click", element="3")',
                 'do(action="Type", argument="a\\nb", element="4")'].map(action => inWords({action, observation}));
     }""")
@@ -186,7 +186,7 @@ def test_a_report_needs_nothing_but_a_directory(look_at, tmp_path):
 JPEG = base64.b64decode(  # one white pixel
     "/9j/4AAQSkZJRgABAQEASABIAAD/2wBDAP////////////////////////////////////////////////////////////////////////////////"
     "//////wgALCAABAAEBAREA/8QAFBABAAAAAAAAAAAAAAAAAAAAAP/aAAgBAQABPxA=")
-PAGE = "<a>cart 0</a> <input>search 5 = tea</input>\n<a>red &lt;lamp&gt; 15</a>"
+PAGE = "<a>cart <0></a> <input>search <5> = tea</input>\n<a>red &lt;lamp&gt; <15></a>"
 SEARCH, CLICK = "do(action='Search', argument='a \\'b\\'', element='5')", "do(action='Click', element='15')"
 EXIT, SEARCHED = "exit(message='$3')", "Search “a 'b'” in “search”"
 
@@ -315,7 +315,7 @@ def test_hostile_text_is_inert_in_the_player_and_in_the_group(look_at, tmp_path)
         row |= dict.fromkeys(("answer", "intent", "split", "task_id"), HOSTILE)
         row |= {"checks": [[HOSTILE, False, HOSTILE]]}
         for turn in row["turns"]:
-            turn |= {"observation": f"<a>{HOSTILE} 15</a>", "url": HOSTILE,
+            turn |= {"observation": f"<a>{HOSTILE} <15></a>", "url": HOSTILE,
                      "action": f"do(action='{HOSTILE}', argument=\"x\", element='15')"}
             turn["shot"]["frame"] = [640, "1;background:url(http://127.0.0.1:1/x)", None, 5]
     (tmp_path / "run/trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -366,7 +366,7 @@ def test_a_report_with_2000_episodes_and_200_pictures_opens_within_two_seconds(r
     write_group(tmp_path / "run", steps=range(1000))
     rows = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
     for k, turn in enumerate(turn for row in reversed(rows) for turn in row["turns"]):
-        turn["observation"] = PAGE + "\n<a>a link with a name 16</a> and a text" * 40
+        turn["observation"] = PAGE + "\n<a>a link with a name <16></a> and a text" * 40
         turn["shot"]["file"] = f"screenshots/big-{k}.jpg"
         if k < 200:
             (tmp_path / "run" / turn["shot"]["file"]).write_bytes(JPEG + os.urandom(25_000))
@@ -586,8 +586,8 @@ def test_the_picture_of_an_episode_shows_what_was_read_thought_and_done(tmp_path
     assert pictures.choose([*rows, wasteful, good]) is good
     html = pictures.agent_html(good, tmp_path / "run")
     assert html.count("<section>") == 3 and "find &lt;b&gt;" in html and html.count("<dd>hm</dd>") == 3
-    assert "<mark>&lt;input&gt;search 5 = tea&lt;/input&gt;</mark>" in html
-    assert "<mark>&lt;a&gt;red &amp;lt;lamp&amp;gt; 15&lt;/a&gt;</mark>" in html
+    assert "<mark>&lt;input&gt;search &lt;5&gt; = tea&lt;/input&gt;</mark>" in html
+    assert "<mark>&lt;a&gt;red &amp;lt;lamp&amp;gt; &lt;15&gt;&lt;/a&gt;</mark>" in html
 
 
 @pytest.mark.parametrize("name", ["agent", "agent-dark", "report", "report-dark", "packing"])

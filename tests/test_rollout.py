@@ -32,7 +32,7 @@ SETTINGS = Settings(max_turns=4, max_new_tokens=12, max_context=600, concurrency
 MARKDOWN = "Intro\n\n# Setup\n```\nmake\n```\n# end"
 CALLS = [
     ('do(action="Click", element="12")', Call("Click", None, "12")),
-    ("<think>hm</think><answer># Element: red lamp 12\ndo(action='Click', element='12')</answer>",
+    ("<think>hm</think><answer># Element: red lamp <12>\ndo(action='Click', element='12')</answer>",
      Call("Click", None, "12")),
     ('# Note: $24\n```python\ndo(action="Type", argument="a, \\"b\\" (c)", element="3")\n```',
      Call("Type", 'a, "b" (c)', "3")),
@@ -42,6 +42,7 @@ CALLS = [
     ('do("Click", element=7)', Call("Click", None, "7")),
     ('do(action="Select Dropdown Option", argument="blue", element="[4]")',
      Call("Select Dropdown Option", "blue", "4")),
+    ('do(action="Click", element="<12>")', Call("Click", None, "12")),
     ("go_backward()", Call("Go Backward")), ("go_forward()", Call("Go Forward")),
     ('do(action="Go Backward")', Call("Go Backward")), ('do(action="Scroll Down")', Call("Scroll Down")),
     ('do(action="Wait")', Call("Wait")), ('exit(message="$24")', Call("exit", "$24")),
@@ -63,6 +64,7 @@ def test_the_grammar_of_the_paper_is_understood(text, call):
 @pytest.mark.parametrize("text, says", [
     ("", "no action"), ("click the lamp", "no action"),
     ('do(action="Click")', "needs the id"), ('do(action="Click", element="a7")', "needs the id"),
+    ('do(action="Click", element="<>")', "needs the id"),
     ('do(action="Click", element="²")', "needs the id"),
     ('do(action="Type", element="3")', "needs an argument"),
     ('do(action="Fly", element="3")', "unknown action"), ('do(action="Click", element="3"', "cannot read"),
@@ -148,7 +150,7 @@ def test_the_tasks_side_logs_in_watches_before_each_action_and_judges_once(site,
 
     click = 'do(action="Click", element="0")'
     tau = run_episode(site({"/": greet, "/two": "two"}), [click, "exit('bye')"], Telling())
-    assert tau.turns[0].observation == "<a>who=ann 0</a>"
+    assert tau.turns[0].observation == "<a>who=ann <0></a>"
     assert told == ["enter", ("", click), ("two", "exit('bye')"), "bye", "leave"]
     assert tau.success == 1.0 and tau.checks == [["seen", True, ""]]
 
@@ -445,11 +447,11 @@ def test_a_page_that_leaves_the_sites_at_once_does_not_end_the_run(site, chat):
 HALVES = ("<a href='/ok'>" + "x" * 299 + "\U0001f600</a><a href='/ok'>half</a>"
           "<script>document.links[1].textContent = 'half \\ud83d!'; alert('\\udc00')</script>")
 ODD = {  # pages whose text is no proper text -> a part of what the agent reads
-    "half a surrogate pair": (HALVES, "half ?! 1</a>"),
+    "half a surrogate pair": (HALVES, "half ?! <1></a>"),
     "a result that is no text": ("<script>Array.prototype.join = () => ({length: 1})</script>",
                                  "{'length': 1}"),
     "names that are elements": ("<form name=f><input name=title value=a><input name=disabled>"
-                                "<input name=name><img name=title></form>", "<input>disabled 1</input>"),
+                                "<input name=name><img name=title></form>", "<input>disabled <1></input>"),
 }
 
 
@@ -470,8 +472,8 @@ def test_a_page_that_bends_our_scripts_ends_no_run(site, script, run_episode):
         assert tau.status == "env_error" and BENT[script] in tau.checks[0][2]
     else:
         assert tau.status == "ok"
-        assert tau.turns[0].observation == "<button>x 0</button>"
-        assert tau.turns[1].observation == f"{BENT[script]}\n<button>x 0</button>".strip()
+        assert tau.turns[0].observation == "<button>x <0></button>"
+        assert tau.turns[1].observation == f"{BENT[script]}\n<button>x <0></button>".strip()
 
 
 @pytest.mark.parametrize("name", ODD)

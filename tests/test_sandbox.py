@@ -25,6 +25,7 @@ from worlds.sandbox import server as web
 from worlds.sandbox.experts import ELEMENT, SCRIPTS, Page, done, to_row
 from worlds.sandbox.tasks import EASY, FULL_SEEN, FULL_UNSEEN, HARD, SEEN, SPLITS, UNSEEN
 from worlds.sandbox.tasks import task as draw
+from worlds.sandbox.vocabulary import with_id
 
 
 @pytest.fixture(scope="module")
@@ -584,7 +585,7 @@ def random_policy(seed):
             call = f'action="Select Dropdown Option", argument="{option}"'
         elif tag in ("input", "textarea"):
             call = f'action="{rng.choice(("Type", "Search"))}", argument="{rng.choice(words)}"'
-        return "", f'# Element: {name} {number}\ndo({call}, element="{number}")'
+        return "", f'# Element: {with_id(name, number)}\ndo({call}, element="{number}")'
     return act
 
 

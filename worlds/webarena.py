@@ -809,7 +809,7 @@ class WebRLPage(HTMLParser):
             value = said.get("data-value", "")
         if value:
             value = f" = {value}"
-        return f"<{tag}>{name} {said['id']}{value}</{tag}>"
+        return f"<{tag}>{name} <{said['id']}>{value}</{tag}>"
 
 
 class Step(NamedTuple):

@@ -437,7 +437,7 @@ async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
         for _ in range(steps):
             url, page = await session.observe()
             addresses.append(url)
-            link = rng.choice(re.findall(r"<a>.*? (\d+)</a>", page))
+            link = rng.choice(re.findall(r"<a>[^<]* <(\d+)></a>", page))
             await session.execute("Click", Session.click, int(link))
 
     async with Browser(BrowserSettings()) as browser:

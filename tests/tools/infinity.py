@@ -30,7 +30,7 @@ TOGGLES = {"e2": "Convert text emoticons into emojis", "e5": "Auto-assign on cre
 
 
 def click(page: str, name: str) -> str:
-    element = re.search(re.escape(name) + r" ([0-9]+)", page)[1]
+    element = re.search(re.escape(name) + r" <([0-9]+)>", page)[1]
     return f'do(action="Click", element="{element}")'
 
 

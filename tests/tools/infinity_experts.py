@@ -100,7 +100,7 @@ class Element(NamedTuple):
     line: str   # the line of the page that it stands in
 
 
-ELEMENT = re.compile(r"<([a-z][a-z\d-]*)>([^<]*?) ?<?(\d+)>?(?: = [^<]*)?</\1>")
+ELEMENT = re.compile(r"<([^<>]+)>([^<]*) <(\d+)>")  # up to its id
 
 
 def elements(page: str) -> list[Element]:
@@ -169,7 +169,7 @@ def response_to(page: str, step: Step) -> tuple[str, str]:
     if step.text is not None:
         argument = f"argument={quoted(step.text)}, "
     call = f'do(action="{step.action}", {argument}element="{element.id}")'
-    return step.thought, f"# Element: {element.name} {element.id}\n{call}"
+    return step.thought, f"# Element: {element.name} <{element.id}>\n{call}"
 
 
 # ------------------------------------------------------------------------------------------ scripts --

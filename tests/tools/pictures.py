@@ -74,7 +74,7 @@ def choose(records: list[dict]) -> dict:
 
 def excerpt(page: str, element: str | None, count: int = 4) -> str:
     """The lines of a page around an element, as HTML with the element marked."""
-    pattern, lines = rf"<(\w+)>[^<>\n]*\b{element}(?: = [^<>\n]*)?</\1>", page.split("\n")
+    pattern, lines = rf"<(\w+)>[^<>\n]* <{element}>[^<>\n]*</\1>", page.split("\n")
     found = re.search(pattern, page)[0] if element else ""
     here = next((i for i, line in enumerate(lines) if found and found in line), 0)
     first = max(0, min(here - count // 2, len(lines) - count))

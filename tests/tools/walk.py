@@ -1,17 +1,18 @@
 """Writes assets/walk.md and assets/walk.html: one real episode, followed from the page to the gradient.
 
-    python tests/tools/walk.py --model runs/demo-13/bc                   # play a group, then write both pages
-    python tests/tools/walk.py --model runs/demo-13/bc --group assets/walk/group.json   # write them again
+    python tests/tools/walk.py --model runs/demo-31/bc                   # play a group, then write both pages
+    python tests/tools/walk.py --model runs/demo-31/bc --group assets/walk/group.json   # write them again
 
 The model is a clone, such as `make demo` leaves. The group is G attempts at one task of sandbox:train, sampled
 as mgrpo.py samples them in its first step, one after the other (--concurrency 1), so the same weights play the
 same episodes on the same machine. The task is the first one whose group
 
-    1) holds successes and failures,
+    1) holds at least two successes and two failures,
     2) has a success and a failure that read the same pages and gave the same responses for at least one turn
        and then part: from the same context one makes a call that only successful episodes made there, the
-       other a call that only failed ones made,
-    3) reads at most LINES lines of text at each turn of that success.
+       other a call that only failed ones made; the successful call uses an element, so that one sees it,
+    3) parts at tokens that both have a probability of LIKELY or more, so that one sees what an update does to them,
+    4) reads at most LINES lines of text at each turn of that success.
 
 The success is the episode of the walk, and the turn at which the two part is its turn. The recorded group stays
 in assets/walk/group.json, with a picture of each turn of the episode.
@@ -24,6 +25,7 @@ import argparse
 import base64
 import copy
 import json
+import math
 import os
 import re
 import sys
@@ -49,6 +51,7 @@ from evaluate import Environment  # noqa: E402
 from rollout import actions_help, task_key  # noqa: E402
 from worlds.browser import find_chromium  # noqa: E402
 
+LIKELY = 0.1
 LINES = 24  # a page that people read here has at most so many
 STEP = 0    # the step of training that the group is sampled as; it is part of the seed
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")  # of the sandbox, another one each time
@@ -90,12 +93,19 @@ def find_parting(group: list[Trajectory], chat: Chat) -> Parting | None:
         for episodes in calls_at(valid, chat, t).values():
             by_success = {tau.turns[t].action for tau in episodes if tau.success}
             by_failure = {tau.turns[t].action for tau in episodes if not tau.success}
-            right = [tau for tau in episodes if tau.success and tau.turns[t].action not in by_failure]
+            right = [tau for tau in episodes if tau.success and tau.turns[t].action not in by_failure
+                     and tau.turns[t].action.startswith("do(")]
             wrong = [tau for tau in episodes if not tau.success and tau.turns[t].action not in by_success]
             if right and wrong:
                 same = os.path.commonprefix([right[0].turns[t].action_ids, wrong[0].turns[t].action_ids])
                 return Parting(right[0], wrong[0], t, len(same))
     return None
+
+
+def is_likely(parting: Parting) -> bool:
+    """Whether neither response was a rare one where the two part."""
+    sampled = [tau.turns[parting.turn].logps[parting.token] for tau in (parting.right, parting.wrong)]
+    return min(sampled) >= math.log(LIKELY)
 
 
 def is_short(tau: Trajectory) -> bool:
@@ -120,7 +130,8 @@ def play(model: str, folder: Path):
             successes = sum(tau.success for tau in group)
             print(f"task {number}: {successes:.0f} of {cfg.G} succeed: {task['intent']}", flush=True)
             parting = find_parting(group, chat)
-            if parting and is_short(parting.right):
+            mixed = min(successes, cfg.G - successes) >= 2
+            if mixed and parting and is_likely(parting) and is_short(parting.right):
                 folder.mkdir(parents=True, exist_ok=True)
                 frame_pictures(parting.right, Path(pictures), folder)
                 (folder / "group.json").write_text(json.dumps(group_json(group, task, number, cfg), indent=1) + "\n")
@@ -442,7 +453,7 @@ def write(record: dict, model_dir: str, assets: Path, lr: float | None = None):
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--model", default="runs/demo-13/bc", help="the clone that plays and is trained")
+    parser.add_argument("--model", default="runs/demo-31/bc", help="the clone that plays and is trained")
     parser.add_argument("--group", type=Path, help="a recorded group.json: play nothing, write the pages again")
     parser.add_argument("--out", type=Path, default=ROOT / "assets", help="the folder of the pages")
     parser.add_argument("--lr", type=float, help="of the updates; by default that of mgrpo.py's first step")

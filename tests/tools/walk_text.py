@@ -307,7 +307,7 @@ def changed_lines(before: str, after: str) -> str:
 
 def element_name(observation: str, number: str | None) -> str:
     """The text of an element of the page; "" for none."""
-    found = re.search(rf">([^<>]+) {number}( = [^<]*)?</", observation)
+    found = re.search(rf">([^<>]+) <{number}>", observation)
     return found[1] if found else ""
 
 

@@ -7,24 +7,29 @@ follow the observations of rollout.py and responses its action grammar, so what 
 the way. None of the sandbox's sites, tasks or demonstrations occurs. Rows are trajectory records, which bc.py
 trains on as they are:
 
-    python -m worlds.sandbox.exercises --rows 14000 --size 7 --visits 0 --seed 1 > small.jsonl
+    python -m worlds.sandbox.exercises --rows 14000 --size 4 --words 1 --visits 0 --seed 1 > small.jsonl
     python -m worlds.sandbox.exercises --rows 24000 > rows.jsonl
 
-Five choices make look-up learnable for a model of this size. Names on a page share their words, so that no single word
-identifies one. Queries are drawn with replacement, so that "not answered yet" is no clue. Ids often are random numbers, so
-that counting elements does not replace reading. Text and id stand side by side in observation and response. The first
-pages are small. Thoughts follow from task and page, never from chance, and quote what the action needs right before it,
-so that acting is copying.
+Responses come in three manners, which the system prompt names (vocabulary.MANNERS): a short thought, none, a long chain of
+thought. Histories come compressed and whole. A row says under "agent" how it is written, as agent.json says it for a
+checkpoint, so `--agent long` prints the agent.json that makes a checkpoint think at length.
+
+Six choices make look-up learnable for a model of this size, from plain random weights. Names on a page share their words,
+so that no single word identifies one. Queries are drawn with replacement, so that "not answered yet" is no clue. Ids often
+are random numbers, so that counting elements does not replace reading. Text and id stand side by side in observation and
+response. The first pages are small, and their names are one token. Thoughts follow from task and page, and quote what the
+action needs right before it, so that acting is copying.
 """
 import argparse
 import json
 from pathlib import Path
 from random import Random
 
-from .vocabulary import BUTTONS, FACTS, FIELDS, FILLERS, LINKS, MENUS, STATES, write_base
-from .websites import Visit
+from .vocabulary import BUTTONS, FACTS, FIELDS, FILLERS, LINKS, MANNERS, MARKS, MENUS, STATES, agent, write_base
+from .websites import LONGEST, Visit
 from .words import ADJECTIVES, CATEGORIES, FORUMS, NAMES
-from .writing import Element, act, click, draw, element_line, maybe, name_maker, number, phrase, quoted, say, some_value
+from .writing import (Element, Moment, Voice, act, click, draw, element_line, maybe, name_maker, number, phrase, quoted, say,
+                      some_value, written)
 
 
 # ---- one page
@@ -33,13 +38,18 @@ from .writing import Element, act, click, draw, element_line, maybe, name_maker,
 class Sheet:
     """A page of random blocks. Element names are unique, so that an instruction can mean one thing only."""
 
-    def __init__(self, rng: Random, size: int):
-        self.rng, self.size, self.name = rng, size, name_maker(rng, size)
+    def __init__(self, rng: Random, size: int, words: int = 2):
+        self.rng, self.size, self.name = rng, size, name_maker(rng, size, words)
         self.elements: list[Element] = []
         self.facts: dict[str, str] = {}
         self.names: set[str] = set()
         numbers = list(range(100)) if rng.random() < 0.6 else rng.sample(range(100), 100)
         self.numbers = iter(numbers[rng.choice((0, 0, 3, 20)):])
+        if words == 1:
+            self.lines = []  # names of one token and nothing else
+            while len(self.elements) < size:
+                self.lines += [line for line in [self.element(rng.choice(("a", "button")), self.name())] if line]
+            return
         title = rng.choice((self.name(), rng.choice(LINKS), rng.choice(NAMES + FORUMS + list(CATEGORIES))))
         self.lines = [f"title: {title}", *self.navigation(), f"# {rng.choice((title, title, self.name()))}"]
         blocks = [self.links, self.links, self.table, self.fields, self.facts_block, self.prose, self.buttons]
@@ -56,6 +66,8 @@ class Sheet:
         if name in self.names:
             return ""
         self.names.add(name)
+        if kind in ("a", "button") and self.rng.random() < 0.05:
+            value = self.rng.choice(MARKS)
         self.elements.append(Element(kind, name, value, options, beside, number=next(self.numbers)))
         return self.elements[-1].html()
 
@@ -130,13 +142,17 @@ class Exercise:
     is long and an answer short, so they carry most of the signal. The others answer in full, in the form that actions have.
     """
 
-    def __init__(self, rng: Random, size: int, kind: str):
-        self.rng, self.size = rng, size
+    def __init__(self, rng: Random, size: int, kind: str, words: int = 2):
+        self.rng, self.size, self.words = rng, size, words
         self.new_sheet()
-        self.task, self.response = getattr(self, kind)()
+        self.task, self.wanted, (self.thought, self.action) = getattr(self, kind)()
 
     def new_sheet(self):
-        self.sheet = Sheet(self.rng, self.rng.randint(3, self.size))
+        self.sheet = Sheet(self.rng, self.rng.randint(min(3, self.size), self.size), self.words)
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.sheet.text, self.thought, self.action, self.task, self.wanted)
 
     def fitting(self, kinds="a button input textarea select checkbox", test=lambda e: True) -> list[Element]:
         """The elements that an exercise can be about; draws pages until there are some. Two-word names outweigh labels."""
@@ -150,7 +166,8 @@ class Exercise:
 
     def several(self, *args, **kw) -> list[Element]:
         fit = self.fitting(*args, **kw)
-        return self.rng.choices(fit, k=min(self.rng.randint(3, 8), 1 + len(fit)))
+        most = 1 + len(fit) if self.words > 1 else 8
+        return self.rng.choices(fit, k=min(self.rng.randint(3, 8), most))
 
     def absent(self) -> str:
         """A name that shares its words with those on the page, more often than not."""
@@ -179,12 +196,11 @@ class Exercise:
     # lists
     def find_all(self, task: str, found: list[Element]):
         call = f'do(action="Click", element="{found[-1].number}")'
-        return f"find {task}", "\n".join(["<think>find all</think><answer>" + element_line(found[0]),
-                                          *map(element_line, found[1:]), f"{call}</answer>"])
+        return f"find {task}", [], ("find all", "\n".join([*map(element_line, found), call]))
 
     def note_all(self, task: str, notes: list[str]):
         lines = "\n".join(f"# Note: {each}" for each in notes)
-        return f"note {task}", f'<think>note all</think><answer>{lines}\nexit(message="done")</answer>'
+        return f"note {task}", [], ("note all", f'{lines}\nexit(message="done")')
 
     def find(self):
         chosen = self.several()
@@ -200,12 +216,12 @@ class Exercise:
     def notes_beside(self):
         chosen = self.several(test=lambda e: e.beside)
         return self.note_all("what stands beside " + " and ".join(e.name for e in chosen),
-                             [f"{e.name} {e.number} {e.beside}" for e in chosen])
+                             [f"{e.title} {e.beside}" for e in chosen])
 
     def notes_values(self):
         chosen = self.several(test=lambda e: e.value)
         return self.note_all("the value of " + " and ".join(e.name for e in chosen),
-                             [f"{e.name} {e.number} = {e.value}" for e in chosen])
+                             [f"{e.title} = {e.value}" for e in chosen])
 
     def notes_facts(self):
         chosen = self.rng.choices(self.labels(), k=4)
@@ -219,94 +235,113 @@ class Exercise:
     # in full
     def point(self):
         e = self.element()
-        return f"point at {self.call(e.name)}{self.tail()}", click(e)
+        return f"point at {self.call(e.name)}{self.tail()}", [e.name], click(e)
 
     def point_else(self):
         e, other = self.element(), self.element()
         name = e.name if self.rng.random() < 0.5 else self.absent()
         task = f"point at {self.call(name)} else at {self.call(other.name)}{self.tail()}"
-        return task, click(e if name == e.name else other)
+        return task, [name, other.name], click(e if name == e.name else other)
 
     def type(self):
         e, text = self.element("input textarea"), phrase(self.rng)
         words, into = quoted(self.rng, text), f"{self.call(e.name)}{self.tail()}"
         if self.rng.random() < 0.3:
-            return f"look up {words} in {into}", act(f"search for {text}", "Search", e, text)
-        return f"write {words} into {into}", act(f"type {text} into {e.name}", "Type", e, text)
+            return f"look up {words} in {into}", [text, e.name], act(f"search for {text}", "Search", e, text)
+        return f"write {words} into {into}", [text, e.name], act(f"type {text} into {e.name}", "Type", e, text)
 
     def choose(self):
         e = self.element("select")
         option = self.rng.choice(e.options)
         task = f"pick {quoted(self.rng, option)} as {e.name}{self.tail()}"
-        return task, act(f"choose {option} as {e.name}", "Select Dropdown Option", e, option)
+        return task, [option, e.name], act(f"choose {option} as {e.name}", "Select Dropdown Option", e, option)
 
     def fact(self):
         label = self.rng.choice(self.labels())
         value = self.sheet.facts[label]
-        return f"say the {label}{self.tail()}", say(value, f"{label} {value}")
+        return f"say the {label}{self.tail()}", [label], say(value, f"{label} {value}")
 
     def beside(self):
         e = self.element(test=lambda e: e.beside)
-        return f"say what stands beside {self.call(e.name)}{self.tail()}", say(e.beside, f"{e.name} {e.number} {e.beside}")
+        return f"say what stands beside {self.call(e.name)}{self.tail()}", [e.name], say(e.beside, f"{e.title} {e.beside}")
 
     def value(self):
         e = self.element(test=lambda e: e.value)
-        return f"say the value of {self.call(e.name)}{self.tail()}", say(e.value, f"{e.name} {e.number} = {e.value}")
+        return f"say the value of {self.call(e.name)}{self.tail()}", [e.name], say(e.value, f"{e.title} = {e.value}")
 
     def present(self):
         name = self.element().name if self.rng.random() < 0.5 else self.absent()
-        return f"say whether {self.call(name)} is here", say("yes" if name in self.sheet.names else "no")
+        return f"say whether {self.call(name)} is here", [name], say("yes" if name in self.sheet.names else "no")
 
     def repeat(self):
         text = phrase(self.rng)
-        return f'say "{text}"{self.tail()}', say(text)
+        return f'say "{text}"{self.tail()}', [text], say(text)
 
 
 LISTS = {"find": 20, "find_else": 12, "notes_beside": 7, "notes_values": 4, "notes_facts": 4, "notes_present": 4}
 FULL = {"point": 8, "point_else": 6, "type": 14, "choose": 6, "fact": 5, "beside": 5, "value": 2, "present": 4, "repeat": 4}
 
 
+FIRST = {"find": 3, "point": 1}  # what is asked about pages whose names are one token
+
+SHARES = {"short": 50, "none": 25, "long": 25}  # of the manners
+WHOLE = 0.3                                     # of the histories of several turns
+
+
 # ---- records
 
 
-def exercise(rng: Random, size: int = 18, kind: str | None = None, visits: float = 0.5) -> dict:
+def exercise(rng: Random, size: int = 18, kind: str | None = None, visits: float = 0.5, words: int = 2,
+             manner: str | None = None, compress: bool | None = None) -> dict:
     """One record: a visit, or one to four pages with an instruction each. All instructions stand in the task, and the
     history tells whose turn it is; that history holds names with stale ids.
     """
+    shares = {name: share for name, share in SHARES.items() if words > 1 or name != "long"}
+    manner = manner or draw(rng, shares)
     if kind == "visit" or kind is None and rng.random() < visits:
-        while len((visit := Visit(rng)).turns) > 12:
-            pass
-        return record("visit", visit.task, visit.turns)
-    kinds = [kind or draw(rng, LISTS | FULL)]
-    if kind is None and rng.random() < 0.1:
+        visit = Visit(rng)
+        while len(visit.moments) > LONGEST:
+            visit = Visit(rng)
+        return record(rng, "visit", visit.task, visit.moments, manner, compress)
+    lists = {} if manner == "long" else LISTS  # they ask for much, and leave no room for a long thought
+    kinds = [kind or draw(rng, FIRST if words == 1 else lists | FULL)]
+    if kind is None and words > 1 and rng.random() < 0.1:
         kinds = [draw(rng, FULL) for _ in range(rng.randint(2, 4))]
-    done = [Exercise(rng, size, each) for each in kinds]
-    turns = [{"url": "about:blank", "observation": e.sheet.text, "response": e.response} for e in done]
-    return record("+".join(kinds), " , then ".join(e.task for e in done), turns)
+    done = [Exercise(rng, size, each, words) for each in kinds]
+    return record(rng, "+".join(kinds), " , then ".join(e.task for e in done), [e.moment for e in done], manner, compress)
 
 
-def record(template: str, intent: str, turns: list[dict]) -> dict:
-    return {"task_id": 0, "sites": ["exercise"], "template": template, "reward": 1.0, "intent": intent, "turns": turns}
+def record(rng: Random, template: str, intent: str, moments: list[Moment], manner: str = "short",
+           compress: bool | None = None) -> dict:
+    """Moments as a trajectory, written in one manner by one voice."""
+    whole = len(moments) > 1 and rng.random() < WHOLE if compress is None else not compress
+    return {"task_id": 0, "sites": ["exercise"], "template": template, "reward": 1.0, "intent": intent,
+            "agent": agent(manner, not whole), "turns": written(moments, manner, Voice(rng))}
 
 
-def exercises(seed: int, size: int = 18, visits: float = 0.5):
+def exercises(seed: int, size: int = 18, visits: float = 0.5, words: int = 2):
     """Endless and reproducible."""
     rng = Random(f"exercises {seed}")
     while True:
-        yield exercise(rng, size, visits=visits)
+        yield exercise(rng, size, visits=visits, words=words)
 
 
 def main():
     parser = argparse.ArgumentParser(description="Exercises for the small base model, and its tokenizer.")
     parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="write tokenizer and config files into DIR")
+    parser.add_argument("--agent", choices=MANNERS, help="print the agent.json of a checkpoint that thinks in this manner")
+    parser.add_argument("--whole", action="store_true", help="in that agent.json: pages stay in the history")
     parser.add_argument("--rows", type=int, default=0, help="print this many exercises, one JSON line each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=18, help="elements of the largest single pages")
+    parser.add_argument("--words", type=int, choices=(1, 2), default=2, help="of a name; 1: pages hold names and nothing else")
     parser.add_argument("--visits", type=float, default=0.5, help="share of exercises that are played on a website")
     args = parser.parse_args()
     if args.tokenizer:
         print(f"{args.tokenizer}/tokenizer.json: {write_base(args.tokenizer, args.seed)} tokens")
-    source = exercises(args.seed, args.size, args.visits)
+    if args.agent:
+        print(json.dumps(agent(args.agent, not args.whole)))
+    source = exercises(args.seed, args.size, args.visits, args.words)
     for _ in range(args.rows):
         print(json.dumps(next(source)))
 

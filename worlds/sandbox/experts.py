@@ -6,8 +6,13 @@ Scripts look before they act, so they work from any page a task starts on. Answe
 
 import re
 from functools import partial
+from random import Random
 
-ELEMENT = re.compile(r"<(a|button|input|textarea|select|checkbox)>([^<]*?) ?([0-9]+)(?: =([^<]*))?</\1>")
+from .vocabulary import ID, with_id
+from .writing import Moment, Voice, named_in, step_of
+
+ANY_ID = ID.format("[0-9]+")
+ELEMENT = re.compile(rf"<(a|button|input|textarea|select|checkbox)>([^<]*?) ?{ID.format('([0-9]+)')}(?: =([^<]*))?</\1>")
 
 
 class Lost(Exception):
@@ -46,7 +51,7 @@ class Page:
         if number is None:
             raise Lost(f"no element {name!r} to {action.lower()} on this page:\n{self.text}")
         words = f'argument="{argument}", ' if argument is not None else ""
-        return thought, f'# Element: {name} {number}\ndo(action="{action}", {words}element="{number}")'
+        return thought, f'# Element: {with_id(name, number)}\ndo(action="{action}", {words}element="{number}")'
 
     def click(self, name: str, thought: str = ""):
         return self.do("Click", name, thought or f"click {name}")
@@ -184,7 +189,7 @@ def unless_refused(page, because="not allowed"):
 
 # ---- scripts
 def price_beside(name):
-    return rf"{name} [0-9]+</a> (\$[0-9]+)"
+    return rf"{name} {ANY_ID}</a> (\$[0-9]+)"
 
 
 def price(page, name, section):
@@ -433,7 +438,7 @@ def invite(page, project, user, role):
 
 def member_role(page, project, user):
     yield from to_tab(page, project, "members")
-    yield page.answer(rf"{user}(?: [0-9]+</a>)? \| ([a-z]+)")
+    yield page.answer(rf"{user}(?: {ANY_ID}</a>)? \| ([a-z]+)")
 
 
 def change_role(page, project, user, role):
@@ -735,29 +740,17 @@ SCRIPTS = {  # by intent_template_id
     181: dearest_order, 182: post_total, 183: buy_several, 184: comment_on_most_votes}
 
 
-def chain_of_thought(task: dict, page: Page, told: list[str], thought: str) -> str:
-    """A long chain of thought around a short one: the task, the page, what was done so far, what comes next and why."""
-    title = re.search("^title: (.*)$", page.text, re.MULTILINE)
-    controls = [name for _, name, _, _ in ELEMENT.findall(page.text)]
-    wanted = [str(value) for value in task["instantiation_dict"].values()]
-    seen = [value for value in wanted if value in page.text]
-    return " . ".join([
-        f"the task is to do this : {task['intent']}",
-        f"i am on the page {title[1] if title else ''} with {len(controls)} elements that i can use",
-        f"of what the task names this page shows {' and '.join(seen) or 'nothing'}",
-        f"so far i did this : {' , '.join(told)}" if told else "nothing is done yet and this is the first step",
-        f"the step that follows is : {thought}"])
-
-
 def expert(task: dict, cot: bool = False):
-    """A callable for one episode: observation -> (thought, action). With cot the thought is a long chain of thought."""
-    page, told = Page(), []
+    """A callable for one episode: observation -> (thought, action). With cot the thought is a long chain of thought, as
+    the exercises of worlds/base write it."""
+    page, told, voice = Page(), [], Voice(Random(f"voice {task['task_id']}"))
     script = SCRIPTS[task["intent_template_id"]](page, **task["instantiation_dict"])
+    wanted = named_in(task["intent"], map(str, task["instantiation_dict"].values()))
 
     def act(observation: str) -> tuple[str, str]:
         page.text = observation
         thought, action = next(script, done())
-        full = chain_of_thought(task, page, told, thought)
-        told.append(thought)
+        full = voice.think(Moment(observation, thought, action, task["intent"], wanted), told)
+        told.append(step_of(thought))
         return full if cot else thought, action
     return act

@@ -9,7 +9,23 @@ from pathlib import Path
 from .weights import FEED_FORWARD, HEADS, LAYERS, THETA, WIDTH, initial_weights
 from .words import ADJECTIVES, CATEGORIES, CITIES, FORUMS, MONTHS, NAMES, NOUNS, SCENERY, TOPICS
 
-SYSTEM = "You browse the web."
+# How responses are written: what a checkpoint's agent.json says. Exercises come in all of them.
+MANNERS = {"short": {"system": "You browse the web. Think in few words.", "think": True},
+           "none": {"system": "You browse the web. Do not think.", "think": False},
+           "long": {"system": "You browse the web. Think step by step.", "think": True}}
+
+ID = "<{}>"  # how observations write the id of an element behind its name: as page.js does
+
+
+def with_id(name: str, number) -> str:
+    """An element as observations and responses write it. Exercises, experts and tests have it from here."""
+    return f"{name} {ID.format(number)}"
+
+
+def agent(manner: str = "short", compress: bool = True) -> dict:
+    """What agent.json holds: how the checkpoint thinks, and whether pages leave the history."""
+    return MANNERS[manner] | {"compress": compress}
+
 
 # Labels of controls and facts as they occur on websites in general.
 LINKS = """home|cart|orders|account|profile|log in|log out|new post|next page|
@@ -53,6 +69,8 @@ beside point please whether yes value order issue browse say look invoice custom
 revenue stock report catalog error failed success warning element note simplified html round web
 browse system assistant""".split()
 
+MARKS = "selected current unread pressed expanded on off".split()  # what observations say of links and buttons
+
 # What the exercises' little websites are made of: sections, buttons, what is known of an entry, forms, menus.
 SECTIONS = """airport albums animals artists assets authors bands beds boats bookings branches
 buildings cases clients clubs collections companies contracts courses crews dancers devices
@@ -91,7 +109,8 @@ must only members changed saved sent thanks thing things words letters name name
 number numbers field button link links option options menu list lists text texts site website
 section sections details entry entries items item page pages result results query searched
 matching older newer previous further more earlier go on instead but so because this approve
-publish promote ship decline areas overview archive""".split()
+publish promote ship decline areas overview archive do far few asked am yet work step
+selected current unread pressed expanded checked disabled""".split()
 FORMS = """registration|contact|preferences|feedback|application|my page|new entry|
 booking|my data|subscription|questions|enquiry|new member|my details""".replace("\n", "").split("|")
 MENUS = CHOICES | {
@@ -108,19 +127,21 @@ size store not""".split()
 
 # ---- the tokenizer
 
-# A word takes its one trailing space along; numbers are cut into at most two digits; a tag takes a trailing space or
-# newline; the fixed parts of a response are one piece each. Pieces of the vocabulary are tokens, all others fall apart
-# into bytes.
+# A word takes its one trailing space along; numbers are cut into at most two digits; an element's id below 100 is one
+# piece, so that it stands right behind the name; a tag takes a trailing space or newline; the fixed parts of a response
+# are one piece each. Pieces of the vocabulary are tokens, all others fall apart into bytes.
 PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# (?:Element|Note): |"\)</answer>'
           r'|Task: |title: |#{1,6} |\*\* Simplified html \*\*'
-          r'|</?[a-z0-9]+>[ \n]?'
+          r'|</?[a-z][a-z0-9]*>[ \n]?'
+          r'|' + ID.format("[0-9]{1,2}") +
           r'|[A-Za-z]+ ?|[0-9]{1,2}|\$|\n+|<|[^A-Za-z0-9<$\n]+')
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ACTIONS = """Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward
-Forward Wait You Round Note N A go backward forward""".split()
+Forward Wait You Think Do Round Note N A go backward forward""".split()
 CALLS = ['do(action="', '\ndo(action="', '", element="', '", argument="', 'exit(message="', '")', "()", "# Element: ",
          "\n# Element: ", "# Note: ", "\n# Note: ", "Task: ", "title: ", "# ", "## ", "### ", "** Simplified html **",
          "<think>", "</think>", "<answer>", "</answer>", '")</answer>']
+IDS = [ID.format(i) for i in range(100)]
 JOINTS = [" ", "\n", "\n\n", "| ", " | ", " |", " = ", "(", ")", " (", " , ", ", ", ",", ": ", " : ", ":", ". ", ".", "; ",
           '"', '" ', ' "', "$"]
 TAGS = [f"<{tag}>" for tag in "a button input textarea select checkbox radio".split()]
@@ -133,7 +154,7 @@ def vocabulary() -> list[str]:
     words = " ".join(labels).split()
     names = [*ADJECTIVES, *NOUNS, *TOPICS, *SCENERY, *NAMES, *CITIES, *MONTHS, *FORUMS, *CATEGORIES]
     words = [w + end for w in dict.fromkeys(names + words + ACTIONS) for end in ("", " ")]
-    pieces = list(dict.fromkeys(words + [str(i) for i in range(100)] + CALLS + JOINTS + TAGS))
+    pieces = list(dict.fromkeys(words + [str(i) for i in range(100)] + IDS + CALLS + JOINTS + TAGS))
     assert all(re.findall(PIECES, piece) == [piece] for piece in pieces)
     return pieces
 
@@ -172,7 +193,7 @@ def write_base(path: Path, seed: int = 0) -> int:
               "eos_token_id": made.token_to_id("<|im_end|>"),
               "pad_token_id": made.token_to_id("<|endoftext|>")}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (path / "agent.json").write_text(json.dumps({"system": SYSTEM, "think": True}) + "\n")
+    (path / "agent.json").write_text(json.dumps(agent()) + "\n")
     weights = initial_weights(made.get_vocab_size(), seed)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return made.get_vocab_size()

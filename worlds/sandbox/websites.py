@@ -10,9 +10,12 @@ from random import Random
 from typing import NamedTuple
 
 from .vocabulary import DETAILS, FACTS, FIELDS, FILLERS, FORMS, LINKS, MENUS, MORE, SECTIONS, VERBS
-from .writing import (THINGS, Element, act, click, draw, kind_of_value, maybe, name_maker, number, phrase, quoted, say,
-                      unknown)
+from .writing import (THINGS, Element, Moment, act, click, draw, kind_of_value, maybe, name_maker, named_in, number,
+                      phrase, quoted, say, unknown)
 from .words import ADJECTIVES, CITIES, FORUMS, NAMES, NOUNS, TOPICS
+
+
+LONGEST = 16  # turns of a visit; exercises.py leaves out longer ones
 
 
 class Section:
@@ -94,6 +97,7 @@ class Site:
         rng.shuffle(self.bar)
         self.bar.insert(rng.choice((0, 0, len(self.bar))), self.home)
         self.search = maybe(rng, 0.6, rng.choice(("search", "search", "look up", "query")))
+        self.mark = maybe(rng, 0.2, rng.choice(("selected", "current")))  # of the link in the bar that leads here
         # A button on every page; it leads home, as logging out does.
         self.out = maybe(rng, 0.5, rng.choice((rng.choice(VERBS), f"{rng.choice(VERBS)} {rng.choice(MORE)}")))
         self.go, self.in_line = rng.choice(("go", "find", "ok")), rng.random() < 0.4
@@ -126,6 +130,7 @@ class Site:
     def page(self, at: tuple) -> list[list]:
         heading, lines = getattr(self, at[0] + "_page")(*at[1:])
         bar = [[self.link(each) for each in self.bar]]
+        bar = [[e._replace(value=self.mark) if e.to[:2] == at[:2] else e for e in line] for line in bar]
         bar += [[Element("button", self.out, to=("done", ("home",)))]] if self.out else []
         if self.search:
             bar.append([Element("input", self.search), Element("button", self.go)])
@@ -204,23 +209,25 @@ class Step(NamedTuple):
 
 
 class Visit:
-    """One task on a new site. `turns` are those of a record, `task` its intent."""
+    """One task on a new site. `moments` become the turns of a record, `task` is its intent."""
 
     def __init__(self, rng: Random, goal: str = ""):
-        self.rng, self.site, self.turns = rng, Site(rng), []
+        self.rng, self.site, self.moments = rng, Site(rng), []
         self.first_line, self.feedback, self.carried = "", "", ""
         self.slips, self.random_ids = rng.choice((0, 0, 0, 0.15)), rng.random() < 0.3
         self.section = rng.choice(list(self.site.sections.values()))
         starts = {("home",): 2, ("list", self.section.label, 0): 1, self.site.address(rng.choice(self.site.bar)): 1}
         self.at = draw(rng, starts)
         self.look()
-        number = 1 if goal else rng.choice((1, 1, 2))
+        number = 1 if goal else rng.choice((1, 1, 1, 1, 2, 2, 3))
         goals = [getattr(self, goal or draw(rng, GOALS))() for _ in range(number)]
         goals = sorted(goals, key=lambda goal: goal[2] is not None)  # what ends in an answer comes last
-        if len(goals) == 2 and goals[0][2]:
-            goals.pop()
+        goals = goals[:next((i for i, goal in enumerate(goals, 1) if goal[2]), len(goals))]  # one answer at most
         self.task = rng.choice((" and ", " , then ", " . ")).join(task for task, *_ in goals)
-        if self.play([step for _, steps, _ in goals for step in steps]):
+        steps = [step for _, steps, _ in goals for step in steps]
+        things = [each for step in steps for each in (*step.place[1:], step.name, step.argument) if isinstance(each, str)]
+        self.wanted = named_in(self.task, [*things, self.section.label, *self.section.labels])
+        if self.play(steps):
             answer = goals[-1][2]
             self.finish(*(answer() if answer else ("done", "all is done")))
 
@@ -238,9 +245,8 @@ class Visit:
         self.text = "\n".join([self.first_line] * bool(self.first_line) + shown)
         self.first_line = self.feedback = ""
 
-    def respond(self, response: str, learned: bool = True):
-        observation = self.text if learned else None
-        self.turns.append({"url": "about:blank", "observation": observation, "response": response})
+    def respond(self, response: tuple[str, str], learned: bool = True):
+        self.moments.append(Moment(self.text, *response, self.task, self.wanted, learned))
 
     def finish(self, message: str, thought: str) -> bool:
         self.respond(say(message, thought))
@@ -252,7 +258,8 @@ class Visit:
         i = 0
         while i < len(steps):
             place, action, name, argument = steps[i]
-            assert len(self.turns) < 60, (place, action, name, self.at, self.text, self.turns[-3:])
+            if len(self.moments) > LONGEST:  # a name led astray, as "search" that is also an entry's
+                return False
             if place and self.at != place:
                 start = i  # what was typed on a page and not sent is lost
                 while i and steps[i - 1].place[:2] == place[:2] and steps[i - 1].action not in ("", "Click"):
@@ -296,7 +303,7 @@ class Visit:
 
     def do(self, action: str, name: str, argument: str | None = None, thought: str = "") -> bool:
         """False if something else happened."""
-        if self.rng.random() < self.slips and len(self.turns) < 9:
+        if self.rng.random() < self.slips and len(self.moments) < 9:
             return self.slip(name)
         plan = {"Click": f"click {name}", "Type": f"type {argument} into {name}", "Search": f"search for {argument}",
                 "Select Dropdown Option": f"choose {argument} as {name}"}[action]

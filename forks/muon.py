@@ -1,0 +1,91 @@
+"""Muon: a fork of bc.py whose matrices take orthogonal steps.
+
+    M_t = mu M_{t-1} + G_t                          momentum of the gradient G_t
+    U S V^T = G_t + mu M_t                          a look ahead (Nesterov), and its singular values S
+    W_t = W_{t-1} - lr 0.2 sqrt(max(R, C)) U V^T    every direction moves equally far, whatever its S
+
+Muon (Jordan et al. 2024) steps the matrices inside the blocks, (R, C). AdamW keeps the embedding, norms and biases.
+The factor 0.2 sqrt(max(R, C)) makes a step about as long as AdamW's, so both use one learning rate ("Muon is
+Scalable for LLM Training", Liu et al. 2025, arXiv 2502.16982). U V^T comes from five Newton-Schulz iterations,
+which bring most singular values to between 0.7 and 1.2 rather than to 1.
+
+`make base` pre-trains the small base with it: see assets/decisions.md for its losses beside AdamW's.
+Differs from bc.py: the optimizer.
+
+    python forks/muon.py --model runs/base-0 --data runs/exercises.jsonl --lr 4e-3
+"""
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import run  # first, before torch
+
+import torch
+from torch.distributed.tensor import distribute_tensor
+
+import bc
+from bc import Config
+
+MOMENTUM = 0.95
+
+
+def orthogonalize(matrix_RC):
+    """U V^T of a matrix U S V^T, roughly: five iterations of x -> 3.4445 x - 4.7750 x^3 + 2.0315 x^5 on S."""
+    X = matrix_RC / (matrix_RC.norm() + 1e-7)  # now no singular value exceeds 1
+    if X.shape[0] > X.shape[1]:
+        return orthogonalize(matrix_RC.T).T  # the smaller product
+    for _ in range(5):
+        A = X @ X.T
+        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+    return X
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, except for `matrices`. Its state keeps AdamW's names, so that run.py saves it: exp_avg is M_t."""
+
+    def __init__(self, parameters, lr: float, matrices: list, **adamw):
+        super().__init__(parameters, lr, **adamw)
+        self.matrices = matrices
+
+    @torch.no_grad()
+    def step(self):
+        lr = self.param_groups[0]["lr"]
+        for matrix in self.matrices:
+            state = self.state[matrix]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(matrix)
+                state["exp_avg_sq"] = torch.zeros_like(matrix)  # stays zero
+            state["step"] += 1
+            momentum = state["exp_avg"]
+            momentum.mul_(MOMENTUM).add_(matrix.grad)
+            ahead = matrix.grad + MOMENTUM * momentum
+            length = 0.2 * math.sqrt(max(matrix.shape))
+            matrix -= lr * length * like(matrix, orthogonalize(whole(ahead)))
+            matrix.grad = None  # AdamW passes over it
+        super().step()
+
+
+def whole(tensor):
+    """The tensor; a sharded one put together, since a part has other singular values than its matrix."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def like(parameter, tensor):
+    """The tensor, sharded as the parameter is."""
+    if not hasattr(parameter, "placements"):
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def muon(model, lr: float):
+    """bc.py's optimizer, with Muon for the matrices inside the blocks."""
+    inside = model.model.layers.parameters()
+    matrices = [parameter for parameter in inside if parameter.ndim == 2]
+    return Muon(model.parameters(), lr, matrices, betas=(0.9, 0.98), weight_decay=0.0)
+
+
+if __name__ == "__main__":
+    run.command_line(partial(bc.main, make_optimizer=muon), Config, __doc__, {"paper": bc.PAPER})

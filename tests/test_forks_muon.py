@@ -1,0 +1,109 @@
+"""Muon: its step against singular values, torch's own and AdamW's; interrupted and on two ranks."""
+import json
+
+import pytest
+import torch
+from conftest import tiny_model
+from test_bc import RECORD
+from test_scripts import ENV, read, script
+
+import bc
+from bc import Config
+from forks import muon
+from model import load
+
+
+def matrix(rows, columns, seed=0):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rows, columns", [(32, 64), (64, 32), (96, 96)])
+def test_a_step_has_the_directions_of_the_gradient_and_nearly_equal_lengths(rows, columns):
+    given = matrix(rows, columns)
+    step = muon.orthogonalize(given)
+    U, S, V = torch.linalg.svd(given.double(), full_matrices=False)
+    lengths = (U.T @ step.double() @ V.T)
+    diagonal = lengths.diagonal()
+    large = S > 0.1 * S[0]
+    assert ((0.65 < diagonal[large]) & (diagonal[large] < 1.25)).all()
+    assert (lengths - diagonal.diag()).abs().max() < 1e-4  # the singular vectors stay what they were
+
+
+def test_the_size_of_a_gradient_does_not_matter():
+    given = matrix(32, 64)
+    torch.testing.assert_close(muon.orthogonalize(given), muon.orthogonalize(1e-3 * given), rtol=1e-3, atol=1e-4)
+
+
+def test_matrices_step_as_torchs_muon_does_and_the_rest_as_adamw():
+    """torch runs the iterations in bfloat16, hence two digits."""
+    def model():
+        return tiny_model(seed=3)
+
+    ours, theirs, plain = model(), model(), model()
+    inside = [p for p in theirs.model.layers.parameters() if p.ndim == 2]
+    optimizers = [
+        (ours, muon.muon(ours, 1e-2)),
+        (theirs, torch.optim.Muon(inside, lr=1e-2, weight_decay=0.0, momentum=muon.MOMENTUM,
+                                  adjust_lr_fn="match_rms_adamw")),
+        (plain, bc.adamw(plain, 1e-2))]
+    for step in range(3):
+        for one, optimizer in optimizers:
+            for i, parameter in enumerate(one.parameters()):
+                shape = parameter.shape
+                noise = torch.Generator().manual_seed(100 * step + i)
+                parameter.grad = torch.randn(shape, generator=noise)
+            optimizer.step()
+    start, torchs, adams = (dict(one.named_parameters()) for one in (model(), theirs, plain))
+    matrices = 0
+    for name, weight in ours.named_parameters():
+        if "layers" in name and weight.ndim == 2:
+            moved = (weight - start[name]).flatten()
+            expected = (torchs[name] - start[name]).flatten()
+            assert torch.cosine_similarity(moved, expected, dim=0) > 0.999, name
+            assert (moved.norm() / expected.norm()).item() == pytest.approx(1, rel=0.02), name
+            matrices += 1
+        else:
+            assert torch.equal(weight, adams[name]), name
+    assert matrices == 7 * ours.config.num_hidden_layers
+
+
+@pytest.fixture
+def arguments(checkpoint, tmp_path):
+    """The whole script on one demonstration, 12 steps."""
+    demonstrations = tmp_path / "demos.jsonl"
+    demonstrations.write_text(json.dumps(RECORD) + "\n")
+    return dict(model=str(checkpoint), data=str(demonstrations), epochs=6, batch=1, save_every=3, lr=1e-2)
+
+
+def test_an_interrupted_run_continues_as_if_nothing_had_happened(arguments, tmp_path, monkeypatch):
+    clone_batch = bc.clone_batch
+    made = []
+
+    def interrupted(*args, **more):
+        made.append(0)
+        if len(made) == 6:
+            raise KeyboardInterrupt
+        return clone_batch(*args, **more)
+
+    bc.main(Config(**arguments, out=str(tmp_path / "whole")), muon.muon)
+    monkeypatch.setattr(bc, "clone_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bc.main(Config(**arguments, out=str(tmp_path / "parts")), muon.muon)
+    bc.main(Config(**arguments, out=str(tmp_path / "parts")), muon.muon)
+    assert len(made) == 6 + 12 - 3
+    whole, parts = (load(tmp_path / name).state_dict() for name in ("whole", "parts"))
+    for name, weight in whole.items():
+        assert torch.equal(weight, parts[name]), name
+    losses = [line["loss"] for line in read(tmp_path / "whole/metrics.jsonl")]
+    assert losses[-1] < 0.7 * losses[0]  # it learns
+
+
+def test_two_ranks_do_what_one_does(arguments, tmp_path):
+    """A rank holds a part of each matrix; a part has other singular values than the whole."""
+    flags = [word for key, value in arguments.items() for word in (f"--{key.replace('_', '-')}", value)]
+    for ranks in (1, 2):
+        done = script("forks/muon.py", *flags, "--batch", 2, "--out", tmp_path / str(ranks), ranks=ranks, env=ENV)
+        assert done.returncode == 0, done.stderr
+    one, two = (load(tmp_path / ranks).state_dict() for ranks in "12")
+    for name, weight in one.items():
+        torch.testing.assert_close(weight, two[name], atol=1e-3, rtol=1e-3, msg=name)
