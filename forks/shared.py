@@ -60,10 +60,8 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
 
     It is read at the last token before the response, or, with `end`, at the response's own last.
     """
-    if not rows:
-        return torch.zeros(0, model.config.hidden_size, device=device)
     found = {}
-    with unsharded(model) as whole:
+    with unsharded(model) as whole:  # all ranks enter, also one without rows: they gather the weights together
         for batch in micro_batches(rows, cfg.max_tokens):
             inputs = pack(batch, device)
             action_BT = inputs.pop("action_BT")
@@ -75,6 +73,8 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
             x_RD = whole(**inputs, head=lambda x_BTD: x_BTD[edge_BT]).float()
             for row, x_D in zip(batch, x_RD, strict=True):
                 found[id(row)] = x_D
+    if not rows:
+        return torch.zeros(0, model.config.hidden_size, device=device)
     return torch.stack([found[id(row)] for row in rows])
 
 
