@@ -44,7 +44,7 @@ pictures: setup ## redraw the README's pictures, the figures and the walk, from 
 	$(PY) tests/tools/walk.py --model $(OUT)/bc
 
 BASE ?= runs/base
-base: setup $(BASE)/model.safetensors ## pre-train worlds/base again from random weights, about two hours on one core, into $(BASE); resumable
+base: setup $(BASE)/model.safetensors ## pre-train worlds/base again from random weights, two hours on one core (computed), into $(BASE); resumable
 EXERCISES := $(PY) -m worlds.sandbox.exercises
 # One thread; the allocator keeps its memory, which saves a fifth of the time.
 PRETRAIN := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 $(PY)

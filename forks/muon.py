@@ -23,23 +23,27 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import run  # first, before torch
 
 import torch
-from torch.distributed.tensor import distribute_tensor
 
 import bc
-from bc import Config
 
 MOMENTUM = 0.95
 
 
 def orthogonalize(matrix_RC):
     """U V^T of a matrix U S V^T, roughly: five iterations of x -> 3.4445 x - 4.7750 x^3 + 2.0315 x^5 on S."""
+    R, C = matrix_RC.shape
+    if R > C:
+        return orthogonalize(matrix_RC.T).T  # products of the shorter side are smaller
     X = matrix_RC / (matrix_RC.norm() + 1e-7)  # now no singular value exceeds 1
-    if X.shape[0] > X.shape[1]:
-        return orthogonalize(matrix_RC.T).T  # the smaller product
     for _ in range(5):
         A = X @ X.T
         X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
     return X
+
+
+def whole(tensor):
+    """The tensor; a sharded one put together, since a part has other singular values than its matrix."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Muon(torch.optim.AdamW):
@@ -63,21 +67,10 @@ class Muon(torch.optim.AdamW):
             momentum.mul_(MOMENTUM).add_(matrix.grad)
             ahead = matrix.grad + MOMENTUM * momentum
             length = 0.2 * math.sqrt(max(matrix.shape))
-            matrix -= lr * length * like(matrix, orthogonalize(whole(ahead)))
+            stepped = whole(matrix) - lr * length * orthogonalize(whole(ahead))
+            run.fill(matrix, stepped)
             matrix.grad = None  # AdamW passes over it
         super().step()
-
-
-def whole(tensor):
-    """The tensor; a sharded one put together, since a part has other singular values than its matrix."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def like(parameter, tensor):
-    """The tensor, sharded as the parameter is."""
-    if not hasattr(parameter, "placements"):
-        return tensor
-    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def muon(model, lr: float):
@@ -88,4 +81,4 @@ def muon(model, lr: float):
 
 
 if __name__ == "__main__":
-    run.command_line(partial(bc.main, make_optimizer=muon), Config, __doc__, {"paper": bc.PAPER})
+    run.command_line(partial(bc.main, make_optimizer=muon), bc.Config, __doc__, {"paper": bc.PAPER})

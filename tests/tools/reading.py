@@ -62,7 +62,7 @@ def table(model, chat, n: int, seed: str, manner: str = "short", compress: bool 
     if words == 1:
         return
     for goal in websites.GOALS:
-        visits = [websites.Visit(rng, goal) for _ in range(n // 2)]
+        visits = [websites.visit(rng, goal) for _ in range(n // 2)]
         line(f"visit: {goal}", [exercises.record(rng, "visit", visit.task, visit.moments, **how) for visit in visits])
     line("all visits", [exercises.exercise(rng, kind="visit", **how) for _ in range(n)])
 

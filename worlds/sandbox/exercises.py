@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 
 from .vocabulary import BUTTONS, FACTS, FIELDS, FILLERS, LINKS, MANNERS, MARKS, MENUS, STATES, agent, write_base
-from .websites import LONGEST, Visit
+from .websites import visit
 from .words import ADJECTIVES, CATEGORIES, FORUMS, NAMES
 from .writing import (Element, Moment, Voice, act, click, draw, element_line, maybe, name_maker, number, phrase, quoted, say,
                       some_value, written)
@@ -299,10 +299,8 @@ def exercise(rng: Random, size: int = 18, kind: str | None = None, visits: float
     shares = {name: share for name, share in SHARES.items() if words > 1 or name != "long"}
     manner = manner or draw(rng, shares)
     if kind == "visit" or kind is None and rng.random() < visits:
-        visit = Visit(rng)
-        while len(visit.moments) > LONGEST:
-            visit = Visit(rng)
-        return record(rng, "visit", visit.task, visit.moments, manner, compress)
+        visited = visit(rng)
+        return record(rng, "visit", visited.task, visited.moments, manner, compress)
     lists = {} if manner == "long" else LISTS  # they ask for much, and leave no room for a long thought
     kinds = [kind or draw(rng, FIRST if words == 1 else lists | FULL)]
     if kind is None and words > 1 and rng.random() < 0.1:

@@ -15,7 +15,7 @@ from .writing import (THINGS, Element, Moment, act, click, draw, kind_of_value, 
 from .words import ADJECTIVES, CITIES, FORUMS, NAMES, NOUNS, TOPICS
 
 
-LONGEST = 16  # turns of a visit; exercises.py leaves out longer ones
+LONGEST = 16  # turns of a visit
 
 
 class Section:
@@ -500,6 +500,14 @@ class Visit:
         task = self.ask("copy the {0} of {1} into {2} of {3}|put the {0} of {1} as {2} into {3}",
                         label, self.where(s, name), typed.name, typed.place[1])
         return task, [Step(place, "Carry", label, value), *steps], None
+
+
+def visit(rng: Random, goal: str = "") -> Visit:
+    """A visit to a new site. One that is led astray by a name is drawn again."""
+    drawn = Visit(rng, goal)
+    while len(drawn.moments) > LONGEST:
+        drawn = Visit(rng, goal)
+    return drawn
 
 
 GOALS = {"fact": 26, "cell": 8, "press": 14, "press_in_bar": 6, "press_in_row": 8, "write": 12, "edit": 8, "fill": 14,
