@@ -87,6 +87,7 @@ class Config(SiteSettings):
     steps: int = 18              # one batch of tasks each
     batch: int = 24              # tasks per step, over all ranks
     G: int = 8                   # episodes per task
+    again: float = 0.5           # share of a step's tasks, at most, whose last group held both outcomes
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
@@ -119,6 +120,7 @@ PAPER = dict(
     steps=40,  # one pass over its 647 tasks
     batch=16,
     G=4,
+    again=0.0,
     eps=0.2,
     beta=0.001,
     updates_per_batch=1,
@@ -238,6 +240,21 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return order[k * cfg.batch:(k + 1) * cfg.batch]
 
 
+def name_of(task: dict) -> str:
+    return f"{task.get('task_id')} {task['intent']}"
+
+
+def undecided(before: list[str], episodes: list[Trajectory]) -> list[str]:
+    """Names of the tasks whose last group held both outcomes, the newest first. before: the same, a step ago."""
+    outcomes = {}
+    for tau in episodes:
+        seen = outcomes.setdefault(name_of(tau.task), set())
+        if tau.status == "ok":
+            seen.add(tau.success)
+    mixed = [name for name, seen in outcomes.items() if len(seen) > 1]
+    return mixed + [name for name in before if name not in outcomes]
+
+
 class MGRPO:
     """The parts of the method that a fork replaces. `main` holds the loop around them.
 
@@ -257,10 +274,20 @@ class MGRPO:
         self.reference = reference  # None without a KL term
         self.optimizer = optimizer
         self.device = device
+        self.undecided = []  # see `undecided`
 
     def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
-        """The step's tasks, alike on all ranks."""
-        return task_batch(tasks, step, self.cfg)
+        """The step's tasks, alike on all ranks.
+
+        A task whose attempts succeed and fail will teach again; of new tasks, most do not.
+        """
+        new = task_batch(tasks, step, self.cfg)
+        most = int(self.cfg.again * len(new))
+        wanted = self.undecided[:most]
+        again = [task for task in tasks if name_of(task) in wanted]
+        new = [task for task in new if name_of(task) not in wanted]
+        new = random.Random(f"{self.cfg.seed}/{step}/new").sample(new, self.cfg.batch - len(again))
+        return again + new
 
     def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, **search):
         """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order."""
@@ -477,6 +504,12 @@ def due(step: int, every: int, cfg: Config) -> bool:
     return every > 0 and (step + 1) % every == 0
 
 
+def last_line(out: Path) -> dict:
+    """The last line of metrics.jsonl, as rank 0 sees it."""
+    lines, _ = run.newest(out / "metrics.jsonl", count=1, size=10**9)
+    return run.gather(lines)[0]
+
+
 def is_best(line: dict, out: Path) -> bool:
     """Whether no earlier step did as well on the same tasks. Rank 0 decides: it sees the file."""
     rate = line.get("held_out_success")
@@ -567,6 +600,8 @@ def main(cfg: Config, Method=MGRPO):
         directory = run.start_run(cfg, device, config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
+        if first:
+            method.undecided = last_line(directory.path)["undecided"]
         start = time.monotonic()
         for step in range(first, cfg.steps):
             # 1) Collect. Each episode has a browser context of its own.
@@ -596,6 +631,8 @@ def main(cfg: Config, Method=MGRPO):
             line.update(figures(everyones))
             line.update(update_metrics(passes))
             line.update(measured)
+            method.undecided = undecided(method.undecided, everyones)
+            line["undecided"] = method.undecided
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled
             line["tokens_per_second"] = line["tokens_trained"] / line["seconds_train"]
