@@ -245,14 +245,14 @@ def name_of(task: dict) -> str:
 
 
 def undecided(before: list[str], episodes: list[Trajectory]) -> list[str]:
-    """Names of the tasks whose last group held both outcomes, the newest first. before: the same, a step ago."""
+    """Names of the tasks whose last group held both outcomes, the oldest first. before: the same, a step ago."""
     outcomes = {}
     for tau in episodes:
         seen = outcomes.setdefault(name_of(tau.task), set())
         if tau.status == "ok":
             seen.add(tau.success)
     mixed = [name for name, seen in outcomes.items() if len(seen) > 1]
-    return mixed + [name for name in before if name not in outcomes]
+    return [name for name in before if name not in outcomes] + mixed
 
 
 class MGRPO:
