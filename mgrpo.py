@@ -87,7 +87,7 @@ class Config(SiteSettings):
     steps: int = 18              # one batch of tasks each
     batch: int = 24              # tasks per step, over all ranks
     G: int = 8                   # episodes per task
-    again: float = 0.5           # share of a step's tasks, at most, whose last group held both outcomes
+    again: float = 0.0           # up to this share of a step: tasks whose last group held both outcomes
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
@@ -435,6 +435,8 @@ def check(cfg: Config, Method):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
     if cfg.temperature <= 0:
         raise ValueError("--temperature 0: all episodes of a group would be the same; sample above 0.")
+    if not 0 <= cfg.again <= 1:
+        raise ValueError(f"--again {cfg.again:g}: it is a share of a step's tasks, from 0 to 1.")
     if not 0 <= cfg.warmup <= 1:
         raise ValueError(f"--warmup {cfg.warmup:g}: it is a share of the steps, from 0 to 1.")
     if cfg.G < Method.smallest_group:
