@@ -73,7 +73,7 @@ import worlds
 from compress import Chat, Row, Trajectory
 from evaluate import SiteSettings, Environment, evaluate, figures, percent
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
-from rollout import actions_help, rollout
+from rollout import actions_help, rollout, task_key
 
 
 @dataclass
@@ -240,19 +240,18 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     return order[k * cfg.batch:(k + 1) * cfg.batch]
 
 
-def name_of(task: dict) -> str:
-    return f"{task.get('task_id')} {task['intent']}"
+def undecided(before: list[str], tasks: list[dict], episodes: list[Trajectory]) -> list[str]:
+    """Keys of the tasks whose last group held both outcomes, the oldest first; at most a step's number.
 
-
-def undecided(before: list[str], episodes: list[Trajectory]) -> list[str]:
-    """Names of the tasks whose last group held both outcomes, the oldest first. before: the same, a step ago."""
-    outcomes = {}
+    before: the same, a step ago. tasks, episodes: the step's, of all ranks.
+    """
+    outcomes = {task_key(task): set() for task in tasks}  # in this order on any number of ranks
     for tau in episodes:
-        seen = outcomes.setdefault(name_of(tau.task), set())
         if tau.status == "ok":
-            seen.add(tau.success)
-    mixed = [name for name, seen in outcomes.items() if len(seen) > 1]
-    return [name for name in before if name not in outcomes] + mixed
+            outcomes.setdefault(task_key(tau.task), set()).add(tau.success)
+    waiting = [key for key in before if key not in outcomes]
+    mixed = [key for key, seen in outcomes.items() if len(seen) > 1]
+    return (waiting + mixed)[-len(tasks):]
 
 
 class MGRPO:
@@ -274,20 +273,18 @@ class MGRPO:
         self.reference = reference  # None without a KL term
         self.optimizer = optimizer
         self.device = device
-        self.undecided = []  # see `undecided`
+        self.undecided = []  # keys of tasks: see `undecided`
 
     def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
-        """The step's tasks, alike on all ranks.
+        """The step's tasks, alike on all ranks: up to a share `again` are undecided, the oldest first.
 
-        A task whose attempts succeed and fail will teach again; of new tasks, most do not.
+        A group with both outcomes trains, and the task's next group may well be one. Many others are not.
         """
-        new = task_batch(tasks, step, self.cfg)
-        most = int(self.cfg.again * len(new))
-        wanted = self.undecided[:most]
-        again = [task for task in tasks if name_of(task) in wanted]
-        new = [task for task in new if name_of(task) not in wanted]
-        new = random.Random(f"{self.cfg.seed}/{step}/new").sample(new, self.cfg.batch - len(again))
-        return again + new
+        by_key = {task_key(task): task for task in tasks}
+        again = [by_key[key] for key in self.undecided if key in by_key]
+        again = again[:int(self.cfg.again * self.cfg.batch)]
+        new = [task for task in task_batch(tasks, step, self.cfg) if task not in again]
+        return again + new[:self.cfg.batch - len(again)]
 
     def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, **search):
         """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order."""
@@ -506,10 +503,14 @@ def due(step: int, every: int, cfg: Config) -> bool:
     return every > 0 and (step + 1) % every == 0
 
 
-def last_line(out: Path) -> dict:
-    """The last line of metrics.jsonl, as rank 0 sees it."""
-    lines, _ = run.newest(out / "metrics.jsonl", count=1, size=10**9)
-    return run.gather(lines)[0]
+def logged_undecided(out: Path) -> list[str]:
+    """`undecided` after the last step on record; [] in a new run. Rank 0 reads: it sees the file."""
+    found = []
+    if run.rank() == 0:
+        rows, _ = run.newest(out / "metrics.jsonl", count=1)
+        for row in rows:
+            found = row.get("undecided", [])
+    return run.gather(found)
 
 
 def is_best(line: dict, out: Path) -> bool:
@@ -602,8 +603,7 @@ def main(cfg: Config, Method=MGRPO):
         directory = run.start_run(cfg, device, config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
-        if first:
-            method.undecided = last_line(directory.path)["undecided"]
+        method.undecided = logged_undecided(directory.path)
         start = time.monotonic()
         for step in range(first, cfg.steps):
             # 1) Collect. Each episode has a browser context of its own.
@@ -633,8 +633,8 @@ def main(cfg: Config, Method=MGRPO):
             line.update(figures(everyones))
             line.update(update_metrics(passes))
             line.update(measured)
-            method.undecided = undecided(method.undecided, everyones)
-            line["undecided"] = method.undecided
+            method.undecided = undecided(method.undecided, batch, everyones)
+            line["undecided"] = method.undecided  # a resumed run reads it
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled
             line["tokens_per_second"] = line["tokens_trained"] / line["seconds_train"]

@@ -20,7 +20,7 @@ import rollout
 import run as runs
 import worlds
 from compress import Trajectory, Turn, context, trajectory_rows
-from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, per_token, task_batch, update,
+from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, per_token, task_batch, undecided, update,
                    update_metrics, warmup_linear, weigh)
 from model import generate, load, load_tokenizer, save, token_logprobs
 from rollout import Engine, Settings
@@ -284,9 +284,14 @@ def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
     async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
         assert temperature == settings.temperature  # and there is no top_p in training
-        reward = lambda task, i: float(i == 0 or task["task_id"] % 2)
-        return [trajectory(chat, reward(task, i), [2 + i], seed=task["task_id"], member=i)
-                for task in tasks for i in range(group)]
+        played = []
+        for task in tasks:
+            for i in range(group):
+                reward = float(i == 0 or task["task_id"] % 2)
+                tau = trajectory(chat, reward, [2 + i], seed=task["task_id"], member=i)
+                tau.task = tau.task | task
+                played.append(tau)
+        return played
     return rollout
 
 
@@ -413,14 +418,22 @@ def test_a_gap_between_rollout_and_training_is_reported(chat, play, capsys, monk
 
 
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp_path):
-    """Bit for bit, from the last saved step on."""
+    """Bit for bit, from the last saved step on, and with the tasks that come again."""
     async def interrupted(*args, seed, **kwargs):
         if seed == "0/3":
             raise KeyboardInterrupt
         return await even_tasks_teach(chat)(*args, seed=seed, **kwargs)
-    whole = play(even_tasks_teach(chat), "whole")
-    assert len(play(interrupted, "parts")) == 3
-    parts = play(even_tasks_teach(chat), "parts")
+    whole = play(even_tasks_teach(chat), "whole", again=0.5)
+    assert len(play(interrupted, "parts", again=0.5)) == 3
+    parts = play(even_tasks_teach(chat), "parts", again=0.5)
+    tasks = {}
+    for out in ("whole", "parts"):
+        records = [json.loads(text) for text in (tmp_path / out / "trajectories.jsonl").read_text().splitlines()]
+        tasks[out] = [[r["task_id"] for r in records if r["step"] == step][::2] for step in range(6)]
+    assert tasks["whole"] == tasks["parts"]
+    for before, chosen in zip(whole, tasks["whole"][1:]):
+        again = before["undecided"][:3]  # half of six
+        assert again == [str(i) for i in chosen[:len(again)]]
     timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
     assert timeless(parts) == timeless(whole) and all(line["groups_kept"] for line in whole)
     a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
@@ -742,6 +755,43 @@ def test_every_step_has_its_share_of_each_template(sizes, batch):
             assert abs(drawn.count(template) - n * batch / len(tasks)) < 1, (step, template)
 
 
+def test_undecided_are_the_tasks_whose_last_group_held_both_outcomes_the_oldest_first():
+    """By id and source: names with intents once missed MiniWoB++, whose pages make up the intents."""
+    def group(task, outcomes):  # x: the environment broke this episode
+        return [Trajectory(task | {"intent": "made up"}, i, success=float(outcome == "1"),
+                           status="env_error" if outcome == "x" else "ok") for i, outcome in enumerate(outcomes)]
+    tasks = [{"task_id": 3}, {"task_id": 1}, {"task_id": 3, "source": 1}, {"task_id": 2}, {"task_id": 5}]
+    episodes = []
+    for i, outcomes in ((4, "0110"), (2, "1111"), (3, "1xxx"), (0, "x100"), (1, "xxxx")):  # as ranks gather them
+        episodes += group(tasks[i], outcomes)
+    assert undecided([], tasks, episodes) == ["3", "5"]
+    assert undecided(["7", "1", "5", "9", "1:3"], tasks, episodes) == ["7", "9", "3", "5"]
+    assert undecided(["7", "1", "5", "9", "8", "6"], tasks, episodes) == ["9", "8", "6", "3", "5"]  # no more than a step's
+
+
+@pytest.mark.parametrize("again, waiting, expected", [
+    (0.0, "8 2 5 0", ""), (0.5, "8 2 5 0", "8 2 5"), (0.49, "8 2 5 0", "8 2"), (0.5, "8", "8"), (0.5, "", ""),
+    (0.5, "gone 8 1:8 2", "8 2"), (1.0, "8 2 5 0 1 3 9", "8 2 5 0 1 3")])
+def test_undecided_tasks_come_again_up_to_a_share_and_no_task_twice(again, waiting, expected):
+    method = MGRPO(Config(batch=6, again=again), None, None, None, None, "cpu")
+    method.undecided = waiting.split()
+    for step in range(4):
+        chosen = method.choose_tasks(TASKS, step)
+        ids = [str(task["task_id"]) for task in chosen]
+        n = len(expected.split())
+        assert ids[:n] == expected.split() and len(set(ids)) == 6
+        others = [task for task in task_batch(TASKS, step, method.cfg) if task not in chosen[:n]]
+        assert chosen[n:] == others[:6 - n]  # with --again 0: exactly those, in their order
+
+
+def test_a_run_from_before_the_list_was_kept_goes_on_without_one(tmp_path):
+    assert mgrpo.logged_undecided(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "undecided": ["4"]}\n{"step": 1}\n')
+    assert mgrpo.logged_undecided(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "undecided": ["4", "1:2"]}\n')
+    assert mgrpo.logged_undecided(tmp_path) == ["4", "1:2"]
+
+
 @pytest.fixture
 def parse(monkeypatch):
     """parse(*arguments): mgrpo.py's Config."""
@@ -782,9 +832,11 @@ def test_the_learning_rate_rises_for_a_share_of_the_steps_then_falls_to_zero_or_
     assert [warmup_linear(step, Config(lr=3e-4)) for step in range(18)] == published
 
 
-def test_a_warmup_in_steps_is_refused(play):
+def test_a_warmup_in_steps_and_a_number_of_tasks_again_are_refused():
     with pytest.raises(ValueError, match="--warmup 3: it is a share of the steps"):
         mgrpo.main(Config(warmup=3))
+    with pytest.raises(ValueError, match="--again 12: it is a share of a step's tasks"):
+        mgrpo.main(Config(again=12))
 
 
 @pytest.mark.parametrize("Method, G", [(MGRPO, 1), (Priced, 1), (MGRPO, 0)])

@@ -32,8 +32,8 @@ from worlds.sandbox import tasks
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = ["--max-turns", "2", "--max-new-tokens", "8", "--max-context", "1200", "--concurrency", "4"]
 METRICS = """step reward success_rate turns response_tokens trajectory_tokens loss kl clip_frac entropy logp_gap
-grad_norm groups_kept env_errors env_retries exited truncated invalid_actions failed_actions pages_cut skipped change
-tokens_trained seconds_rollout seconds_train tokens_per_second""".split()
+grad_norm groups_kept undecided env_errors env_retries exited truncated invalid_actions failed_actions pages_cut
+skipped change tokens_trained seconds_rollout seconds_train tokens_per_second""".split()
 # What the end of each script gives to command_line.
 SCRIPTS = {"bc.py": (bc, {"paper": bc.PAPER}, None), "mgrpo.py": (mgrpo, {"paper": mgrpo.PAPER}, "runs/bc"),
            "evaluate.py": (evaluate, {}, evaluate.checkpoint_of)}
@@ -214,8 +214,8 @@ def six_steps(one_by_one, sandbox_sites):
     """six_steps(out, ranks, kill): mgrpo.py as a process, six steps, a save every second one."""
     def run(out, ranks, kill=()):
         name, first = (__file__, kill) if kill else ("mgrpo.py", ())
-        return script(name, *first, *one_by_one, "--out", out, "--steps", 6, "--save-every", 2, ranks=ranks,
-                      env=ENV | sandbox_sites)
+        return script(name, *first, *one_by_one, "--out", out, "--steps", 6, "--save-every", 2,
+                      "--again", 0.5, ranks=ranks, env=ENV | sandbox_sites)
     return run
 
 
@@ -265,20 +265,26 @@ def on_ranks(checkpoint, out):
 
 
 def unequal_work(checkpoint, out):
-    """Ranks with unequal work, down to none, in collect and in update."""
+    """Ranks with unequal work, down to none, in collect and in update; each sees a directory of its own."""
     device, chat, forwards = init_dist(), Chat(load_tokenizer(checkpoint), "You browse the web."), []
     mgrpo.rollout = even_tasks_teach(chat)
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
     model.register_forward_hook(lambda *_: forwards.append(0))
     optimizer, lines = torch.optim.SGD(model.parameters(), lr=0.1), []
+    own = Path(f"{out}.{rank()}")
+    own.mkdir()
+    (own / "metrics.jsonl").write_text(json.dumps({"undecided": [f"seen by rank {rank()}"]}))
     for batch, seed in ((5, 0), (1, 1)):
         cfg = mgrpo.Config(batch=batch, G=2, seed=seed, max_tokens=60)
         method = mgrpo.MGRPO(cfg, chat, model, None, optimizer, device)
         nowhere = Environment({}, "", cfg)
-        episodes = method.collect(method.choose_tasks(TASKS, 0), nowhere, 0)
+        chosen = method.choose_tasks(TASKS, 0)
+        episodes = method.collect(chosen, nowhere, 0)
         forwards.clear()
         rows, metrics = method.learn_from(episodes, 0)
         mine = len({id(row.trunk) for row in rows}) // cfg.G  # groups of this rank
+        metrics["chosen"] = [task["task_id"] for task in chosen]
+        metrics["undecided"] = mgrpo.undecided(mgrpo.logged_undecided(own), chosen, gather(episodes))
         metrics |= evaluate.figures(gather(episodes)) | mgrpo.update(method, rows)
         lines.append({"mine": mine, "forwards": len(forwards), **metrics})
     everyone = gather([lines])
@@ -352,6 +358,8 @@ def test_ranks_with_unequal_work_run_equally_many_forwards_and_agree(two_ranks):
     for a, b in zip(first, second, strict=True):
         assert a["forwards"] == b["forwards"] > 0 and a["loss"] == b["loss"]
         assert a["groups_kept"] == b["groups_kept"] == a["mine"] + b["mine"]
+        even = [str(i) for i in a["chosen"] if i % 2 == 0]  # in the order of one rank, not as ranks gather them
+        assert a["undecided"] == b["undecided"] == ["seen by rank 0", *even][-len(a["chosen"]):]
     assert (first[1]["mine"], second[1]["mine"]) == (1, 0)
 
 
