@@ -279,6 +279,7 @@ class MGRPO:
         """The step's tasks, alike on all ranks: up to a share `again` are undecided, the oldest first.
 
         A group with both outcomes trains, and the task's next group may well be one. Many others are not.
+        With such tasks, success_rate is no longer that of a cross-section of all tasks.
         """
         by_key = {task_key(task): task for task in tasks}
         again = [by_key[key] for key in self.undecided if key in by_key]
