@@ -26,7 +26,8 @@ episodes wait for nothing there is little to gain. It costs memory: while a step
 whole copy of the policy on each rank, and a KV cache.
 
 A thread of its own plays the next batch: an event loop, Playwright and Chromium, and the frozen copy. No
-collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch.
+collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch,
+even if an error ends the run before.
 
 After a resume, the first batch is played by the weights that the run goes on from, with a lag of 0: the batch
 that was in flight is forgotten, and nothing that was trained is lost. So a run that was interrupted is not, bit
