@@ -27,7 +27,8 @@ whole copy of the policy on each rank, and a KV cache.
 
 A thread of its own plays the next batch: an event loop, Playwright and Chromium, and the frozen copy. No
 collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch,
-even if an error ends the run before.
+even if an error ends the run before. --held-out evaluates next to the batch in flight. It would reset the sites
+under that batch, so --reset-url is refused.
 
 After a resume, the first batch is played by the weights that the run goes on from, with a lag of 0: the batch
 that was in flight is forgotten, and nothing that was trained is lost. So a run that was interrupted is not, bit
@@ -35,8 +36,8 @@ for bit, one that was not.
 
 Sources: w and r as in the decoupled objective of Hilton et al. (arXiv 2110.00641), which AReaL (arXiv
 2505.24298) uses for asynchronous rollouts; w is truncated as in CM2 (arXiv 2602.12268), which has the cap 2.
-The overlap of one step is that of asynchronous RLHF (arXiv 2410.18252). We had abstracts, public code and
-documentation, of CM2 the paper.
+The overlap of one step is that of asynchronous RLHF (arXiv 2410.18252). We had abstracts, public documentation
+and CM2's code, not all of the papers.
 
 Differs from these: they have separate machines for rollout, and AReaL episodes that change their weights half-way.
 As in mgrpo.py, KL is estimated from the tokens as they were sampled, without w.

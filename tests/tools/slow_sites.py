@@ -2,10 +2,11 @@
 
     python tests/tools/slow_sites.py --model runs/bc --longest 0.5
 
-Both train on the same tasks of the sandbox, one after the other, with settings that are equal but for the
-script. Each answer of the sites is held back by a random time, 0 to LONGEST seconds. A step's seconds are those
-in which it waits for episodes and trains. The first and the last step are left out: in overlap.py the first
-waits for its own batch, and during the last nothing is played.
+Both train on the same tasks of the sandbox, one after the other, at a learning rate so small that the weights
+stay what they were: so both play the same episodes and train on the same tokens. Each answer of the sites is held
+back by a random time, 0 to LONGEST seconds. A step's seconds are those in which it waits for episodes and trains.
+The first and the last step are left out: in overlap.py the first waits for its own batch, and during the last
+nothing is played.
 """
 import argparse
 import contextlib
@@ -56,7 +57,7 @@ def seconds_a_step(lines: list[dict]) -> dict[str, float]:
 def train(script: str, tasks: Path, out: Path, sites: dict, args) -> list[dict]:
     """Runs a script; returns the lines of its metrics.jsonl."""
     arguments = {"--model": args.model, "--tasks": tasks, "--out": out, "--steps": args.steps,
-                 "--batch": args.batch, "--G": args.G, "--seed": args.seed}
+                 "--batch": args.batch, "--G": args.G, "--seed": args.seed, "--lr": 1e-12}
     command = [sys.executable, ROOT / script, "--no-resume"]
     for flag, value in arguments.items():
         command += [flag, value]
