@@ -21,9 +21,9 @@ that has become ten times likelier would weigh ten times as much, and few such t
 
     python forks/overlap.py --model runs/bc --out runs/overlap
 
-Use it when sites answer slowly: what overlaps is the waiting. Training and decoding share a processor, so where
-episodes wait for nothing there is little to gain. It costs memory: while a step trains, there is a second,
-whole copy of the policy on each rank, and a KV cache.
+Use it when sites answer slowly. At best a step takes as long as training or playing, whichever is longer, and
+not as long as both. But the two share a processor, so mostly the waiting overlaps. It costs memory: while a step
+trains, there is a second, whole copy of the policy on each rank, and a KV cache.
 
 A thread of its own plays the next batch: an event loop, Playwright and Chromium, and the frozen copy. No
 collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch,

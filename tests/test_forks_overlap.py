@@ -1,4 +1,4 @@
-"""forks/overlap.py: the loss against slow loops; who samples what, and when; resumed, in the browser, and on two ranks."""
+"""forks/overlap.py: the loss against slow loops; who samples what, and when; resumed, in browsers, on two ranks."""
 import gc
 import math
 import os
@@ -13,7 +13,6 @@ import urllib.request
 from itertools import product
 
 import pytest
-import slow_sites
 import torch
 from conftest import ROOT, tiny_model
 from test_forks import METHODS, float64, parse, play, pointing  # noqa: F401 (three fixtures)
@@ -25,6 +24,7 @@ from test_scripts import ENV, METRICS, command, read, script
 import evaluate
 import mgrpo
 import run as runs
+import slow_sites  # tests/tools/slow_sites.py; conftest has set the path
 from compress import Chat, context, trajectory_rows
 from evaluate import Environment
 from forks import overlap
@@ -64,7 +64,7 @@ def written_out(new, start, old, ref, rewards, beta):
 
 
 def test_value_and_gradient_are_those_of_the_formula(chat, float64):  # noqa: F811
-    """float64, 1e-10, in the first update, where r = 1, and in a later one. Some weights are cut, some ratios clipped."""
+    """float64, 1e-10, in the first update, where r = 1, and in a later one. Some w are cut, some r clipped."""
     method = overlap_of(chat, beta=0.1)
     episodes = four_groups(chat)
     rows, metrics = method.learn_from([tau for group in episodes for tau in group], 0)
@@ -239,8 +239,8 @@ def test_the_gap_is_that_of_training_to_the_weights_that_sampled(chat, play):  #
 def test_adapters_are_copied_and_the_reference_takes_none_from_the_batch_in_flight(chat, play, updates):  # noqa: F811
     """The KL's reference is the policy itself with other adapters, for a moment: the copy must not share them."""
     seen = []
-    lines = play(overlap, sampled(chat, after=lambda seed, model: seen.append(weights_of(model))), "x", steps=3, batch=4,
-                 lora=4, beta=0.1)
+    rollout = sampled(chat, after=lambda seed, model: seen.append(weights_of(model)))
+    lines = play(overlap, rollout, "x", steps=3, batch=4, lora=4, beta=0.1)
     assert same(seen[1], updates[0]) and same(seen[2], updates[3]) and not same(seen[2], seen[1])
     assert all(line["logp_gap"] < 1e-5 and line["kl"] > 0 for line in lines) and lines[2]["drift"] > 1e-2
 
@@ -276,7 +276,8 @@ def test_an_evaluation_plays_the_trained_weights_next_to_the_batch_in_flight(cha
     lines = play(overlap, sampled(chat, before), "x", steps=3, batch=4, held_out="theirs",
                  held_out_every=1, screenshots=2)
     assert [line["held_out_success"] for line in lines] == [1, 1, 1]
-    assert [n for _, n in evaluated] == [3, 6, 9] and same(evaluated[0][0], updates[3]) and same(evaluated[1][0], updates[6])
+    assert [n for _, n in evaluated] == [3, 6, 9]
+    assert same(evaluated[0][0], updates[3]) and same(evaluated[1][0], updates[6])
     assert [seed for seed, _ in pictured] == ["0/0", "0/1", "0/2"]
     assert all(len(names) == 2 and all(name.startswith(f"{seed}-") for name in names) for seed, names in pictured)
 
@@ -315,8 +316,10 @@ def test_a_run_that_goes_on_plays_its_first_batch_by_the_weights_it_goes_on_from
     assert same(seen[f"0/{first}"], saved) and same(seen[f"0/{first + 1}"], saved)
     assert timeless(again) == timeless(parts)  # bit for bit, when it is done once more
     for out in ("whole", "parts"):
-        records = [(line["step"], line["task_id"], line["member"]) for line in read(tmp_path / out / "trajectories.jsonl")]
-        assert len(records) == len(set(records)) == 60
+        records = read(tmp_path / out / "trajectories.jsonl")
+        tasks = [task["task_id"] for step in range(5) for task in mgrpo.task_batch(TASKS, step, mgrpo.Config(batch=6))]
+        played = [(record["step"], record["task_id"], record["member"]) for record in records]
+        assert played == [(k // 12, tasks[k // 2], k % 2) for k in range(60)]  # each step's own, each episode once
 
 
 # ----------------------------------------------------------------------------------------------- two ranks
@@ -443,9 +446,10 @@ def test_slow_sites_answer_as_the_sandbox_does_but_later():
     assert late == soon and seconds > 0.3
 
 
-def test_seconds_a_step_are_those_of_the_steps_in_the_middle():
-    lines = [{"seconds_rollout": waits, "seconds_train": trains} for waits, trains in [(9, 9), (1, 2), (3, 5), (9, 9)]]
-    assert slow_sites.seconds_a_step(lines) == {"waits": 2, "trains": 3.5}
+def test_seconds_a_step_are_those_from_one_batch_to_the_next():
+    """What a step trains and the next one waits. Trainings differ, and the last hides no wait."""
+    lines = [{"seconds_rollout": waits, "seconds_train": trains} for waits, trains in [(90, 2), (1, 4), (3, 90)]]
+    assert slow_sites.seconds_a_step(lines) == {"trains": 3, "waits": 2}
 
 
 if __name__ == "__main__":

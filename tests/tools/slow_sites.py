@@ -4,9 +4,10 @@
 
 Both train on the same tasks of the sandbox, one after the other, at a learning rate so small that the weights
 stay what they were: so both play the same episodes and train on the same tokens. Each answer of the sites is held
-back by a random time, 0 to LONGEST seconds. A step's seconds are those in which it waits for episodes and trains.
-The first and the last step are left out: in overlap.py the first waits for its own batch, and during the last
-nothing is played.
+back by a random time, 0 to LONGEST seconds.
+
+What overlaps is a step's training and the next step's wait for its episodes, so these two are added: the time
+from one batch to the next. The first wait and the last training, which overlap with nothing, are left out.
 """
 import argparse
 import contextlib
@@ -47,11 +48,11 @@ def slow_sites(longest: float):
 
 
 def seconds_a_step(lines: list[dict]) -> dict[str, float]:
-    """{"waits": mean seconds for episodes, "trains": mean seconds of updates} of a run's metrics."""
-    middle = lines[1:-1]
-    waits = sum(line["seconds_rollout"] for line in middle)
-    trains = sum(line["seconds_train"] for line in middle)
-    return {"waits": waits / len(middle), "trains": trains / len(middle)}
+    """{"trains": mean seconds of a step's updates, "waits": and then for the next step's episodes}."""
+    n = len(lines) - 1
+    trains = sum(line["seconds_train"] for line in lines[:-1])
+    waits = sum(line["seconds_rollout"] for line in lines[1:])
+    return {"trains": trains / n, "waits": waits / n}
 
 
 def train(script: str, tasks: Path, out: Path, sites: dict, args) -> list[dict]:
@@ -69,9 +70,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="runs/bc")
     parser.add_argument("--longest", type=float, default=0.5, help="seconds that an answer takes at most")
-    parser.add_argument("--steps", type=int, default=4, help="at least 3")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--G", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="at least 2")
+    parser.add_argument("--batch", type=int, default=6)
+    parser.add_argument("--G", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -83,7 +84,8 @@ def main():
             lines = train(script, tasks, Path(folder) / Path(script).stem, sites, args)
             seconds = seconds_a_step(lines)
             totals.append(seconds["waits"] + seconds["trains"])
-            print(f"{script}: a step waits {seconds['waits']:.1f} s for episodes and trains {seconds['trains']:.1f} s")
+            print(f"{script}: a step trains {seconds['trains']:.1f} s and then waits {seconds['waits']:.1f} s "
+                  "for the next episodes")
     print(f"overlap.py takes {totals[1] / totals[0]:.2f} times as long a step as mgrpo.py")
 
 
