@@ -35,8 +35,9 @@ how much pi still varies. The loss itself says little: in the first update it is
 Differs from the paper: groups whose rewards are all equal are dropped, so they add neither policy
 gradient nor KL (the formula would divide by a standard deviation of 0). An episode broken by the
 environment is dropped from its group, not counted as a failure. An episode without exit earns
-nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm); with --paper
-they do not. compress.py says how the released code differs.
+nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm), and a success
+makes none of its responses likelier that failed (--credit-errors); with --paper they do not, and it
+does. compress.py says how the released code differs.
 
 What other RL trainers have and this one leaves out, and what you would notice:
 
@@ -84,13 +85,14 @@ class Config(SiteSettings):
     tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], miniwob[:...], infinity:..., files; commas
     out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
-    steps: int = 18              # one batch of tasks each
+    steps: int = 9               # one batch of tasks each
     batch: int = 24              # tasks per step, over all ranks
     G: int = 8                   # episodes per task
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
+    credit_errors: bool = False  # a success also makes those of its responses likelier that failed
     temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
     lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10
@@ -123,6 +125,7 @@ PAPER = dict(
     beta=0.001,
     updates_per_batch=1,
     loss_norm="paper",
+    credit_errors=True,
     temperature=1.0,
     lr=1e-6,
     warmup=0.0,
@@ -202,6 +205,17 @@ def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
                     row.weight = 1 / (n_groups * len(group) * longest)
             out += rows
     return out
+
+
+def withhold_credit(rows: list[Row]):
+    """Caps the advantage of responses that failed at 0: no action could be read, or it was refused.
+
+    Such a response did nothing, so it did not help: the episode succeeded in spite of it. And many
+    are loops as long as max_new_tokens allows, so they would outweigh the actions that did help.
+    """
+    for row in rows:
+        if row.turn.error:
+            row.advantage = min(row.advantage, 0.0)
 
 
 def per_token(values: list[float], batch: list[Row], device):
@@ -294,6 +308,8 @@ class MGRPO:
             if training:
                 kept.append(training)
         rows = weigh(kept, self.chat, self.cfg)
+        if not self.cfg.credit_errors:
+            withhold_credit(rows)
         return rows, {"groups_kept": int(run.all_sum([len(kept)]))}
 
     def updates(self, step: int) -> int:

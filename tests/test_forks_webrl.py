@@ -449,6 +449,8 @@ def test_the_cost_of_a_run_counts_the_folders_in_it(tmp_path):
 def test_make_runs_everything_that_the_tables_show(target, shown):
     planned = subprocess.run(["make", "-n", target, "SEED=7"], capture_output=True, text=True, cwd=ROOT).stdout
     tested = dict(re.findall(r"--out runs/experiments/seed7/tests/([\w-]+) --tasks (\S+)", planned))
-    assert tested.keys() >= shown.keys() and set(tested.values()) == {",".join(table.SPLITS)}
+    assert tested.keys() >= shown.keys()
+    for tasks in tested.values():
+        assert set(tasks.split(",")) >= table.SPLITS.keys()
     for fork in re.findall(r"forks/\w+\.py", planned):
         assert (ROOT / fork).exists()

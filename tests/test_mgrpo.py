@@ -696,6 +696,20 @@ def test_responses_without_an_action_and_actions_that_fail_are_counted_apart(cha
     assert (metrics["invalid_actions"], metrics["failed_actions"], metrics["env_errors"]) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("credit_errors", [False, True])
+def test_a_success_makes_none_of_its_failed_responses_likelier(chat, credit_errors):
+    """Unless --credit-errors asks for it. A failure makes all of its responses less likely either way."""
+    success, failure = trajectory(chat, 1.0, [3, 9, 4]), trajectory(chat, 0.0, [5, 9, 3])
+    for tau in (success, failure):
+        tau.turns[1].error = "no action found"
+    method = method_of(chat, None, Config(G=2, credit_errors=credit_errors))
+    rows, _ = method.learn_from([success, failure], step=0)
+    A = 0.5 ** 0.5  # (1 - 1/2) / std, and the sample standard deviation of 0 and 1 is 1/sqrt(2)
+    of_the_error = A if credit_errors else 0.0
+    assert [row.advantage for row in rows] == pytest.approx([A, of_the_error, A, -A, -A, -A], abs=1e-12)
+    assert {row.weight for row in rows} == {1 / 33}  # it still counts among the batch's tokens
+
+
 @pytest.mark.parametrize("status, success", [("ok", 1.0), ("env_error", None)])
 def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, play, checkpoint, tmp_path, monkeypatch,
                                                                         capsys, status, success):
@@ -779,7 +793,7 @@ def test_the_learning_rate_rises_for_a_share_of_the_steps_then_falls_to_zero_or_
     constant = Config(lr=2.0, steps=3, warmup=0.0, decay=False)
     assert [warmup_linear(step, constant) for step in range(5)] == [2.0] * 5
     published = [min(1.0, (step + 1) / 4, (18 - step) / 14) * 3e-4 for step in range(18)]  # of the results
-    assert [warmup_linear(step, Config(lr=3e-4)) for step in range(18)] == published
+    assert [warmup_linear(step, Config(lr=3e-4, steps=18)) for step in range(18)] == published
 
 
 def test_a_warmup_in_steps_is_refused(play):

@@ -197,6 +197,32 @@ def test_the_training_curves_open_with_held_out_success(tmp_path):
     assert svg.count('<path class="level"') == 2 and svg.count("<polyline") == 3 + 2 * len(curves.SAMPLED)
 
 
+def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):
+    """Each evaluation is printed once, a half-written line is left for later, and no run goes on in the background."""
+    train = tmp_path / "train.py"
+    train.write_text("import os, pathlib, sys, time\n"
+                     "out = pathlib.Path(sys.argv[-1]); out.mkdir()\n"
+                     "(out / 'pid').write_text(str(os.getpid()))\n"
+                     "file = open(out / 'metrics.jsonl', 'w', buffering=1)\n"
+                     "file.write('{\"step\": 0, \"loss\": 1.0}\\n{\"step\": 1, \"held_out_success\": 0.75}\\n')\n"
+                     "file.write('{\"step\": 3, \"held_out'); file.flush(); time.sleep(0.7)\n"
+                     "file.write('_success\": 0.8}\\n'); time.sleep(60)\n")
+    clone = tmp_path / "clone.py"
+    clone.write_text("")
+    command = [sys.executable, "tests/tools/speedrun.py", "--seed", "5", "--out", tmp_path / "out"]
+    done = subprocess.run([*command, "--clone", str(clone), "--train", str(train)], cwd=ROOT, capture_output=True, text=True,
+                          timeout=50)
+    assert done.returncode == 0, done.stderr
+    evaluated = [line.split(", ")[1] for line in done.stdout.splitlines() if "sandbox:dev" in line]
+    assert evaluated == [" 2 steps: 75.0% of sandbox:dev", " 4 steps: 80.0% of sandbox:dev"]
+    assert "80% after 0.0 minutes" in done.stdout
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "out/r1/pid").read_text()), 0)
+
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 1 and "starts from an empty folder" in again.stderr
+
+
 def test_no_two_names_of_lines_overlap():
     panel = curves.Panel(left=0, top=0, width=100, height=60, x_low=0, x_high=4, y_low=0, y_high=1.0)
     svg = curves.names(panel, [(0.02, "a", "run0"), (0.0, "b", "run1"), (0.01, "c", "mean"), (1.0, "d", "run2")])
