@@ -435,6 +435,31 @@ def test_the_table_shows_what_was_run_and_stays_empty_elsewhere(tmp_path, capsys
     assert "| AWR |  |  |  |  |  |  | 28.5 |" in shown
 
 
+def test_paired_differences_are_taken_within_a_seed(tmp_path, capsys, monkeypatch):
+    """Three seeds whose levels differ by much and whose differences by little; two templates, one of which ties."""
+    def figures(one, two):
+        per_template = {f"{i} name": {"template": name, "success_rate": rate}
+                        for i, (name, rate) in enumerate((("one", one), ("two", two)))}
+        return {"success_rate": (one + two) / 2, "ci95": [0, 1], "per_template": per_template}
+
+    for seed, level in (("1", 0.2), ("2", 0.5), ("3", 0.8)):
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir()
+        for name, less in (("r1", 0.0), ("bc", 0.1 + 0.02 * int(seed)), ("awr", 0.1)):
+            if (name, seed) == ("awr", "3"):
+                continue  # compared over the seeds that it has
+            splits = {split: figures(level, level - less) for split in table.SPLITS}
+            (folder / f"{name}.json").write_text(json.dumps({"splits": splits}))
+            (folder / f"{name}-cost.json").write_text('{"episodes": 1, "minutes": 1}')
+    monkeypatch.setattr("sys.argv", ["table.py", str(tmp_path), "--paired"])
+    table.main()
+    shown = capsys.readouterr().out
+    # bc: -6, -7, -8 points in the seeds (t 4.303, s 1): 4.303 / sqrt(3) = 2.5 to each side; templates: 0 and -14.
+    assert "| behavior cloning | 1, 2, 3 | -7.0 [-9.5, -4.5]; -7.0 [-95.9, 81.9] |" in shown
+    assert "| AWR | 1, 2 | -5.0 [-5.0, -5.0]; -5.0 [-68.5, 58.5] |" in shown
+    assert "| M-GRPO |" not in shown and "TSR" not in shown
+
+
 def test_the_cost_of_a_run_counts_the_folders_in_it(tmp_path):
     run, sampled = tmp_path / "filtered", tmp_path / "filtered/sampled"
     sampled.mkdir(parents=True)

@@ -160,41 +160,49 @@ def test_the_recipes_for_a_site_and_a_fork_of_ones_own(checkpoint, tmp_path):
 
 
 def test_the_curves_are_drawn_from_the_raw_figures():
-    raw = sorted((ROOT / "assets/results").glob("demo-seed3?/r1-metrics.jsonl"))
+    raw = sorted((ROOT / "assets/results/experiments").glob("seed3?/r1-metrics.jsonl"))
     assert raw and curves.draw(raw) == (ROOT / "assets/training.svg").read_text()
 
 
 def test_the_training_curves_open_with_held_out_success(tmp_path):
-    """Every run and their mean, from the clones' figure on, each with its name; base and clone as dashed lines."""
+    """Every run, their mean and band, from the clones' figure on; base, clone and filtered cloning beside them."""
     for seed, rates in enumerate([(0.5, 0.7), (0.6, 0.9)]):
-        folder = tmp_path / f"demo-seed{seed}"
+        folder = tmp_path / f"seed{seed}"
         folder.mkdir()
         line = dict(success_rate=0.5, response_tokens=16, turns=3)
         lines = [line | {"step": step} for step in range(4)]
         for step, rate in zip((1, 3), rates):
             lines[step]["held_out_success"] = rate
         (folder / "r1-metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-        for name, rate in (("base", 0.1), ("bc", (0.3, 0.5)[seed])):
-            (folder / f"{name}-dev.json").write_text(json.dumps({"success_rate": rate}))
+        for name, rate in (("base", 0.1), ("bc", (0.3, 0.5)[seed]), ("filtered", (0.55, 0.65)[seed])):
+            splits = {"sandbox:test": {"success_rate": 1.0}, "sandbox:dev": {"success_rate": rate}}
+            (folder / f"{name}.json").write_text(json.dumps({"splits": splits}))
     svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
     number = r"(-?[\d.]+)"
-    frame = re.findall(rf'class="axis" d="M{number} {number}H{number}"', svg)[0]
-    top = min(float(y) for y in re.findall(rf'class="grid" d="M{frame[0]} {number}H', svg))
-    left, bottom, right = map(float, frame)
+    left, bottom, right = map(float, re.search(rf'class="axis" d="M{number} {number}H{number}"', svg).groups())
+    top = min(float(y) for y in re.findall(rf'class="grid" d="M{left:.0f} {number}H', svg))
 
     def points(kind):
-        """[(share of the steps, value)] of the first line of this kind."""
-        text = re.search(f'class="{kind}" points="(.*?)"', svg)[1]
-        pairs = [map(float, pair.split(",")) for pair in text.split()]
-        return [((x - left) / (right - left), (bottom - y) / (bottom - top)) for x, y in pairs]
+        """[[(step, value)]] of the lines of this kind that are in the panel on the left."""
+        lines = []
+        for text in re.findall(f'class="{kind}" points="(.*?)"', svg):
+            pairs = [[float(part) for part in pair.split(",")] for pair in text.split()]
+            if pairs[0][0] <= right:
+                lines.append([((x - left) / (right - left) * 4.4, (bottom - y) / (bottom - top)) for x, y in pairs])
+        return lines
 
-    for kind, rates in (("mean", (0.4, 0.55, 0.8)), ("run0", (0.3, 0.5, 0.7)), ("run1", (0.5, 0.6, 0.9))):
-        expected = list(zip((0, 0.5, 1), rates))  # steps 0, 2 and 4 of 4
-        assert [value for point in points(kind) for value in point] == pytest.approx(
-            [value for point in expected for value in point], abs=1e-3)
-    for name in ("base: 10%", "after cloning: 40%", "mean: 80%", "seed 0: 70%", "seed 1: 90%"):
+    def at_steps_0_2_4(*rates):
+        return [pytest.approx(point, abs=2e-3) for point in zip((0, 2, 4), rates)]
+
+    assert points("mean") == [at_steps_0_2_4(0.4, 0.55, 0.8)]
+    assert points("run") == [at_steps_0_2_4(0.3, 0.5, 0.7), at_steps_0_2_4(0.5, 0.6, 0.9)]
+    [band] = points("band")
+    assert band[:3] == at_steps_0_2_4(0.3, 0.5, 0.7) and band[:2:-1] == at_steps_0_2_4(0.5, 0.6, 0.9)
+    for name in ("base: 10%", "after cloning: 40%", "M-GRPO: 80%", "filtered cloning: 60%"):
         assert f">{name}</text>" in svg
-    assert svg.count('<path class="level"') == 2 and svg.count("<polyline") == 3 + 2 * len(curves.SAMPLED)
+    low, high = re.search(rf'class="other" d="M{number} {number}V{number}"', svg).groups()[1:]
+    assert [(bottom - float(y)) / (bottom - top) for y in (low, high)] == pytest.approx([0.55, 0.65], abs=2e-3)
+    assert svg.count('<path class="level"') == 2 and svg.count("<polyline") == 3 + len(curves.SAMPLED)
 
 
 def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):
@@ -225,7 +233,7 @@ def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):
 
 def test_no_two_names_of_lines_overlap():
     panel = curves.Panel(left=0, top=0, width=100, height=60, x_low=0, x_high=4, y_low=0, y_high=1.0)
-    svg = curves.names(panel, [(0.02, "a", "run0"), (0.0, "b", "run1"), (0.01, "c", "mean"), (1.0, "d", "run2")])
+    svg = curves.names(panel, [(0.02, "a", "run"), (0.0, "b", "run"), (0.01, "c", "mean"), (1.0, "d", "other")])
     heights = [float(y) for y in re.findall(r' y="([\d.]+)"', "".join(svg))]
     assert all(below - above >= curves.LINE_HEIGHT for above, below in zip(heights, heights[1:]))
     assert max(heights) <= panel.height + 4 and [line[-8] for line in svg] == list("dacb")

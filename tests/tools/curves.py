@@ -1,12 +1,13 @@
 """Draws assets/training.svg: what changes over the steps of one or more training runs.
 
-    python tests/tools/curves.py assets/results/demo-seed1?/r1-metrics.jsonl --out assets/training.svg
+    python tests/tools/curves.py assets/results/experiments/seed3?/r1-metrics.jsonl --out assets/training.svg
 
-On the left, greedy success on held-out tasks (runs with --held-out): every run and their mean, at the steps
-where all of them evaluated. It starts with the clones. On the right, the curves of the paper's Fig. 3, which
-come from the episodes that a step samples. A run is named after the folder of its metrics.jsonl.
-base-dev.json and bc-dev.json next to it are the summary.json files of the base and of the clone on the same
-held-out tasks.
+On the left, greedy success on held-out tasks (runs with --held-out sandbox:dev): every run, their mean, and a band from
+the lowest to the highest, at the steps where all of them evaluated. It starts with the clones. On the right, the curves
+of the paper's Fig. 3, which come from the episodes that a step samples.
+
+base.json, bc.json and filtered.json next to a metrics.jsonl are what evaluate.py wrote about the base, the clone, and
+filtered cloning from as many episodes. Their success on sandbox:dev is drawn where a file is there.
 """
 import argparse
 import json
@@ -17,24 +18,26 @@ from pathlib import Path
 from svg import Panel, picture
 
 WIDTH = 850
-NAMES_ROOM = 96  # right of a panel, for the names of its lines
+HEIGHT = 316
+NAMES_ROOM = 150  # right of the panel of held-out success, for the names of its lines
 LINE_HEIGHT = 15
+SPLIT = "sandbox:dev"
 SAMPLED = (("success_rate", "success of sampled episodes", ".0%"), ("response_tokens", "tokens of a response", ".1f"),
            ("turns", "turns of an episode", ".1f"))
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; }
 .title { font-size: 14px; font-weight: 600; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
 .middle { text-anchor: middle; } .paper { fill: #fff; } .axis { stroke: #9a948a; } .grid { stroke: #ece8e0; }
-path, polyline { fill: none; } polyline { stroke-width: 1.8; stroke-linejoin: round; }
+path, polyline { fill: none; } polyline { stroke-width: 1; stroke-linejoin: round; }
 .level { stroke: #8b847a; stroke-dasharray: 4 4; } text.level { stroke: none; fill: #6d675f; }
-polyline.mean { stroke: #24211d; stroke-width: 3.2; } text.mean { font-weight: 700; }
-polyline.run0 { stroke: #12877a; } text.run0 { fill: #12877a; } polyline.run1 { stroke: #3b6fc4; } text.run1 { fill: #3b6fc4; }
-polyline.run2 { stroke: #cc5a1f; } text.run2 { fill: #cc5a1f; } polyline.run3 { stroke: #a0357a; } text.run3 { fill: #a0357a; }
+polyline.run { stroke: #12877a; stroke-opacity: 0.45; } polygon.band { fill: #12877a; fill-opacity: 0.14; }
+polyline.mean { stroke: #12877a; stroke-width: 3; } text.mean { fill: #12877a; font-weight: 700; }
+path.other { stroke: #cc5a1f; stroke-width: 2; } circle.other { fill: #cc5a1f; } text.other { fill: #cc5a1f; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e8e4dd; } .tick, text.level { fill: #a19a8f; } .paper { fill: #191817; }
-  .axis { stroke: #7d776e; } .grid { stroke: #2d2a28; } .level { stroke: #8b847a; } polyline.mean { stroke: #f4f1ea; }
-  polyline.run0 { stroke: #45c4b3; } text.run0 { fill: #45c4b3; } polyline.run1 { stroke: #86b0f5; } text.run1 { fill: #86b0f5; }
-  polyline.run2 { stroke: #f0935a; } text.run2 { fill: #f0935a; } polyline.run3 { stroke: #e086c0; } text.run3 { fill: #e086c0; }
+  .axis { stroke: #7d776e; } .grid { stroke: #2d2a28; } .level { stroke: #8b847a; }
+  polyline.run, polyline.mean { stroke: #45c4b3; } polygon.band, text.mean { fill: #45c4b3; }
+  path.other { stroke: #f0935a; } circle.other, text.other { fill: #f0935a; }
 }
 </style>"""
 
@@ -85,69 +88,78 @@ def names(panel: Panel, lines: list[tuple]) -> list[str]:
     return svg
 
 
-def held_out_rates(runs: dict[str, list[dict]], clones: list[float]) -> dict[int, list[float]]:
+def mean_and_band(panel: Panel, rates: dict[float, list[float]]) -> list[str]:
+    """{step: the runs' values} as a band from the lowest to the highest run, and a line for their mean."""
+    low = [(step, min(values)) for step, values in rates.items()]
+    high = [(step, max(values)) for step, values in rates.items()]
+    corners = " ".join(f"{panel.x(x):.1f},{panel.y(y):.1f}" for x, y in low + high[::-1])
+    mean = [(step, statistics.mean(values)) for step, values in rates.items()]
+    return [f'<polygon class="band" points="{corners}"/>', panel.line(mean, "mean")]
+
+
+def held_out_rates(runs: list[list[dict]], clones: list[float]) -> dict[int, list[float]]:
     """{step: the runs' success rates} where all runs evaluated; at 0 those of their clones."""
     rates = {0: clones}
-    for rows in runs.values():
+    for rows in runs:
         for row in rows:
             if "held_out_success" in row:
                 rates.setdefault(row["step"] + 1, []).append(row["held_out_success"])
     return {step: values for step, values in rates.items() if len(values) == len(runs)}
 
 
-def held_out(panel: Panel, titles: list[str], rates: dict[int, list[float]], levels: dict[str, float]) -> list[str]:
-    """Every run, their mean, and a dashed line for each level {name: success rate}."""
-    marks = [step for step in rates if step % 6 == 0 or step == panel.x_high]
-    svg = axes(panel, "success on held-out tasks, greedy", ".0%", 4, marks)
-    for name, value in levels.items():
-        y = panel.y(value)
-        svg.append(f'<path class="level" d="M{panel.left} {y:.1f}H{panel.left + panel.width}"/>')
-        svg.append(f'<text class="level end" x="{panel.left + panel.width - 4}" y="{y + 15:.1f}">{name}: {value:.0%}</text>')
-    mean = [(step, statistics.mean(values)) for step, values in rates.items()]
-    svg.append(panel.line(mean, "mean"))
-    ends = [(mean[-1][1], f"mean: {mean[-1][1]:.0%}", "mean")]
-    for i, title in enumerate(titles):
-        points = [(step, values[i]) for step, values in rates.items()]
-        svg.append(panel.line(points, f"run{i}"))
-        ends.append((points[-1][1], f"{title}: {points[-1][1]:.0%}", f"run{i}"))
+def held_out(panel: Panel, rates: dict[int, list[float]], levels: dict[str, list[float]], last: int) -> list[str]:
+    """Every run, their mean and band; a dashed line for base and clone; filtered cloning behind the last step."""
+    svg = axes(panel, "success on held-out tasks, greedy", ".0%", 4, list(rates))
+    for name in ("base", "after cloning"):
+        if values := levels.get(name):
+            y = panel.y(statistics.mean(values))
+            label = f"{name}: {statistics.mean(values):.0%}"
+            svg.append(f'<path class="level" d="M{panel.left} {y:.1f}H{panel.left + panel.width}"/>')
+            svg.append(f'<text class="level end" x="{panel.x(last) - 4:.1f}" y="{y + 15:.1f}">{label}</text>')
+    svg += mean_and_band(panel, rates)
+    for i in range(len(rates[last])):
+        svg.append(panel.line([(step, values[i]) for step, values in rates.items()], "run"))
+    end = statistics.mean(rates[last])
+    ends = [(end, f"M-GRPO: {end:.0%}", "mean")]
+    if values := levels.get("filtered cloning"):
+        mean = statistics.mean(values)
+        x = panel.left + panel.width - 4
+        svg.append(f'<path class="other" d="M{x} {panel.y(min(values)):.1f}V{panel.y(max(values)):.1f}"/>')
+        svg.append(f'<circle class="other" cx="{x}" cy="{panel.y(mean):.1f}" r="4"/>')
+        ends.append((mean, f"filtered cloning: {mean:.0%}", "other"))
+    note = f"bold: mean of {len(rates[last])} runs, band: lowest to highest"
+    svg.append(f'<text class="tick" x="{panel.left}" y="{panel.top + panel.height + 38}">{note}</text>')
     return svg + names(panel, ends)
 
 
-def sampled(panel: Panel, title: str, form: str, curves: dict[str, list[float]], *, step_marks) -> list[str]:
-    """One value a step and run, from the episodes that the step sampled."""
+def sampled(panel: Panel, title: str, form: str, runs: list[list[float]], step_marks: list[int]) -> list[str]:
+    """One value a step, from the episodes that the step sampled: the runs' mean and band."""
     tick_form = ".0%" if form == ".0%" else "g"
     svg = axes(panel, title, tick_form, 2, step_marks)
-    ends = []
-    for i, (name, values) in enumerate(curves.items()):
-        points = [(step + 1, value) for step, value in enumerate(values)]
-        svg.append(panel.line(points, f"run{i}"))
-        ends.append((values[-1], f"{name}: {values[-1]:{form}}", f"run{i}"))
-    return svg + names(panel, ends)
+    svg += mean_and_band(panel, {step + 1: list(values) for step, values in enumerate(zip(*runs))})
+    last = statistics.mean(values[-1] for values in runs)
+    return svg + names(panel, [(last, f"{last:{form}}", "mean")])
 
 
-def training(runs: dict[str, list[dict]], levels: dict[str, list[float]]) -> str:
-    """{name: rows of metrics.jsonl} and {"base" or "after cloning": held-out success rates}, as SVG."""
-    steps = max(len(rows) for rows in runs.values())
-    titles = [name.replace("demo-", "").replace("seed", "seed ") for name in runs]
+def training(runs: list[list[dict]], levels: dict[str, list[float]]) -> str:
+    """The rows of each run's metrics.jsonl and {"base", "after cloning", "filtered cloning": rates}, as SVG."""
+    steps = min(len(rows) for rows in runs)
     rates = held_out_rates(runs, levels.get("after cloning", []))
     svg = []
     left = 60
     if len(rates) > 1:
-        wide = Panel(left, 42, 320, 220, x_low=0, x_high=steps, y_low=0, y_high=1.0)
-        means = {name: statistics.mean(values) for name, values in levels.items()}
-        svg += held_out(wide, titles, rates, means)
-        left += wide.width + NAMES_ROOM + 50
+        wide = Panel(left, 42, 320, 220, x_low=0, x_high=steps + 0.4, y_low=0, y_high=1.0)
+        svg += held_out(wide, rates, levels, last=max(rates))
+        left += wide.width + NAMES_ROOM + 40
     top = 42
     for key, title, form in SAMPLED:
-        curves = {name: [row[key] for row in rows] for name, rows in zip(titles, runs.values())}
-        highest = round_up(max(max(values) for values in curves.values()))
-        if form == ".0%":
-            highest = 1.0
-        panel = Panel(left, top, WIDTH - left - NAMES_ROOM, 48, x_low=0, x_high=steps, y_low=0, y_high=highest)
+        values = [[row[key] for row in rows[:steps]] for rows in runs]
+        highest = 1.0 if form == ".0%" else round_up(max(map(max, values)))
+        panel = Panel(left, top, WIDTH - left - 50, 48, x_low=1, x_high=steps, y_low=0, y_high=highest)
         marks = [1, steps] if key == SAMPLED[-1][0] else []
-        svg += sampled(panel, title, form, curves, step_marks=marks)
+        svg += sampled(panel, title, form, values, marks)
         top += 86
-    return picture(WIDTH, 300, STYLE, svg)
+    return picture(WIDTH, HEIGHT, STYLE, svg)
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -156,19 +168,19 @@ def read_rows(path: Path) -> list[dict]:
 
 def draw(files: list[Path]) -> str:
     levels = {}
-    for name, file in (("base", "base-dev.json"), ("after cloning", "bc-dev.json")):
+    for name, file in (("base", "base.json"), ("after cloning", "bc.json"), ("filtered cloning", "filtered.json")):
         for path in files:
             summary = path.with_name(file)
             if summary.exists():
-                levels.setdefault(name, []).append(json.loads(summary.read_text())["success_rate"])
-    runs = {path.parent.name: read_rows(path) for path in files}
-    return training(runs, levels)
+                splits = json.loads(summary.read_text())["splits"]
+                levels.setdefault(name, []).append(splits[SPLIT]["success_rate"])
+    return training([read_rows(path) for path in files], levels)
 
 
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("files", nargs="+", type=Path, help="metrics.jsonl files, at most four")
+    parser.add_argument("files", nargs="+", type=Path, help="metrics.jsonl files")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.write_text(draw(args.files), encoding="utf-8")

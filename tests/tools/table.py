@@ -2,6 +2,7 @@
 
     python tests/tools/table.py                       # every seed under assets/results/experiments
     python tests/tools/table.py --templates           # gains over cloning, with templates as clusters
+    python tests/tools/table.py --paired              # differences to M-GRPO, seed by seed
     python tests/tools/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
 
 Success in percent, greedy, mean over the seeds: 95% interval by Student's t, of one seed Wilson's.
@@ -116,11 +117,38 @@ def templates(runs: dict, last: str = "the paper, Llama-3.1-8B") -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def paired(runs: dict, last: str = "the paper, Llama-3.1-8B") -> str:
+    """Each method's success minus M-GRPO's, in points: mean of the differences within a seed, its interval over seeds.
+
+    Behind the semicolon the same differences with templates as clusters: mean and interval over the templates' means.
+    """
+    splits = [split for split in SPLITS if "/" not in split]
+    rows = [["method minus M-GRPO", "seeds", *(SPLITS[split] for split in splits)]]
+    rows.append(["---"] * len(rows[0]))
+    ours = {run["seed"]: run for run in runs["r1"]}
+    for method, (title, _) in METHODS[last].items():
+        theirs = [run for run in runs[method] if run["seed"] in ours]
+        if method == "r1" or len(theirs) < 2:
+            continue
+        row = [title, ", ".join(run["seed"] for run in theirs)]
+        for split in splits:
+            rate = lambda run: run["splits"][split]["success_rate"]
+            over_seeds = [100 * (rate(run) - rate(ours[run["seed"]])) for run in theirs]
+            mine = by_template([ours[run["seed"]] for run in theirs], split)
+            rates = by_template(theirs, split)
+            over_templates = [100 * (rates[template] - mine[template]) for template in mine]
+            row.append("; ".join("{:.1f} [{:.1f}, {:.1f}]".format(*interval(values))
+                                 for values in (over_seeds, over_templates)))
+        rows.append(row)
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def main():
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="with seedN folders")
     parser.add_argument("--templates", action="store_true", help="gains over cloning instead, by template")
+    parser.add_argument("--paired", action="store_true", help="differences to M-GRPO within each seed instead")
     parser.add_argument("--cost", type=Path, metavar="RUN", help="print what this run took instead")
     args = parser.parse_args()
     if args.cost:
@@ -128,6 +156,8 @@ def main():
     runs = read(args.results)
     if args.templates:
         return print(templates(runs))
+    if args.paired:
+        return print(paired(runs))
     print("\n\n".join(table(runs, last) for last in METHODS))
 
 
