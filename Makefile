@@ -62,7 +62,7 @@ $(BASE)-4/model.safetensors: $(BASE)-3/model.safetensors # larger ones, and visi
 	$(call pretrain,forks/muon.py,--rows 26000 --visits 0.45 --seed 4,--batch 40 --lr 4e-3 --warmup 0.03)
 $(BASE)-5/model.safetensors: $(BASE)-4/model.safetensors # more of these
 	$(call pretrain,forks/muon.py,--rows 22000 --visits 0.65 --seed 5,--batch 40 --lr 3e-3 --warmup 0.03)
-$(BASE)/model.safetensors: $(BASE)-5/model.safetensors # and more: reading gains nothing, its clones solve 15 to 20 points more
+$(BASE)/model.safetensors: $(BASE)-5/model.safetensors # and more: reading.py sees no gain, clones do (decisions.md)
 	$(call pretrain,forks/muon.py,--rows 12000 --visits 0.85 --seed 6,--batch 40 --lr 3e-3 --warmup 0.03)
 
 .NOTPARALLEL:
