@@ -38,7 +38,7 @@ test-slow: setup ## the checks that take long
 pictures: setup ## redraw the README's pictures, the figures and the walk, from a finished demo
 	$(PY) tests/tools/packing.py
 	$(PY) tests/tools/losses.py
-	$(PY) tests/tools/curves.py assets/results/demo-seed3?/r1-metrics.jsonl --out assets/training.svg
+	$(PY) tests/tools/curves.py assets/results/experiments/seed3?/r1-metrics.jsonl --out assets/training.svg
 	$(PY) tests/tools/pictures.py $(OUT)/r1
 	$(PY) tests/tools/figures.py
 	$(PY) tests/tools/walk.py --model $(OUT)/bc

@@ -65,7 +65,7 @@ class Config(rollout.Settings):
 
 
 PAPER = dict(
-    epochs=5.0,  # not in the paper; its authors have published clones of 1, 3, 5 and 10
+    epochs=5.0,  # not in the paper; its authors published clones trained for 1, 3, 5 and 10
     lr=5e-5,
     batch=128,
     warmup=0.05,

@@ -35,9 +35,9 @@ how much pi still varies. The loss itself says little: in the first update it is
 Differs from the paper: groups whose rewards are all equal are dropped, so they add neither policy
 gradient nor KL (the formula would divide by a standard deviation of 0). An episode broken by the
 environment is dropped from its group, not counted as a failure. An episode without exit earns
-nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm), and a success
-makes none of its responses likelier that failed (--credit-errors); with --paper they do not, and it
-does. compress.py says how the released code differs.
+nothing for its answer. By default all tokens of a batch weigh the same (--loss-norm), and a response
+that failed gets no credit for its episode's success (--credit-errors); --paper restores both of the
+paper's choices. compress.py says how the released code differs.
 
 What other RL trainers have and this one leaves out, and what you would notice:
 
@@ -92,7 +92,7 @@ class Config(SiteSettings):
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
-    credit_errors: bool = False  # a success also makes those of its responses likelier that failed
+    credit_errors: bool = False  # responses that failed also get credit for a success
     temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
     lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10

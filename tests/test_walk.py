@@ -476,19 +476,22 @@ def test_rare_responses_show_little(record, checkpoint):
 
 
 def test_play_takes_the_first_task_that_fits_and_keeps_no_address(record, checkpoint, tmp_path, monkeypatch):
-    """The first group has no success, the second fits. Pictures are those of the success."""
+    """The first group has no success, in the second one a success failed at first, the third fits. Pictures are those of
+    the success."""
     played = []
 
     def collect(method, tasks, env, step):
         group = walk.read_group(record, method.chat)
         for tau in group:
-            tau.success *= len(played)
+            tau.success *= min(1, len(played))
             tau.checks = [("url_match", True, "the episode ended on http://127.0.0.1:41283/shop/cart")]
             for turn in tau.turns:
                 turn.url = "http://127.0.0.1:41283/shop"
                 file = env.out / f"{tau.member}.jpg"
                 file.write_bytes(b"no picture")
                 turn.shot = {"file": file.name, "frame": [10, 20, 30, 40]}
+            if tau.success and len(played) == 1:
+                tau.turns[0].error = "no action found"
         played.append(tasks[0]["task_id"])
         return group
 
@@ -496,7 +499,7 @@ def test_play_takes_the_first_task_that_fits_and_keeps_no_address(record, checkp
     monkeypatch.setattr(walk, "LIKELY", 1e-9)  # this policy knows nothing, so every token is a rare one
     walk.play(str(checkpoint), tmp_path)
     kept = json.loads((tmp_path / "group.json").read_text())
-    assert played == [0, 1] and kept["task"]["task_id"] == 1 == kept["number"]
+    assert played == [0, 1, 2] and kept["task"]["task_id"] == 2 == kept["number"]
     assert "127.0.0.1" not in json.dumps(kept) and kept["episodes"][0]["turns"][0]["url"] == "/shop"
     assert kept["episodes"][1]["turns"][1]["logps"] == record["episodes"][1]["turns"][1]["logps"]
     assert sorted(file.name for file in tmp_path.glob("*.jpg")) == [f"turn-{t}.jpg" for t in (1, 2, 3, 4)]

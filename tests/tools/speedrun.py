@@ -1,7 +1,7 @@
 """Times a speed run: from an empty folder to 80% greedy success on sandbox:dev (assets/speedrun.md has the rules).
 
     python tests/tools/speedrun.py --seed 41
-    python tests/tools/speedrun.py --seed 41 --clone "bc.py --epochs 8" --train "mgrpo.py --lr 4e-4"
+    python tests/tools/speedrun.py --seed 41 --clone "bc.py --epochs 6" --train "mgrpo.py --lr 4e-4"
 
 --clone and --train are the commands that run, one after the other; --seed, --model and --out are added to them.
 The clock starts with the first one and stops when an evaluation of the second has reached the target; the rest of

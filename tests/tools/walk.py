@@ -12,7 +12,8 @@ same episodes on the same machine. The task is the first one whose group
        and then part: from the same context one makes a call that only successful episodes made there, the
        other a call that only failed ones made; the successful call uses an element, so that one sees it,
     3) parts at tokens that both have a probability of LIKELY or more, so that one sees what an update does to them,
-    4) reads at most LINES lines of text at each turn of that success.
+    4) reads at most LINES lines of text at each turn of that success,
+    5) has no success with a response that failed, since mgrpo.py gives that one no credit.
 
 The success is the episode of the walk, and the turn at which the two part is its turn. The recorded group stays
 in assets/walk/group.json, with a picture of each turn of the episode.
@@ -112,6 +113,11 @@ def is_short(tau: Trajectory) -> bool:
     return all(len(turn.observation.splitlines()) <= LINES for turn in tau.turns)
 
 
+def earns_all_its_credit(tau: Trajectory) -> bool:
+    """Whether mgrpo.withhold_credit leaves the episode as it is."""
+    return not tau.success or not any(turn.error for turn in tau.turns)
+
+
 def settings(model: str) -> mgrpo.Config:
     """mgrpo.py's defaults and the checkpoint's sizes, for one task, one episode at a time."""
     return replace(mgrpo.Config(model=model, batch=1, concurrency=1), **run.remembered(model))
@@ -131,7 +137,8 @@ def play(model: str, folder: Path):
             print(f"task {number}: {successes:.0f} of {cfg.G} succeed: {task['intent']}", flush=True)
             parting = find_parting(group, chat)
             mixed = min(successes, cfg.G - successes) >= 2
-            if mixed and parting and is_likely(parting) and is_short(parting.right):
+            fits = mixed and parting and is_likely(parting) and is_short(parting.right)
+            if fits and all(map(earns_all_its_credit, group)):
                 folder.mkdir(parents=True, exist_ok=True)
                 frame_pictures(parting.right, Path(pictures), folder)
                 (folder / "group.json").write_text(json.dumps(group_json(group, task, number, cfg), indent=1) + "\n")

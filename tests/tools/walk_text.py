@@ -486,7 +486,9 @@ counts in the mean nor trains. `std` divides by n - 1. By hand:
 By the function, in the order of the episodes: {computed}.
 
 All tokens of an episode get its advantage. This is crude: a needless click of a successful episode is praised
-like the decisive one. Why does it raise the mean reward? Think of one choice at one place, over many groups. Each
+like the decisive one. (There is one exception, which no success of this group needs: a response that failed, such as
+one in which no action could be read, earns nothing from the success that followed. `mgrpo.withhold_credit` sees to
+it.) Why does it raise the mean reward? Think of one choice at one place, over many groups. Each
 time the choice is made, its log-prob is pushed by the advantage of that episode: up after a success, down after a
 failure. Over many groups the sum is positive only if episodes with this choice end better than those without.
 {cancels}
