@@ -106,6 +106,8 @@ def templates(runs: dict, last: str = "the paper, Llama-3.1-8B") -> str:
     rows = [["method", *(f"gain, {SPLITS[split]}" for split in splits), *names]]
     rows.append(["---"] * len(rows[0]))
     for method, (title, _) in METHODS[last].items():
+        if not runs[method]:
+            continue
         row = [title]
         for split in splits:
             clone = by_template(runs["bc"], split)
