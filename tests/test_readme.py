@@ -231,6 +231,21 @@ def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):
     assert again.returncode == 1 and "starts from an empty folder" in again.stderr
 
 
+def test_a_speed_run_that_ends_below_the_target_or_has_no_clone_says_so(tmp_path):
+    train, fails = tmp_path / "train.py", tmp_path / "fails.py"
+    train.write_text("import pathlib, sys\n"
+                     "out = pathlib.Path(sys.argv[-1]); out.mkdir()\n"
+                     "(out / 'metrics.jsonl').write_text('{\"step\": 1, \"held_out_success\": 0.79}\\n')\n")
+    fails.write_text("raise SystemExit('no browser')")
+    cases = ((train, " 2 steps: 79.0%", "the run ended below 80%"), (fails, "", "the clone failed"))
+    for clone, printed, said in cases:
+        out = tmp_path / clone.stem
+        command = [sys.executable, "tests/tools/speedrun.py", "--seed", "5", "--out", out, "--clone", str(clone), "--train", str(train)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+        assert done.returncode == 1 and printed in done.stdout
+        assert said in done.stderr and str(out / "log") in done.stderr
+
+
 def test_no_two_names_of_lines_overlap():
     panel = curves.Panel(left=0, top=0, width=100, height=60, x_low=0, x_high=4, y_low=0, y_high=1.0)
     svg = curves.names(panel, [(0.02, "a", "run"), (0.0, "b", "run"), (0.01, "c", "mean"), (1.0, "d", "other")])

@@ -72,7 +72,8 @@ def main():
     out.mkdir(parents=True)
     clone = f"{args.clone} --seed {args.seed} --out {out}/bc"
     train = f"{args.train} --seed {args.seed} --model {out}/bc --out {out}/r1"
-    print(f"{os.cpu_count()} cores of {platform.machine()}, seed {args.seed}\n{clone}\n{train}", flush=True)
+    commands = f"{clone}\n{train}".replace(f"{ROOT}/", "")  # the printout is a proof, and may be published
+    print(f"{os.cpu_count()} cores of {platform.machine()}, seed {args.seed}\n{commands}", flush=True)
 
     begin = time.monotonic()
     with open(out / "log", "w") as log:
