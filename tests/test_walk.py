@@ -465,6 +465,17 @@ def test_the_walk_begins_where_a_success_and_a_failure_part_after_the_first_turn
         assert walk.find_parting(other, chat) is None
 
 
+def test_a_response_that_names_another_element_than_it_uses_is_explained(seen):
+    turn = copy.deepcopy(seen.turn)
+    turn.observation = "<button>upvote <5></button> <button>downvote <6></button>"
+    turn.response = '<think>click review</think><answer># Element: review <5>\ndo(action="Click", element="5")</answer>'
+    assert "names “review”, but element 5 is “upvote”" in walk_text.wrong_name(turn, "5")
+    turn.response = turn.response.replace("review", "upvote")
+    assert walk_text.wrong_name(turn, "5") == ""
+    turn.response = '<think>all is done</think><answer>exit(message="done")</answer>'
+    assert walk_text.wrong_name(turn, None) == ""
+
+
 def test_rare_responses_show_little(record, checkpoint):
     chat = open_chat(checkpoint, "")
     parting = walk.find_parting(walk.read_group(copy.deepcopy(record), chat), chat)

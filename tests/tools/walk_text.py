@@ -311,6 +311,16 @@ def element_name(observation: str, number: str | None) -> str:
     return found[1] if found else ""
 
 
+def wrong_name(turn, element: str | None) -> str:
+    """A sentence for a response that names another element than its call uses; "" for any other response."""
+    named = re.search(r"# Element: (.+?) <", turn.response)
+    used = element_name(turn.observation, element)
+    if not named or not used or named[1] == used:
+        return ""
+    return (f" The response names “{named[1]}”, but element {element} is “{used}”. Only the call counts: nobody checks "
+            "what the policy says about it.")
+
+
 def calls_table(walk) -> tuple[str, int]:
     """What the episodes in the walk's context called there, and how they ended; (table, how many they are)."""
     parting, t = walk.parting, walk.parting.turn
@@ -356,7 +366,7 @@ The response is text again, and a parser finds the one call in it. No text of a 
 
 {code(rollout.take_turns, "call = parse", "await session.execute")}
 
-`parse` returns `{call}`. {does} (The action `exit` ends the episode.)"""]
+`parse` returns `{call}`. {does} (The action `exit` ends the episode.){wrong_name(turn, call.element)}"""]
     if not last:
         after = right.turns[t + 1]
         where = f"The browser goes from `{turn.url}` to `{after.url}`."
