@@ -51,6 +51,7 @@ What other RL trainers have and this one leaves out, and what you would notice:
         to it; each episode under way reserves a KV cache of --max-context tokens
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
     no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy
+        (forks/overlap.py)
     no replay: a step's episodes are dropped after its updates (forks/awr.py, forks/webrl.py)
     no tensor or sequence parallelism: FSDP2 splits weights, gradients and Adam's state, but no context;
         one GPU must hold a whole context, and the whole policy while it plays
