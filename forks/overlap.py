@@ -23,7 +23,8 @@ that has become ten times likelier would weigh ten times as much, and few such t
 
 Use it when sites answer slowly. At best a step takes as long as training or playing, whichever is longer, and
 not as long as both. But the two share a processor, so mostly the waiting overlaps. It costs memory: while a step
-trains, there is a second, whole copy of the policy on each rank, and a KV cache.
+trains, there is a second, whole copy of the policy on each rank, and a KV cache. And it costs two forward
+passes over a step's tokens: under the weights that sampled, for logp_gap, and under pi_start.
 
 A thread of its own plays the next batch: an event loop, Playwright and Chromium, and the frozen copy. No
 collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch,
