@@ -46,6 +46,7 @@ What other RL trainers have and this one leaves out, and what you would notice:
     no normalization over the batch: one success of 8 gets A = 2.5, whatever the other groups did
     no KL by default: nothing pulls pi back to the clone, and kl is logged as 0 (--beta 0.001)
     no entropy bonus: entropy is logged, but nothing keeps it up; if it falls, groups agree and drop out
+    no mini-batches: each update uses all rows of the step, so there are 3 updates a step by default
     no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
         to it; each episode under way reserves a KV cache of --max-context tokens
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
@@ -90,13 +91,12 @@ class Config(SiteSettings):
     G: int = 8                   # episodes per task
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
-    passes: int = 3              # over a step's episodes
-    mini_batches: int = 4        # optimizer steps per pass; clipping acts from the 2nd
+    updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     credit_errors: bool = False  # responses that failed also get credit for a success
     temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
-    lr: float | None = None      # peak; None: 1e-4, or 1e-6 above 10 million parameters; LoRA: x 10
+    lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10
     warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
     clip: float = 1.0            # largest gradient norm
@@ -124,8 +124,7 @@ PAPER = dict(
     G=4,
     eps=0.2,
     beta=0.001,
-    passes=1,
-    mini_batches=1,
+    updates_per_batch=1,
     loss_norm="paper",
     credit_errors=True,
     temperature=1.0,
@@ -314,9 +313,9 @@ class MGRPO:
             withhold_credit(rows)
         return rows, {"groups_kept": int(run.all_sum([len(kept)]))}
 
-    def passes(self, step: int) -> int:
-        """How often the updates go through the step's rows."""
-        return self.cfg.passes
+    def updates(self, step: int) -> int:
+        """How many optimizer steps the step's rows are used for."""
+        return self.cfg.updates_per_batch
 
     def score(self, batch: list[Row], inputs: dict):
         """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
@@ -348,27 +347,8 @@ def reference_logps(method: MGRPO, inputs: dict, logp_N):
     return logp_ref_N
 
 
-def mini_batches(rows: list[Row], passes: int, cfg: Config, name: str) -> list[list[Row]]:
-    """The rows of each of a step's optimizer steps: all rows `passes` times, each time in cfg.mini_batches parts.
-
-    A part holds whole groups, so that their successes and failures are weighed against each other. `name`
-    decides which, alike on all ranks. Scales the rows' weights: the mean over the parts of a pass is L.
-    """
-    tasks = sorted(set(run.gather([row.tau.task["task_id"] for row in rows])), key=str)
-    parts = []
-    for i in range(passes):
-        shuffled = random.Random(f"{name}/{i}").sample(tasks, len(tasks))
-        for k in range(cfg.mini_batches):
-            own = set(shuffled[k::cfg.mini_batches])
-            if own:
-                parts.append([row for row in rows if row.tau.task["task_id"] in own])
-    for row in rows:
-        row.weight *= cfg.mini_batches
-    return parts
-
-
 def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
-    """One optimizer step on a mini-batch, the rows of all ranks; returns its metrics.
+    """One optimizer step on the rows of all ranks; returns its metrics.
 
     logp_gap is the mean |log pi - log pi_old|. Before the first update it is rounding alone.
     """
@@ -420,19 +400,19 @@ def remember_missing(batch: list[Row], logp_N):
             row.logps = logp.tolist()
 
 
-def update_metrics(updates: list[dict]) -> dict:
+def update_metrics(passes: list[dict]) -> dict:
     """The metrics of a step's updates. None, not 0, where nothing was trained."""
-    if not updates:
+    if not passes:
         none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
         return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
-    # The first update finds the policy that sampled: its gap is that between rollout and training.
-    line = dict(updates[0])
+    # The first pass is on-policy: its gap is that between rollout and training.
+    line = dict(passes[0])
     del line["actions"], line["tokens"]
-    line["kl"] = updates[-1]["kl"]
-    line["clip_frac"] = updates[-1]["clip_frac"]
-    line["change"] = [later["logp_gap"] for later in updates[1:]]  # mean |log rho| before each later one
-    line["skipped"] = sum(one["skipped"] for one in updates)
-    line["tokens_trained"] = int(sum(one["tokens"] for one in updates))
+    line["kl"] = passes[-1]["kl"]
+    line["clip_frac"] = passes[-1]["clip_frac"]
+    line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho| before each later one
+    line["skipped"] = sum(one["skipped"] for one in passes)
+    line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
     return line
 
 
@@ -484,7 +464,7 @@ def open_method(cfg: Config, Method, device) -> MGRPO:
     chat = compress.open_chat(cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
     if cfg.lr is None:
-        lr = bc.lr_by_size(model, small=1e-4, large=1e-6)
+        lr = bc.lr_by_size(model, small=3e-4, large=1e-6)
         cfg = replace(cfg, lr=lr)
     return Method(cfg, chat, model, reference, optimizer, device)
 
@@ -616,21 +596,22 @@ def main(cfg: Config, Method=MGRPO):
             rolled = time.monotonic()
             rows, measured = method.learn_from(episodes, step)
 
-            # 3) Update: forward, loss, backward, step. After the first one rho leaves 1, and clipping
-            #    takes effect.
+            # 3) Update: forward, loss, backward, step. From the second pass on rho leaves 1, and
+            #    clipping takes effect.
             method.optimizer.param_groups[0]["lr"] = warmup_linear(step, cfg)  # others: a fork's heads
-            parts = mini_batches(rows, method.passes(step), cfg, name=f"{cfg.seed}/{step}")
-            tick = run.ticker("  updates ")
-            updates = []
-            for i, part in enumerate(parts):
-                updates.append(update(method, part, partial(show_progress, tick, i, len(parts))))
+            passes = []
+            if run.all_max(len(rows)):
+                n = method.updates(step)
+                tick = run.ticker("  updates ")
+                for i in range(n):
+                    passes.append(update(method, rows, partial(show_progress, tick, i, n)))
 
             # 4) Log.
             ended = time.monotonic()
             everyones = run.gather(episodes)
             line = {"step": step, "reward": mean_reward(everyones)}
             line.update(figures(everyones))
-            line.update(update_metrics(updates))
+            line.update(update_metrics(passes))
             line.update(measured)
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled

@@ -503,7 +503,7 @@ def with_size(report: Path) -> str:
 # --------------------------------------------------------------------------------- the command line
 
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
-COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "passes", "mini_batches", "runs", "steps")
+COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps")
 
 
 def remembered(checkpoint: str | None) -> dict:

@@ -6,7 +6,7 @@
 r is the reward of the whole episode, 0 or 1; weight_t is L_mgrpo's (mgrpo.weigh). V is a head on the
 policy's own last hidden state, the one that predicts token t, so it estimates the chance of success before
 token t is sampled. Its gradient runs through the policy's layers: both learn to read pages. A_t is computed
-once, in the first update that has the token, and reused in the later ones, without gradient.
+once, in the step's first update, and reused in the later ones, without gradient.
 
 In PyTorch terms: M-GRPO plays a task several times to know what to expect of it. A critic predicts
 that, so an episode also teaches if it is alone (--G 1), or if all of its group earned the same. The
@@ -60,7 +60,7 @@ class Critic(mgrpo.MGRPO):
         return [tau for tau in group if tau.status == "ok"]
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        # 1) V of each token, and A as it was in the first update that has it. A step's rows are new, but for
+        # 1) V of each token, and A as it was in the step's first update. A step's rows are new, but for
         #    PADDING, which has no episode: its A may be anything, as its weight is 0.
         logit_N = self.model.heads["value"](hidden_ND.float())[:, 0]
         r_N = per_token([row.tau.reward if row.tau else 0.0 for row in batch], batch, logit_N.device)

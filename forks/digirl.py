@@ -87,14 +87,14 @@ class DigiRL(mgrpo.MGRPO):
             raise ValueError(f"--beta {cfg.beta:g}: DigiRL has no KL term; leave it at 0.")
         add_heads(model, optimizer, "V_c", "V_s", lr=cfg.head_lr)
 
-    def passes(self, step):
+    def updates(self, step):
         """None at first; then all that was left out at once; then as many as in mgrpo.py."""
         last_offline = self.cfg.offline - 1
         if step < last_offline:
             return 0
         if step == last_offline:
-            return self.cfg.offline * self.cfg.passes
-        return self.cfg.passes
+            return self.cfg.offline * self.cfg.updates_per_batch
+        return self.cfg.updates_per_batch
 
     def learn_from(self, episodes, step):
         cfg = self.cfg
@@ -108,7 +108,7 @@ class DigiRL(mgrpo.MGRPO):
         # 2) V_c learns from all, and chooses episodes. 3) V_s chooses turns.
         everything = fresh + recall(self.chat, cfg, cfg.past, step)
         chosen, V_c_loss = self.best_episodes(everything)
-        rows = self.good_turns(chosen) if self.passes(step) else []
+        rows = self.good_turns(chosen) if self.updates(step) else []
         total, kept, turns = run.all_sum([len(everything), len(chosen), len(rows)]).tolist()
         return rows, {"episodes_seen": int(total), "episodes_kept": kept / max(total, 1),
                       "turns_cloned": int(turns), "V_s_loss": V_s_loss, "V_c_loss": V_c_loss}

@@ -4,7 +4,7 @@
 
     w = min(pi_start / pi_old, cap)      r = pi / pi_start
 
-pi_old sampled the token, and pi_start is the policy that the step begins with; A, KL and weight are
+pi_old sampled the token, and pi_start is the policy at the step's first update; A, KL and weight are
 mgrpo.py's. The weights of the batch, pi_old, are those that the step before it began with:
 
     play 1: pi_0    train 1: pi_0 -> pi_1    train 2: pi_1 -> pi_2    train 3: pi_2 -> pi_3
@@ -23,8 +23,7 @@ that has become ten times likelier would weigh ten times as much, and few such t
 
 Use it when sites answer slowly. At best a step takes as long as training or playing, whichever is longer, and
 not as long as both. But the two share a processor, so mostly the waiting overlaps. It costs memory: while a step
-trains, there is a second, whole copy of the policy on each rank, and a KV cache. And it costs two forward
-passes over a step's tokens: under the weights that sampled, for logp_gap, and under pi_start.
+trains, there is a second, whole copy of the policy on each rank, and a KV cache.
 
 A thread of its own plays the next batch: an event loop, Playwright and Chromium, and the frozen copy. No
 collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch,
@@ -60,7 +59,6 @@ import run  # before torch
 
 import torch
 
-import bc
 import mgrpo
 from compress import Row, micro_batches, pack
 from evaluate import Environment
@@ -99,21 +97,15 @@ def frozen_copy(model: Transformer) -> Transformer:
 
 
 @torch.no_grad()
-def scored(policy: Transformer, rows: list[Row], cfg: Config, device):
-    """Yields (rows, log-probs of their action tokens under a whole policy, (N,)), a micro-batch at a time."""
-    for batch in micro_batches(rows, cfg.max_tokens):
-        logp_N, _, _ = token_logprobs(policy, **pack(batch, device), temperature=cfg.temperature)
-        yield batch, logp_N
-
-
 def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> float | None:
     """The mean |log pi - log pi_old| in nats over the action tokens of all ranks. None: there are none.
 
-    sampler: the policy that sampled them, so this is the gap between rollout and training.
+    sampler: the whole policy that sampled them, so this is the gap between rollout and training.
     """
     total = 0.0
     count = 0
-    for batch, logp_N in scored(sampler, rows, cfg, device):
+    for batch in micro_batches(rows, cfg.max_tokens):
+        logp_N, _, _ = token_logprobs(sampler, **pack(batch, device), temperature=cfg.temperature)
         gap_N = (logp_N - sampled_logps(batch, device)).abs()
         total += gap_N.sum().item()
         count += len(logp_N)
@@ -155,24 +147,20 @@ class Overlap(mgrpo.MGRPO):
         return episodes
 
     def learn_from(self, episodes, step):
-        """mgrpo.py's, and log-probs under the policies that sampled and that begin. Then the next batch sets out."""
+        """mgrpo.py's, and the gap under the weights that sampled. Then the next batch sets out."""
         rows, metrics = super().learn_from(episodes, step)
         metrics["lag"] = self.lag
         if self.lag:
             metrics["logp_gap"] = mean_gap(self.sampler, rows, self.cfg, self.device)
         self.in_flight = None
         self.sampler = None  # before the next one is made, so that memory never holds both
-        self.sampler = frozen_copy(self.model)
-        for batch, logp_N in scored(self.sampler, rows, self.cfg, self.device):
-            counts = [row.n_action for row in batch]
-            for row, logp in zip(batch, logp_N.split(counts)):
-                row.logp_start = logp
         if step + 1 < self.cfg.steps:
             self.play_ahead(step + 1)
         return rows, metrics
 
     def play_ahead(self, step: int):
-        """Starts to play a step's tasks with the frozen copy."""
+        """Starts to play a step's tasks with the weights as they are now."""
+        self.sampler = frozen_copy(self.model)
         player = copy.copy(self)  # differs in its policy alone
         player.model = self.sampler
         # An environment of its own, since an evaluation may use the other one meanwhile.
@@ -185,10 +173,15 @@ class Overlap(mgrpo.MGRPO):
         self.tick(line)
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        if batch[0] is bc.PADDING:  # its weight is 0
-            logp_start_N = logp_N.detach()
-        else:
-            logp_start_N = torch.cat([row.logp_start for row in batch])
+        # The step's first update finds the policy that the step began with. A step's rows are new, but for
+        # PADDING, whose weight is 0.
+        counts = [row.n_action for row in batch]
+        for row, logp in zip(batch, logp_N.detach().split(counts)):
+            first_update = not hasattr(row, "logp_start")
+            if first_update:
+                row.logp_start = logp
+        logp_start_N = torch.cat([row.logp_start for row in batch])
+
         device = logp_N.device
         A_N = per_token([row.advantage for row in batch], batch, device)
         weight_N = per_token([row.weight for row in batch], batch, device)

@@ -558,4 +558,4 @@ def test_help_names_the_flags_of_a_fork(name, monkeypatch, capsys):
     said = capsys.readouterr().out
     own = {"awr": "of the value head", "digirl": "of the value heads", "gigpo": "weight of the advantages of turns",
            "critic": "the weight of the value loss"}[name]
-    assert "--mini-batches" in said and own in said and fork.__doc__.splitlines()[0] in said
+    assert "--updates-per-batch" in said and own in said and fork.__doc__.splitlines()[0] in said

@@ -341,7 +341,7 @@ def test_help_names_the_flags_and_the_formulas(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(monkeypatch, "--help")
     said = capsys.readouterr().out
-    for flag in ("--loss ", "--eps-high", "--delta", "--refill", "--mini-batches"):
+    for flag in ("--loss ", "--eps-high", "--delta", "--refill", "--updates-per-batch"):
         assert flag in said
     assert all(name in said for name in NAMES) and "min(s A, clip(s, 0.9997, 1.0004) A)" in said
 

@@ -32,20 +32,12 @@ from model import full_state, generate, load, load_tokenizer, shard, unsharded
 from run import init_dist, rank
 
 METHODS[overlap] = overlap.Overlap
-UPDATES = mgrpo.Config.passes * mgrpo.Config.mini_batches  # of a step
 
 
 def overlap_of(chat, model=None, optimizer=None, **changes):
     """A method in its only step, so that no batch is played ahead."""
     cfg = overlap.Config(**dict(steps=1, G=4, temperature=1.0, clip=1e9) | changes)
-    model = model or tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     return method_of(chat, model, cfg, optimizer, Method=overlap.Overlap)
-
-
-def begin(rows, start):
-    """Sets the log-probs under pi_start, (N,)."""
-    for row, logp in zip(rows, start.split([row.n_action for row in rows])):
-        row.logp_start = logp
 
 
 # ----------------------------------------------------------------------------------------------- the loss
@@ -82,7 +74,6 @@ def test_value_and_gradient_are_those_of_the_formula(chat, float64):  # noqa: F8
     old = torch.tensor([logp for row in rows for logp in row.logps])
     sizes = [row.n_action for row in rows]
     start, ref = old + drifted(sizes, False), old + drifted(sizes, False, seed=1)
-    begin(rows, start)
     for new in (start, start + drifted(sizes, False, seed=2)):
         new = new.clone().requires_grad_()
         loss, metrics = method.loss(rows, new, ref, None)
@@ -104,7 +95,6 @@ def test_the_first_update_pushes_every_token_by_its_weight_times_its_advantage(c
     old = torch.tensor(rows[0].logps)
     new = (old + torch.tensor([10.0, 0.5, 1.0]).log()).requires_grad_()
     pushes = []
-    begin(rows, new.detach())
     for method in (overlap_of(chat), method_of(chat, None, mgrpo.Config())):
         loss, _ = method.loss(rows, new, new.detach(), None)
         gradient, = torch.autograd.grad(loss, new)
@@ -118,7 +108,7 @@ def test_on_the_policy_that_sampled_the_loss_is_mgrpos(chat, float64):  # noqa: 
     ours, theirs = overlap_of(chat, beta=0.1), method_of(chat, None, mgrpo.Config(G=4, beta=0.1))
     rows, _ = ours.learn_from(episodes, 0)
     old = torch.tensor([logp for row in rows for logp in row.logps])
-    begin(rows, old)
+    ours.loss(rows, old, old, None)  # the first update
     new = (old + drifted([row.n_action for row in rows], False)).requires_grad_()
     (loss, metrics), (its_loss, its_metrics) = (method.loss(rows, new, old, None) for method in (ours, theirs))
     torch.testing.assert_close(loss, its_loss, atol=1e-12, rtol=0)
@@ -215,17 +205,17 @@ def test_a_batch_is_played_by_the_weights_before_the_last_steps_updates(chat, pl
     def before(seed, env):
         k = int(seed.partition("/")[2])
         begun[k] = len(updates)
-        while k and len(updates) < UPDATES * k:  # those of the steps before
+        while k and len(updates) < 3 * k:  # the three updates of the step before
             assert not trained.wait(0.01)
 
     def after(seed, model):
         seen[int(seed.partition("/")[2])] = weights_of(model)
     lines = play(overlap, sampled(chat, before, after), "x")
-    assert [line["lag"] for line in lines] == [0, 1, 1, 1, 1] and len(updates) == 5 * UPDATES
+    assert [line["lag"] for line in lines] == [0, 1, 1, 1, 1] and len(updates) == 15
     assert same(seen[0], updates[0]) and same(seen[1], updates[0])
     for k in range(1, 5):
-        assert same(seen[k], updates[UPDATES * (k - 1)]) and not same(seen[k], updates[UPDATES * k])
-        assert begun[k] >= UPDATES * (k - 1)
+        assert same(seen[k], updates[3 * (k - 1)]) and not same(seen[k], updates[3 * k])
+        assert begun[k] >= 3 * (k - 1)
     # logp_gap is rounding, although the policy that trains has moved.
     assert all(line["logp_gap"] < 1e-5 and line["groups_kept"] for line in lines)
     assert lines[0]["drift"] < 1e-5 and all(line["drift"] > 1e-2 for line in lines[1:])
@@ -251,7 +241,7 @@ def test_adapters_are_copied_and_the_reference_takes_none_from_the_batch_in_flig
     seen = []
     rollout = sampled(chat, after=lambda seed, model: seen.append(weights_of(model)))
     lines = play(overlap, rollout, "x", steps=3, batch=4, lora=4, beta=0.1)
-    assert same(seen[1], updates[0]) and same(seen[2], updates[UPDATES]) and not same(seen[2], seen[1])
+    assert same(seen[1], updates[0]) and same(seen[2], updates[3]) and not same(seen[2], seen[1])
     assert all(line["logp_gap"] < 1e-5 and line["kl"] > 0 for line in lines) and lines[2]["drift"] > 1e-2
 
 
@@ -286,8 +276,8 @@ def test_an_evaluation_plays_the_trained_weights_next_to_the_batch_in_flight(cha
     lines = play(overlap, sampled(chat, before), "x", steps=3, batch=4, held_out="theirs",
                  held_out_every=1, screenshots=2)
     assert [line["held_out_success"] for line in lines] == [1, 1, 1]
-    assert [n for _, n in evaluated] == [UPDATES, 2 * UPDATES, 3 * UPDATES]
-    assert same(evaluated[0][0], updates[UPDATES]) and same(evaluated[1][0], updates[2 * UPDATES])
+    assert [n for _, n in evaluated] == [3, 6, 9]
+    assert same(evaluated[0][0], updates[3]) and same(evaluated[1][0], updates[6])
     assert [seed for seed, _ in pictured] == ["0/0", "0/1", "0/2"]
     assert all(len(names) == 2 and all(name.startswith(f"{seed}-") for name in names) for seed, names in pictured)
 
@@ -437,7 +427,7 @@ def test_help_names_the_flag_and_the_formula(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(overlap, monkeypatch, "--help")
     said = capsys.readouterr().out
-    assert "--cap" in said and "--mini-batches" in said and "w = min(pi_start / pi_old, cap)" in said
+    assert "--cap" in said and "--updates-per-batch" in said and "w = min(pi_start / pi_old, cap)" in said
 
 
 # ------------------------------------------------------------------------------------------- what it saves

@@ -20,7 +20,7 @@ import rollout
 import run as runs
 import worlds
 from compress import Trajectory, Turn, context, trajectory_rows
-from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, mini_batches, per_token, task_batch, update,
+from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, per_token, task_batch, update,
                    update_metrics, warmup_linear, weigh)
 from model import generate, load, load_tokenizer, save, token_logprobs
 from rollout import Engine, Settings
@@ -198,7 +198,7 @@ def test_the_update_is_the_gradient_of_the_equation(chat):
 
 
 def test_ratio_and_clip_act_from_the_second_update_on(chat):
-    """Several updates: the old log-probs stay those of the rollout while the policy moves."""
+    """--updates-per-batch: the old log-probs stay those of the rollout while the policy moves."""
     kept = [group_advantages(group) for group in ragged_groups(chat)]
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     for tau in (tau for group in kept for tau in group):
@@ -215,61 +215,6 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
     grads, _ = gradient_of(chat, kept, cfg, model=model)
     for name in expected:
         torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4)
-
-
-def numbered_rows(chat, cfg, n=5):
-    """The rows of n groups that train, each of a task of its own."""
-    groups = []
-    for k in range(n):
-        group = [trajectory(chat, float(i == 0), [3] * (1 + (i + k) % 3), 10 * k + i, member=i) for i in range(3)]
-        for tau in group:
-            tau.task["task_id"] = k
-        groups.append(group_advantages(group))
-    return weigh(groups, chat, cfg)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4, 8])
-def test_a_pass_trains_every_row_once_in_mini_batches_of_whole_groups(chat, parts):
-    cfg = Config(mini_batches=parts)
-    rows = numbered_rows(chat, cfg)
-    found = mini_batches(rows, 3, cfg, "0/7")
-    each = min(parts, 5)  # no more parts than groups
-    assert len(found) == 3 * each
-    drawn = []
-    for i in range(3):
-        tasks = []
-        for part in found[i * each:(i + 1) * each]:
-            own = sorted({row.tau.task["task_id"] for row in part})
-            assert [id(row) for row in part] == [id(row) for row in rows if row.tau.task["task_id"] in own]
-            assert 5 // each <= len(own) <= -(-5 // each)
-            tasks.append(own)
-        assert sorted(task for own in tasks for task in own) == [0, 1, 2, 3, 4]
-        drawn.append(tasks)
-    assert parts == 1 or drawn[0] != drawn[1]  # each pass draws anew
-    again = mini_batches(rows, 3, cfg, "0/7")
-    assert [list(map(id, part)) for part in again] == [list(map(id, part)) for part in found]
-
-
-def test_the_mean_over_a_passs_mini_batches_is_the_loss(chat):
-    """Value and gradient, 1e-6."""
-    cfg = Config(mini_batches=4, beta=0.1)
-    method = method_of(chat, None, cfg)
-    rows = numbered_rows(chat, cfg)
-
-    def loss_of(rows, new):
-        logp_N = torch.tensor([x for row in rows for x in new[id(row)]], dtype=torch.float64, requires_grad=True)
-        loss, _ = method.loss(rows, logp_N, logp_N.detach() - 0.3, None)
-        return loss, torch.autograd.grad(loss, logp_N)[0]
-    new = {id(row): [logp + 0.1 * (j % 5 - 2) for j, logp in enumerate(row.logps)] for row in rows}
-    whole, gradient = loss_of(rows, new)
-    wanted = dict(zip(map(id, rows), gradient.split([row.n_action for row in rows])))
-    total = 0.0
-    for part in mini_batches(rows, 1, cfg, "x"):
-        loss, gradient = loss_of(part, new)
-        total += loss / 4
-        for row, found in zip(part, gradient.split([row.n_action for row in part])):
-            torch.testing.assert_close(found / 4, wanted[id(row)], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(total, whole, atol=1e-6, rtol=0)
 
 
 def sampled_groups(chat, model):
@@ -383,13 +328,13 @@ def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypa
     for beta, lora, models in ((0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)):  # LoRA's is the policy itself
         loaded.clear()
         first, second = play(even_tasks_teach(chat), f"{beta}-{lora}", steps=2, beta=beta, lora=lora,
-                             passes=1, mini_batches=1)
+                             updates_per_batch=1)
         assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
         assert second["kl"] > 0 if beta else second["kl"] == 0
     # What goes on from a LoRA checkpoint begins with its policy, which is then the reference.
     loaded.clear()
     first, second = play(even_tasks_teach(chat), "next", model=str(tmp_path / "0.1-4"), steps=2, beta=0.1, lora=4,
-                         passes=1, mini_batches=1)
+                         updates_per_batch=1)
     assert len(loaded) == 1 and first["kl"] == 0 and second["kl"] > 0
 
 

@@ -315,7 +315,6 @@ def two_ranks(checkpoint, tmp_path_factory):
 def test_two_ranks_make_the_steps_that_one_rank_makes(checkpoint, two_ranks, tmp_path):
     train_policy(checkpoint, tmp_path / "1.pt")
     one, two = (torch.load(path, weights_only=True) for path in (tmp_path / "1.pt", two_ranks / "policy.pt"))
-    assert len(one["metrics"]) == 9  # three steps, each with three mini-batches
     for a, b in zip(one["metrics"], two["metrics"], strict=True):
         for key in ("loss", "grad_norm", "kl", "logp_gap", "entropy", "clip_frac"):
             assert a[key] == pytest.approx(b[key], rel=1e-5), key

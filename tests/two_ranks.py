@@ -1,6 +1,6 @@
 """For torchrun: three optimizer steps on several ranks, results to a file. One rank runs the same code.
 
-    two_ranks.py CHECKPOINT OUT            mgrpo.py's mini-batches of ragged groups of unequal number
+    two_ranks.py CHECKPOINT OUT            mgrpo.py's update on ragged groups of unequal number
     two_ranks.py model CHECKPOINT OUT      model.py: a model loaded in parts, trained, saved half-way
     two_ranks.py resume CHECKPOINT OUT     ... and its last step, on another number of ranks
     two_ranks.py bfloat16 CHECKPOINT OUT   a GPU's precision on CPUs: log-probs of rollout and training
@@ -37,7 +37,7 @@ def run_forwards(model):
 
 def train_policy(checkpoint, out):
     from compress import Chat
-    from mgrpo import MGRPO, Config, mini_batches, update
+    from mgrpo import MGRPO, Config, update
     device = init_dist()
     chat = Chat(load_tokenizer(checkpoint), "You browse the web.")
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
@@ -46,16 +46,11 @@ def train_policy(checkpoint, out):
     lines = []
     for step in range(3):
         run_forwards(model)
-        numbered = list(enumerate(groups(chat, step)))[rank()::world_size()]
-        for k, group in numbered:
-            for tau in group:
-                tau.task["task_id"] = k
-        episodes = [tau for _, group in numbered for tau in group]
-        cfg = Config(G=3, beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step], mini_batches=3)
+        episodes = [tau for group in groups(chat, step)[rank()::world_size()] for tau in group]
+        cfg = Config(G=3, beta=0.1, max_tokens=300, loss_norm=("paper", "token", "constant")[step])
         method = MGRPO(cfg, chat, model, reference, optimizer, device)
         rows, _ = method.learn_from(episodes, step)
-        for part in mini_batches(rows, 1, cfg, str(step)):  # of two groups, one and one
-            lines.append(update(method, part))
+        lines.append(update(method, rows))
     state = full_state(model)
     if rank() == 0:
         torch.save({"state": state, "metrics": lines}, out)

@@ -867,8 +867,8 @@ def after(walk) -> str:
     return f"""## 12. And then?
 
 That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrpo.Config.G} episodes each, and
-goes {mgrpo.Config.passes} times through all groups whose rewards differ, with {mgrpo.Config.mini_batches} updates each time.
-`make demo` makes {mgrpo.Config.steps} steps. This turns a step's episodes into rows:
+makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards differ. `make demo` makes
+{mgrpo.Config.steps} steps. This turns a step's episodes into rows:
 
 {code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
 
