@@ -90,7 +90,8 @@ class Config(SiteSettings):
     G: int = 8                   # episodes per task
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
-    updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
+    updates_per_batch: int = 3   # passes over a step's episodes; clipping acts from the 2nd
+    mini_batches: int = 1        # optimizer steps per pass, each on a share of the groups
     loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
     credit_errors: bool = False  # responses that failed also get credit for a success
     temperature: float = 0.7     # of sampling and of training's log-probs
@@ -364,7 +365,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         # 2) Loss and backward. The weights divide by the counts of all ranks already, and FSDP divides
         #    by the number of ranks once more, so multiply by it.
         loss, metrics = method.loss(batch, logp_N, logp_ref_N, hidden_ND)
-        (loss * run.world_size()).backward()
+        (loss * run.world_size() * cfg.mini_batches).backward()
 
         # 3) Measure. PADDING counts nothing, but its keys are those of all ranks.
         gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
@@ -389,6 +390,17 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     totals["grad_norm"] = grad_norm
     totals["skipped"] = int(skipped)
     return totals
+
+
+def mini_batches(rows: list[Row], cfg: Config, name: str) -> list[list[Row]]:
+    """This rank's rows in as many parts as there are optimizer steps in a pass: whole groups, shuffled by name."""
+    ids = sorted(set(run.gather([row.tau.task["task_id"] for row in rows])), key=str)
+    random.Random(name).shuffle(ids)
+    parts = []
+    for k in range(min(cfg.mini_batches, len(ids))):
+        chosen = set(ids[k::cfg.mini_batches])
+        parts.append([row for row in rows if row.tau.task["task_id"] in chosen])
+    return parts
 
 
 def remember_missing(batch: list[Row], logp_N):
@@ -603,7 +615,8 @@ def main(cfg: Config, Method=MGRPO):
                 n = method.updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n):
-                    passes.append(update(method, rows, partial(show_progress, tick, i, n)))
+                    for part in mini_batches(rows, cfg, f"{cfg.seed}/{step}/{i}"):
+                        passes.append(update(method, part, partial(show_progress, tick, i, n)))
 
             # 4) Log.
             ended = time.monotonic()
