@@ -121,13 +121,15 @@ def held_out(panel: Panel, rates: dict[int, list[float]], levels: dict[str, list
         svg.append(panel.line([(step, values[i]) for step, values in rates.items()], "run"))
     end = statistics.mean(rates[last])
     ends = [(end, f"M-GRPO: {end:.0%}", "mean")]
+    note = f"bold: mean of {len(rates[last])} runs, band: lowest to highest"
     if values := levels.get("filtered cloning"):
         mean = statistics.mean(values)
         x = panel.left + panel.width - 4
         svg.append(f'<path class="other" d="M{x} {panel.y(min(values)):.1f}V{panel.y(max(values)):.1f}"/>')
         svg.append(f'<circle class="other" cx="{x}" cy="{panel.y(mean):.1f}" r="4"/>')
         ends.append((mean, f"filtered cloning: {mean:.0%}", "other"))
-    note = f"bold: mean of {len(rates[last])} runs, band: lowest to highest"
+        if len(values) < len(rates[last]):
+            note += f"; filtered cloning: {len(values)} of them"
     svg.append(f'<text class="tick" x="{panel.left}" y="{panel.top + panel.height + 38}">{note}</text>')
     return svg + names(panel, ends)
 
