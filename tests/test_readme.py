@@ -203,6 +203,10 @@ def test_the_training_curves_open_with_held_out_success(tmp_path):
     low, high = re.search(rf'class="other" d="M{number} {number}V{number}"', svg).groups()[1:]
     assert [(bottom - float(y)) / (bottom - top) for y in (low, high)] == pytest.approx([0.55, 0.65], abs=2e-3)
     assert svg.count('<path class="level"') == 2 and svg.count("<polyline") == 3 + len(curves.SAMPLED)
+    assert "of them" not in svg
+    (tmp_path / "seed1/filtered.json").unlink()
+    svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
+    assert ">filtered cloning: 55%</text>" in svg and "filtered cloning: 1 of them" in svg
 
 
 def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):
