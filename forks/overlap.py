@@ -1,51 +1,55 @@
-"""One step behind: the next batch is played while this one trains; truncated importance weights correct for it.
+"""One step behind: the next batch is played while this one trains. Truncated importance weights correct for the
+older policy that sampled it.
 
     L = - sum over tokens of weight [ w min(r A, clip(r, 1-eps, 1+eps) A) - beta KL ]
 
-    w = min(pi_start / pi_old, cap)      r = pi / pi_start
+    w = min(pi_start / pi_old, cap), without gradient      r = pi / pi_start
 
-pi_old sampled the token, and pi_start is the policy at the step's first update; A, KL and weight are
-mgrpo.py's. The weights of the batch, pi_old, are those that the step before it began with:
+pi_old is the policy that sampled the token, pi_start the policy just before the step's first update. The
+advantage A, the KL estimate and a token's weight in the means are mgrpo.py's. With pi_k for the policy after k
+steps, what stands in one column runs at the same time:
 
     play 1: pi_0    train 1: pi_0 -> pi_1    train 2: pi_1 -> pi_2    train 3: pi_2 -> pi_3
                     play 2:  pi_0            play 3:  pi_1            play 4:  pi_2
 
-So w r is mgrpo.py's rho, against the weights that sampled, but for the cap. Batch 1 is on-policy: there w = 1,
-and L is mgrpo.py's loss.
+So pi_old is the policy with which the step before began. Unless the cap cuts w, w r = pi / pi_old, which is
+mgrpo.py's rho. Batch 1 is on-policy: up to rounding, w is 1 and L is mgrpo.py's loss.
 
-In PyTorch terms: mgrpo.py's rho does two things. It corrects for tokens that another policy sampled, and
-clipping it ends a token's gradient once the updates have moved it enough. Here the policy has moved before the
-first update. Clipping that as well would take the gradient from tokens that this batch has not pushed at all.
-So w corrects, as a constant without gradient, and clipping watches r, which starts at 1. Why a cap: a token
-that has become ten times likelier would weigh ten times as much, and few such tokens would decide the step.
+Why two ratios: mgrpo.py's rho corrects for tokens that another policy sampled, and clipping rho ends the gradient
+of a token that the updates have moved far enough. Here the policy has moved before the first update. If clipping
+counted that move too, tokens would lose their gradient before this batch has pushed them. So w corrects, and
+clipping watches r, which starts at 1. Why a cap: a token that has become ten times likelier would weigh ten times
+as much, and a few such tokens would decide the step.
 
     python forks/overlap.py --model runs/bc --out runs/overlap
 
-Use it when sites answer slowly. At best a step takes as long as training or playing, whichever is longer, and
-not as long as both. But the two share a processor, so mostly the waiting overlaps. It costs memory: while a step
-trains, there is a second, whole copy of the policy on each rank, and a KV cache.
+Use it when sites answer slowly. At best a step takes as long as the longer of training and playing, not as long
+as both. Both compute on the same device, so what is saved is mostly the time that playing waits for sites. The
+price: during training each rank holds a second, whole copy of the policy and the KV cache of the episodes under
+way, and each step has one more forward pass over its rows, for logp_gap. CUDA graphs are off.
 
-A thread of its own plays the next batch: an event loop, Playwright and Chromium, and the frozen copy. No
-collective runs in it: the ranks copy the weights together, before they train. The thread ends with its batch,
-even if an error ends the run before. --held-out evaluates next to the batch in flight. It would reset the sites
-under that batch, so --reset-url is refused.
+On each rank an extra thread plays, with an event loop of its own and a frozen copy of the policy. No collective
+runs in it: the ranks make the copy together, before they train. If playing fails, the error is raised when the
+next step asks for its episodes. --reset-url is refused: the ranks wait for each other at a reset, which would be a
+collective in the thread, and an evaluation would reset the sites under the batch. --held-out evaluates while a
+batch is in flight; where both change one site, they may see each other's changes.
 
-After a resume, the first batch is played by the weights that the run goes on from, with a lag of 0: the batch
-that was in flight is forgotten, and nothing that was trained is lost. So a run that was interrupted is not, bit
-for bit, one that was not.
+The batch in flight is not saved. After a resume, its tasks are played again by the restored policy, with a lag
+of 0. So a run that was interrupted does not reproduce, bit for bit, one that was not.
 
 Sources: w and r as in the decoupled objective of Hilton et al. (arXiv 2110.00641), which AReaL (arXiv
 2505.24298) uses for asynchronous rollouts; w is truncated as in CM2 (arXiv 2602.12268), which has the cap 2.
-The overlap of one step is that of asynchronous RLHF (arXiv 2410.18252). We had abstracts, public documentation
-and CM2's code, not all of the papers.
+The overlap of one step is that of asynchronous RLHF (arXiv 2410.18252). We read abstracts, public documentation
+and CM2's code, not the whole papers.
 
-Differs from these: they have separate machines for rollout, and AReaL episodes that change their weights half-way.
-As in mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
+Differs from AReaL: rollouts have no machines of their own, and the weights never change within an episode. As in
+mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
 
 Differs from mgrpo.py: `collect` waits for the batch in flight, `learn_from` starts the next, and `loss` has w
-and r. seconds_rollout is what a step waited for its episodes. logp_gap compares rollout and training under the
-frozen copy, so it is rounding as ever; `change` counts from pi_old, as ever. Metrics: lag, how many steps pi_old
-is behind; drift, the mean |log pi_start - log pi_old|; truncated, the share of tokens whose w is cut.
+and r. seconds_rollout is how long a step waited for its episodes. logp_gap compares the decoder's log-probs with
+those of a forward pass of the same frozen weights, so only rounding is left; `change` counts from pi_old, so it
+holds the move of the step before. Metrics: lag, how many steps pi_old is behind; drift, the mean
+|log pi_start - log pi_old|; truncated, the share of tokens whose w is cut.
 """
 import copy
 import sys
@@ -54,8 +58,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
-import run  # before torch
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where mgrpo.py is
+import run  # first: it prepares OpenMP before torch loads
 
 import torch
 
@@ -83,8 +87,8 @@ def corrected_loss(logp_N, logp_start_N, logp_old_N, logp_ref_N, A_N, weight_N, 
     ratio_N = drift_N.exp()
     w_N = ratio_N.clamp(max=cfg.cap)
     # w > 0, so w min(r A, clip(r) A) = min(r w A, clip(r) w A): M-GRPO's loss with the advantages w A.
-    loss, metrics = mgrpo_loss(logp_N, logp_start_N, logp_ref_N, A_N=w_N * A_N, weight_N=weight_N,
-                               eps=cfg.eps, beta=cfg.beta)
+    loss, metrics = mgrpo_loss(logp_N, logp_old_N=logp_start_N, logp_ref_N=logp_ref_N, A_N=w_N * A_N,
+                               weight_N=weight_N, eps=cfg.eps, beta=cfg.beta)
     metrics["drift"] = drift_N.abs().sum().item()
     metrics["truncated"] = (ratio_N > cfg.cap).sum().item()
     return loss, metrics
@@ -92,15 +96,15 @@ def corrected_loss(logp_N, logp_start_N, logp_old_N, logp_ref_N, A_N, weight_N, 
 
 def frozen_copy(model: Transformer) -> Transformer:
     """The whole policy as it is now, in the precision that it computes in. All ranks call it."""
-    with unsharded(model) as whole:
+    with unsharded(model) as whole:  # it shares memory with the policy that trains, so copy
         return copy.deepcopy(whole)
 
 
 @torch.no_grad()
 def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> float | None:
-    """The mean |log pi - log pi_old| in nats over the action tokens of all ranks. None: there are none.
+    """The mean |log pi - log pi_old| in nats over the action tokens of all ranks. None if there are none.
 
-    sampler: the whole policy that sampled them, so this is the gap between rollout and training.
+    sampler: the whole policy that sampled them, so only rounding separates the two.
     """
     total = 0.0
     count = 0
@@ -116,29 +120,34 @@ def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> floa
 class Overlap(mgrpo.MGRPO):
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         if cfg.cap < 1:
-            raise ValueError(f"--cap {cfg.cap:g}: on the policy that sampled, w is 1; give at least 1.")
+            raise ValueError(f"--cap {cfg.cap:g}: w is 1 where the policy has not moved; give at least 1.")
         if cfg.reset_url:
-            raise ValueError("--reset-url: an evaluation would reset the sites that the next batch is played "
-                             "on; leave it out, or use mgrpo.py.")
-        # A graph would be captured while another thread uses the GPU, which nobody has tried.
+            raise ValueError("--reset-url: a reset would disturb the batch that is played meanwhile; "
+                             "leave it out, or use mgrpo.py.")
+        # Capturing a graph while another thread uses the GPU is untested.
         cfg = replace(cfg, cuda_graph=False)
         super().__init__(cfg, chat, model, reference, optimizer, device)
         self.thread = ThreadPoolExecutor(1, "play")
         self.in_flight = None  # the next step's episodes, as a future
         self.sampler = None    # the frozen copy that plays them
         self.lag = 0
-        self.tick = run.ignore
+        self.tick = run.ignore  # shows the progress of the batch in flight while `collect` waits
+        self.tasks = None
+        self.env = None  # of the batches in flight: an evaluation may use the run's own meanwhile
 
     def choose_tasks(self, tasks, step):
-        """mgrpo.py's. Keeps all tasks, to choose the next step's ahead."""
+        """mgrpo.py's. Remembers all tasks, from which `play_ahead` chooses."""
         self.tasks = tasks
         return super().choose_tasks(tasks, step)
 
     def collect(self, tasks, env, step, tick=run.ignore):
-        """The batch in flight, once it is played. The first step of a process has none, so it plays now."""
-        self.env = env
+        """The batch in flight, once it is played: these tasks', as `play_ahead` chose them for the step.
+
+        The first step of a process has none in flight, so it plays now.
+        """
         if self.in_flight is None:
             self.lag = 0
+            self.env = Environment(env.sites, env.out, env.cfg)
             return super().collect(tasks, env, step, tick)
         self.lag = 1
         self.tick = tick
@@ -147,13 +156,12 @@ class Overlap(mgrpo.MGRPO):
         return episodes
 
     def learn_from(self, episodes, step):
-        """mgrpo.py's, and the gap under the weights that sampled. Then the next batch sets out."""
+        """mgrpo.py's, plus lag and logp_gap. Then starts to play the next batch: no update was made yet."""
         rows, metrics = super().learn_from(episodes, step)
         metrics["lag"] = self.lag
         if self.lag:
             metrics["logp_gap"] = mean_gap(self.sampler, rows, self.cfg, self.device)
-        self.in_flight = None
-        self.sampler = None  # before the next one is made, so that memory never holds both
+        self.sampler = None  # freed before the next copy is made
         if step + 1 < self.cfg.steps:
             self.play_ahead(step + 1)
         return rows, metrics
@@ -161,24 +169,21 @@ class Overlap(mgrpo.MGRPO):
     def play_ahead(self, step: int):
         """Starts to play a step's tasks with the weights as they are now."""
         self.sampler = frozen_copy(self.model)
-        player = copy.copy(self)  # differs in its policy alone
+        player = copy.copy(self)  # the same method, but with the frozen policy
         player.model = self.sampler
-        # An environment of its own, since an evaluation may use the other one meanwhile.
-        env = Environment(self.env.sites, self.env.out, self.env.cfg)
         tasks = self.choose_tasks(self.tasks, step)
-        self.in_flight = self.thread.submit(mgrpo.MGRPO.collect, player, tasks, env, step, self.tell)
+        # mgrpo.py's collect: this file's would wait for itself.
+        self.in_flight = self.thread.submit(mgrpo.MGRPO.collect, player, tasks, self.env, step, self.tell)
 
     def tell(self, line: str):
-        """Shows the progress of the batch in flight, but only while the run waits for it."""
         self.tick(line)
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        # The step's first update finds the policy that the step began with. A step's rows are new, but for
-        # PADDING, whose weight is 0.
+        # In the step's first update, logp_N is still pi_start's: keep it on the row. Rows are new each step;
+        # bc.PADDING is not, but its weight is 0.
         counts = [row.n_action for row in batch]
         for row, logp in zip(batch, logp_N.detach().split(counts)):
-            first_update = not hasattr(row, "logp_start")
-            if first_update:
+            if not hasattr(row, "logp_start"):
                 row.logp_start = logp
         logp_start_N = torch.cat([row.logp_start for row in batch])
 

@@ -415,8 +415,8 @@ def test_sigkill_costs_nothing_but_time(pointing, sandbox_sites, tmp_path):  # n
     assert len(read(out / "trajectories.jsonl")) == 36
 
 
-@pytest.mark.parametrize("changes, says", [({"cap": 0.5}, "--cap 0.5: on the policy that sampled"),
-                                           ({"reset_url": "http://x"}, "--reset-url: an evaluation would")])
+@pytest.mark.parametrize("changes, says", [({"cap": 0.5}, "--cap 0.5: w is 1 where"),
+                                           ({"reset_url": "http://x"}, "--reset-url: a reset would disturb")])
 def test_settings_that_cannot_work_are_one_sentence(chat, changes, says):
     with pytest.raises(ValueError, match=says) as refused:
         overlap_of(chat, **changes)
