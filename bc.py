@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import nn
 
 import rollout
-from compress import (Chat, Row, Trajectory, Trunk, format_response, micro_batches,
-                      open_chat, pack, replay, trajectory_rows)
+from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay,
+                      trajectory_rows)
 from evaluate import Environment
 from model import clip_gradients, config_json, load_for_training, save, token_logprobs
 from worlds import sandbox, webarena
@@ -198,7 +198,7 @@ def read_demonstrations(path: str | Path, chat: Chat, split: str = "train") -> l
 
 # --------------------------------------------------------------------------------- the algorithm --
 
-PADDING = Row(Trunk([]), prefix=0, leaf=[0, 0], n_action=1, weight=0.0, logps=[0.0])
+PADDING = Row([0, 0], n_action=1, weight=0.0, logps=[0.0])
 
 
 def balanced_micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:

@@ -8,15 +8,14 @@ where s_t is a whole page and s' a placeholder of a few tokens: only the current
 every past response stays. Only `past` decides what the history keeps. Rollout samples from h_t and
 training scores under the same ids. Sampled ids are kept as drawn, never decoded and encoded again.
 
-For training, `pack` stores the shared history once; each turn's page and response attend to their
-prefix of it. So every action keeps the context that it was sampled from.
+For training, `pack` writes once what rows have in common: the history that an episode's turns share,
+and the pages that the episodes of a group share. Each row attends to exactly what it would see alone.
+So every action keeps the context that it was sampled from.
 
 The released code trains one flat sequence per trajectory in which every page is replaced. It scores
 actions in contexts they were not sampled from (tests/tools/flat_sequence.py measures the gap).
 
     python tests/tools/savings.py [TRAJECTORIES] [--model DIR]   # what it and packing save
-
-Words: the trunk is the history that an episode's turns share; a leaf is what only one turn adds.
 
 Dimension key: B rows, T tokens.
 """
@@ -446,17 +445,9 @@ def replay(chat: Chat, record: dict) -> Trajectory:
 
 
 @dataclass(eq=False)
-class Trunk:
-    """The history that an episode's rows share: all hold the same Trunk, up to where turns are dropped."""
-    ids: list[int]
-
-
-@dataclass(eq=False)
 class Row:
-    """One turn: h_t + a_t = trunk.ids[:prefix] + leaf. The last n_action ids (before `after`) are trained."""
-    trunk: Trunk
-    prefix: int              # how much of the trunk came before this turn
-    leaf: list[int]          # its page and its response
+    """One turn: h_t + a_t. The last n_action ids (before `after`) are trained."""
+    ids: list[int]
     n_action: int
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
@@ -466,8 +457,9 @@ class Row:
     after: list[bool] = field(default_factory=list)  # ids that a fork adds behind it: whether they are scored
 
     @property
-    def ids(self) -> list[int]:
-        return self.trunk.ids[:self.prefix] + self.leaf
+    def n_context(self) -> int:
+        """How many ids come before the action."""
+        return len(self.ids) - self.n_action - len(self.after)
 
 
 def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
@@ -475,118 +467,82 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 
     A turn whose page is missing (in others' data) stays in the history of later turns only.
     """
-    shared = Trunk(chat.system_ids())
-    dropped = range(0)
     rows = []
     for t, turn in enumerate(trajectory.turns):
-        if chat.dropped(t) != dropped:  # the history is another one from here on
-            dropped = chat.dropped(t)
-            shared = Trunk(trunk(chat, trajectory, t))
         # An episode that the environment broke ends without a response.
         if turn.action_ids and turn.observation != PLACEHOLDER:
-            leaf = turn.observation_ids + turn.action_ids
+            ids = context(chat, trajectory, t) + turn.action_ids
             advantage = trajectory.advantage + turn.advantage
-            row = Row(shared, prefix=len(shared.ids), leaf=leaf, n_action=len(turn.action_ids),
-                      advantage=advantage, logps=turn.logps, tau=trajectory, turn=turn)
+            row = Row(ids, n_action=len(turn.action_ids), advantage=advantage, logps=turn.logps,
+                      tau=trajectory, turn=turn)
             rows.append(row)
-        shared.ids += past(chat, trajectory, t)  # what later turns see of this one
     return rows
 
 
-def shared_history(first: Row, row: Row) -> int:
-    """How many ids two episodes' histories have in common: the system prompt, and more in one group.
+def shared(before: Row, row: Row) -> int:
+    """How many ids a row begins with that the row before it has as well.
 
     The id that predicts the row's first action is never among them: it is needed once for each row.
     """
-    before_action = len(row.ids) - row.n_action
-    shorter = min(first.prefix, row.prefix, before_action - 1)
-    return len(os.path.commonprefix([first.trunk.ids[:shorter], row.trunk.ids[:shorter]]))
+    longest = min(len(before.ids), row.n_context - 1)
+    return len(os.path.commonprefix([before.ids[:longest], row.ids[:longest]]))
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     """Splits rows so that `pack` writes a batch in at most max_tokens ids; a longer row goes alone.
 
-    An episode's rows stand next to each other, the last turn first. When a batch is full, the
-    episode goes on in the next one, which repeats as much of the trunk as is still needed.
+    The rows are sorted as a dictionary sorts its words. So a row shares more with the one before it
+    than with any other that comes before: the turns of an episode stand together, and in a group the
+    episodes that read the same pages.
     """
-    # 1) The rows of each episode.
-    episodes = {}
-    for row in rows:
-        episodes.setdefault(row.trunk, []).append(row)
-
-    # 2) Batch by batch. The first row of an episode in a batch brings the trunk along.
     batches = []
     room = 0  # in the last batch
-    for episode in episodes.values():
-        trunk_written = False
-        for row in sorted(episode, key=lambda row: row.prefix, reverse=True):
-            needed = len(row.leaf)
-            if not trunk_written:
-                needed = len(row.ids)
-                if batches:
-                    needed -= shared_history(batches[-1][0], row)
-            if needed > room:
-                batches.append([])
-                room = max_tokens
-                needed = len(row.ids)
-            batches[-1].append(row)
-            room -= needed
-            trunk_written = True
+    for row in sorted(rows, key=lambda row: row.ids):
+        needed = len(row.ids)
+        if batches:
+            needed -= shared(batches[-1][-1], row)
+        if needed > room:
+            batches.append([])
+            room = max_tokens
+            needed = len(row.ids)
+        batches[-1].append(row)
+        room -= needed
     return batches
 
 
 def pack(batch: list[Row], device="cpu") -> dict:
     """A micro-batch, in the order of `micro_batches`, as one flat row (B = 1) for `token_logprobs`.
 
-        [ trunk | s_3, a_3 ] [ s_2, a_2 ] [ s_1, a_1 ] [ the next trajectory's trunk | ...
+    Of each row only those ids are written that the row before it does not share. They are a segment:
+    (start, stop, context start, context stop). Its context is the beginning of an earlier segment,
+    together with that segment's own context. For example, of three rows whose last id trains:
 
-    A trajectory's last turn is written whole and so begins with the trunk. Every earlier turn sees
-    its own prefix of that trunk and nothing else: a segment is (start, stop, context start, context
-    stop), and positions continue the prefix. For example, of two turns with prefixes 10 and 4 and
-    leaves of 5 and 6 ids:
-
-        ids        trunk[:10] + leaf (15 ids) | leaf (6 ids)
-        segments   (0, 15, 0, 0)              | (15, 21, 0, 4)
-        positions  0 ... 14                   | 4 ... 9
-
-    What a trajectory's trunk shares with that of the batch's first row is not written again. It is the
-    context of the segment that holds the rest of the trunk, and comes with that one as a context. If
-    the next trajectory shares 3 ids and has one turn with prefix 8 and a leaf of 2 ids, and one with
-    prefix 5 and a leaf of 4:
-
-        ids        trunk[3:8] + leaf (7 ids)  | leaf (4 ids)
-        segments   (21, 28, 0, 3)             | (28, 32, 21, 23)
-        positions  3 ... 9                    | 5 ... 8
+        rows       a b c d       a b e f       a b e g h
+        ids        a b c d     | e f         | g h
+        segments   (0,4, 0,0)  | (4,6, 0,2)  | (6,8, 4,5)    the last one sees a b, e, and itself
+        positions  0 1 2 3     | 2 3         | 3 4           as in the row alone
     """
     ids = []
     action = []  # whether an id is trained
     positions = []
     segments = []
-    written_trunk = None  # the one that `ids` holds, from trunk_start on but for its first `shared` ids
-    trunk_start = 0
-    shared = 0
-    for row in batch:
-        # 1) What is written already?
-        start = len(ids)
-        if row.trunk is not written_trunk:
-            written_trunk = row.trunk
-            trunk_start = start
-            shared = shared_history(batch[0], row) if segments else 0
-            seen = shared
-            context = (0, shared)
-        else:
-            seen = row.prefix
-            context = (trunk_start, trunk_start + seen - shared)
-            if seen <= shared:
-                context = (0, seen)
+    branch = []  # the segments that the last row is made of: (start, position of its first id)
+    for i, row in enumerate(batch):
+        # 1) What is written already? Of the last row's segments, those in which the shared ids lie.
+        seen = shared(batch[i - 1], row) if i > 0 else 0
+        while branch and branch[-1][1] >= seen:
+            branch.pop()
+        context = (0, 0)
+        if branch:
+            start, position = branch[-1]
+            context = (start, start + seen - position)
 
         # 2) Write the rest.
-        written = row.ids[seen:]
-        ids += written
-        action += [False] * (len(written) - row.n_action - len(row.after))
-        action += [True] * row.n_action
-        action += [False] * len(row.after)
-        positions += range(seen, seen + len(written))
+        start = len(ids)
+        branch.append((start, seen))
+        ids += row.ids[seen:]
+        action += [False] * (row.n_context - seen) + [True] * row.n_action + [False] * len(row.after)
+        positions += range(seen, len(row.ids))
         segments.append((start, len(ids), *context))
 
     return {

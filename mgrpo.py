@@ -258,9 +258,8 @@ class MGRPO:
 
     To fork, subclass it in a file of your own and run mgrpo.main(cfg, YourMethod); see forks/.
 
-    A row is one response with its context: the trunk, which an episode's rows share, and the leaf, its own
-    page and response (compress.py). PADDING is a row of weight 0 (bc.py). More dimensions: R rows; B, T
-    rows and tokens of a packed micro-batch (`pack`), where B is 1.
+    A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). More
+    dimensions: R rows; B, T rows and tokens of a packed micro-batch (`pack`), where B is 1.
     """
     smallest_group = 2  # below this the group's mean is the episode itself
     advice = "next: python evaluate.py --model {out}"  # how `main` ends

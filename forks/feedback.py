@@ -11,10 +11,10 @@ In PyTorch terms: M-GRPO ignores what the site answered, and learns nothing at a
 as a whole. But each answer shows what a click does, or why it failed, and it is there already. Predicting it
 trains the policy's layers to know the site.
 
-    leaf of turn j:   page s_j   response a_j   Round j+1   lines of s_{j+1} that s_j did not have
-                      ------ mgrpo.py's ------  unscored    scored by the new term
+    row of turn j:   h_j   response a_j   Round j+1   lines of s_{j+1} that s_j did not have
+                     -- mgrpo.py's ---  unscored    scored by the new term
 
-Under compression no later context shows s_j whole, so the lines are appended to the leaf of the turn that
+Under compression no later context shows s_j whole, so the lines are appended to the row of the turn that
 caused them. They come after the response: by causality its log-probs stay as they were. Ids do not make a
 line new, but they stay in the lines to predict. They count the elements down the page, so this page's ids
 and what changed above a line determine them.
@@ -86,7 +86,7 @@ def news(before: str, after: str) -> str:
 
 
 def append_feedback(chat: Chat, row: Row, limit: int) -> int:
-    """Appends to a row's leaf what its response changed; returns how many tokens of it count.
+    """Appends to a row what its response changed; returns how many tokens of it count.
 
     row.after is true for these, and false for the beginning of their message.
     """
@@ -103,7 +103,7 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     if n_news == 0:
         return 0  # nothing changed
     closing = chat.past_response(row.turn.action_ids)[row.n_action:]
-    row.leaf = row.leaf + closing + message
+    row.ids = row.ids + closing + message
     row.after = [False] * (len(closing) + n_frame) + [True] * n_news
     return n_news
 

@@ -9,7 +9,7 @@ at once, so O earlier turns stay. For P = 1, W = 6, O = 3:
 
     t = 5 sees 0 1 2 3 4;   t = 6 sees 0, 3 4 5;   t = 8 sees 0, 3 4 5 6 7;   t = 9 sees 0, 6 7 8
 
-The turns under one position of the window are a sub-trajectory with a trunk of its own. All of them share
+The turns under one position of the window are a sub-trajectory with a history of its own. All of them share
 the episode's advantage, every response trains once, and the overlap is context only. So L is mgrpo.py's.
 
 In PyTorch terms: compression keeps every past response, so after enough turns these alone fill the
@@ -97,11 +97,14 @@ class KLong(mgrpo.MGRPO):
     def learn_from(self, episodes, step):
         """mgrpo.py's, and what the window did."""
         rows, metrics = super().learn_from(episodes, step)
-        trunks = len({id(row.trunk) for row in rows})
+        windows = set()
+        for row in rows:
+            t = row.tau.turns.index(row.turn)
+            windows.add((id(row.tau), self.chat.dropped(t)))
         trained = len({id(row.tau) for row in rows})
-        trunks, trained = run.all_sum([trunks, trained]).tolist()
+        windows, trained = run.all_sum([len(windows), trained]).tolist()
         metrics["turns_allowed"] = turns_allowed(step, self.cfg)
-        metrics["windows"] = trunks / max(trained, 1)  # sub-trajectories an episode
+        metrics["windows"] = windows / max(trained, 1)  # sub-trajectories an episode
         return rows, metrics
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compress import Chat, Row, Trajectory, Trunk, micro_batches, pack, replay, trajectory_rows
+from compress import Chat, Row, Trajectory, micro_batches, pack, replay, trajectory_rows
 from mgrpo import per_token
 from model import Transformer, unsharded
 from run import barrier, gather, newest, rank, world_size
@@ -118,7 +118,7 @@ def rewards_of(episodes: list[Trajectory]):
 def instruction(chat: Chat, task: dict) -> Row:
     """The context up to the end of the task's text, as a row for `states`."""
     ids = chat.system_ids() + chat.opening("user", f"Task: {task['intent']}")
-    return Row(Trunk(ids), prefix=len(ids), leaf=[chat.end_id], n_action=1)
+    return Row(ids + [chat.end_id], n_action=1)
 
 
 def response_rows(chat: Chat, episodes: list[Trajectory]) -> list[Row]:

@@ -43,7 +43,7 @@ def test_a_forced_end_of_turn_is_not_learned(chat):
     cut = dict(RECORD["turns"][0], response="go on and", truncated=True)
     row, last = trajectory_rows(chat, replay(chat, RECORD | {"turns": [cut, RECORD["turns"][1]]}))
     assert chat.decode(row.ids[-row.n_action:]) == "go on and" and row.ids[-1] != chat.end_id
-    assert last.ids[:last.prefix].count(chat.end_id) == 3  # closed in the history: system, user, response
+    assert last.ids[:last.n_context].count(chat.end_id) == 4  # closed in the history: system, user, response; then the page
 
 
 def test_behavior_cloning_learns_its_demonstrations(chat):

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 import lengths
 import savings
-from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Trunk, Turn, answer_of, context, fit_page,
+from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Turn, answer_of, context, fit_page,
                       format_response, messages, micro_batches, open_chat, pack, replay, system_prompt,
                       trajectory_rows, trunk)
 from model import load_tokenizer, token_logprobs
@@ -154,11 +154,11 @@ def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
     """The released trainer hid the pages from attention by using the loss mask as attention mask."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     for perturbed in range(3):
-        samples = trajectory_rows(chat, make_trajectory(chat))[::-1]  # the last turn first, as `pack` wants them
+        samples = trajectory_rows(chat, make_trajectory(chat))
         before = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
         row = samples[perturbed]
         alone = token_logprobs(model, *pad([row]))[0]
-        row.leaf[len(row.leaf) - row.n_action - 8] += 1
+        row.ids[row.n_context - 8] += 1
         after = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
         assert (token_logprobs(model, *pad([row]))[0] - alone).abs().min() > 1e-4
         for i in range(3):  # no other turn saw that page
@@ -173,9 +173,9 @@ def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
     tokens, action = pad(samples)
     assert action.sum(1).tolist() == [len(t.action_ids) for t in trajectory.turns]
     assert tokens[1][action[1]].tolist() == [0, chat.end_id, 0, chat.end_id]
-    packed = pack(samples[::-1])
+    packed = pack(samples)
     trained = packed["tokens_BT"][packed["action_BT"]].tolist()
-    assert trained == [i for turn in trajectory.turns[::-1] for i in turn.action_ids]
+    assert trained == [i for turn in trajectory.turns for i in turn.action_ids]
 
 
 def test_the_head_runs_on_action_tokens_alone(chat):
@@ -185,7 +185,7 @@ def test_the_head_runs_on_action_tokens_alone(chat):
     head = model.logits
     model.logits = lambda x: sizes.append(x.shape[:-1].numel()) or head(x)
     with torch.no_grad():
-        token_logprobs(model, **pack(samples[::-1]), chunk=10)
+        token_logprobs(model, **pack(samples), chunk=10)
     assert sum(sizes) == sum(row.n_action for row in samples) and max(sizes) == 10
 
 
@@ -306,7 +306,7 @@ def test_a_row_is_the_context_and_the_response_id_for_id(chat):
     trajectory = make_trajectory(chat, 4, ended=False)
     for t, row in enumerate(trajectory_rows(chat, trajectory)):
         assert row.ids == context(chat, trajectory, t) + trajectory.turns[t].action_ids
-        assert row.prefix == len(trunk(chat, trajectory, t))
+        assert row.n_context == len(context(chat, trajectory, t))
 
 
 def ragged(chat):
@@ -344,17 +344,18 @@ def test_packed_equals_one_row_per_turn(chat):
                                        msg=f"{name}, budget {budget}")
 
 
-def test_packing_writes_each_trunk_once_and_every_leaf_at_its_place(chat):
+def test_packing_an_episode_writes_its_history_once_and_every_page_and_response_at_its_place(chat):
     trajectory = make_trajectory(chat, 3)
     samples = trajectory_rows(chat, trajectory)
-    packed = pack(micro_batches(samples, 10**6)[0])
-    ids, positions = packed["tokens_BT"][0].tolist(), packed["positions_BT"][0].tolist()
-    assert len(ids) == samples[2].prefix + sum(len(row.leaf) for row in samples)
-    for row, (start, stop, first, last) in zip(reversed(samples), packed["segments"], strict=True):
-        assert ids[first:last] + ids[start:stop] == row.ids
-        assert positions[first:last] + positions[start:stop] == list(range(len(row.ids)))
+    batch, = micro_batches(samples, 10**6)
+    packed = pack(batch)
+    action = packed["action_BT"][0].tolist()
+    for row, (start, stop, _, _), (ids, positions) in zip(batch, packed["segments"], rebuilt(packed), strict=True):
+        assert ids == row.ids and positions == list(range(len(row.ids)))
         before = stop - start - row.n_action
-        assert packed["action_BT"][0, start:stop].tolist() == [False] * before + [True] * row.n_action
+        assert action[start:stop] == [False] * before + [True] * row.n_action
+    pages_and_responses = sum(len(turn.observation_ids) + len(turn.action_ids) for turn in trajectory.turns)
+    assert packed["tokens_BT"].numel() <= len(trunk(chat, trajectory, 2)) + pages_and_responses
 
 
 def rebuilt(packed):
@@ -370,42 +371,90 @@ def rebuilt(packed):
     return whole
 
 
-def test_what_histories_share_with_the_first_of_a_batch_is_written_once(chat):
-    """The example of `pack`, and episodes that share the system prompt, or all of their history with other answers."""
-    one, other = Trunk(list(range(10))), Trunk([0, 1, 2, 13, 14, 15, 16, 17])
-    batch = [Row(one, 10, [20] * 5, 2), Row(one, 4, [21] * 6, 2), Row(other, 8, [22] * 2, 1), Row(other, 5, [23] * 4, 1)]
+def fewest_ids(rows):
+    """Each different beginning of a context once, and of each row what predicts its actions, and these.
+
+    It takes still fewer where one row's actions are part of another's context.
+    """
+    beginnings = set()
+    own = 0
+    for row in rows:
+        predictor = len(row.ids) - row.n_action - 1
+        beginnings |= {tuple(row.ids[:n + 1]) for n in range(predictor)}
+        own += 1 + row.n_action
+    return len(beginnings) + own
+
+
+def test_the_example_of_pack():
+    a, b, c, d, e, f, g, h = range(8)
+    batch = [Row([a, b, c, d], 1), Row([a, b, e, f], 1), Row([a, b, e, g, h], 1)]
     packed = pack(batch)
-    assert micro_batches(batch, 32) == [batch] and micro_batches(batch, 31) == [batch[:3], batch[3:]]
-    assert packed["tokens_BT"][0].tolist() == [*range(10)] + [20] * 5 + [21] * 6 + [13, 14, 15, 16, 17, 22, 22] + [23] * 4
-    assert packed["segments"] == [(0, 15, 0, 0), (15, 21, 0, 4), (21, 28, 0, 3), (28, 32, 21, 23)]
-    assert packed["positions_BT"][0, 21:].tolist() == [*range(3, 10), *range(5, 9)]
+    assert packed["tokens_BT"][0].tolist() == [a, b, c, d, e, f, g, h]
+    assert packed["positions_BT"][0].tolist() == [0, 1, 2, 3, 2, 3, 3, 4]
+    assert packed["segments"] == [(0, 4, 0, 0), (4, 6, 0, 2), (6, 8, 4, 5)]
+    assert packed["action_BT"][0].tolist() == [False, False, False, True, False, True, False, True]
+    for order in itertools.permutations(batch):
+        assert micro_batches(list(order), 8) == [batch]
+        assert micro_batches(list(order), 7) == [batch[:2], batch[2:]] and micro_batches(list(order), 5) == [[row] for row in batch]
 
-    # A row without a page, as of a value function: what predicts its action stays its own.
-    bare = [Row(Trunk(list(range(10))), 10, [20], 1) for _ in range(2)]
-    packed = pack(bare)
-    assert packed["segments"] == [(0, 11, 0, 0), (11, 13, 0, 9)] and packed["tokens_BT"][0, 11:].tolist() == [9, 20]
-    assert micro_batches(bare, 13) == [bare] and len(micro_batches(bare, 12)) == 2
 
-    twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(2)]
-    twins[1][-1].leaf[-3:] = [7, 8, 9]
-    for rows in (twins[0] + twins[1], ragged(chat), [*twins[0], *ragged(chat)[1:3]]):
+def test_what_rows_have_in_common_is_written_once(chat):
+    """Episodes of a group: the same ones, the same pages with other answers, other tasks; never an id more than needed."""
+    twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(3)]
+    for row in twins[1]:  # the same contexts, other responses
+        row.ids[-row.n_action:] = [7 + k for k in range(row.n_action)]
+    whole = sum(len(row.ids) for row in twins[0] + twins[1] + twins[2])
+    random_ids = random.Random(0)
+    words = [Row([random_ids.randrange(3) for _ in range(random_ids.randint(2, 9))], 1) for _ in range(300)]
+    for row in words:
+        row.n_action = random_ids.randint(1, len(row.ids) - 1)
+    for rows in (twins[0] + twins[1] + twins[2], ragged(chat), [*twins[0], *ragged(chat)[1:3]], words):
         batch, = micro_batches(rows, 10**6)
         packed = pack(batch)
         for row, (ids, positions) in zip(batch, rebuilt(packed), strict=True):
             assert ids == row.ids and positions == list(range(len(row.ids)))
         action = packed["tokens_BT"][packed["action_BT"]].tolist()
-        assert action == [token for row in batch for token in row.leaf[-row.n_action:]]
-        trunks = {row.trunk: len(row.ids) - len(row.leaf) for row in reversed(batch)}
-        alone = sum(trunks.values()) + sum(len(row.leaf) for row in batch)
-        assert packed["tokens_BT"].numel() <= alone - (len(trunks) - 1) * len(chat.system_ids())
+        assert action == [token for row in batch for token in row.ids[-row.n_action:]]
+        fewest = fewest_ids(rows)
+        assert packed["tokens_BT"].numel() == fewest or rows is words and packed["tokens_BT"].numel() < fewest
+    assert fewest_ids(twins[0] + twins[1] + twins[2]) < whole / 2
+
+    # A row without a page, as of a value function: what predicts its action stays its own.
+    bare = [Row([*range(10), 20], 1) for _ in range(2)]
+    packed = pack(bare)
+    assert packed["segments"] == [(0, 11, 0, 0), (11, 13, 0, 9)] and packed["tokens_BT"][0, 11:].tolist() == [9, 20]
+    assert micro_batches(bare, 13) == [bare] and len(micro_batches(bare, 12)) == 2
 
 
-def test_a_full_batch_goes_on_in_the_next_one_with_as_much_of_the_trunk_as_it_needs():
-    history = Trunk(list(range(100)))
-    later, earlier = Row(history, 90, [1] * 10, 5), Row(history, 40, [2] * 10, 5)
-    assert micro_batches([earlier, later], 110) == [[later, earlier]]
-    assert micro_batches([earlier, later], 109) == [[later], [earlier]]
-    assert pack([earlier])["tokens_BT"][0].tolist() == [*range(40)] + [2] * 10
+def test_rows_of_a_group_that_share_pages_and_responses_have_the_gradient_of_each_alone(chat):
+    """Log-probs and gradients, float32; among them a row that is another's beginning and one twice."""
+    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    samples = [row for _ in range(2) for row in trajectory_rows(chat, make_trajectory(chat, 3))]
+    first = samples[0]
+    samples.append(Row(first.ids[:-1], first.n_action - 1))
+    samples.append(Row(first.ids + [5, 6], 2))  # as without compression: its context holds a trained response
+    weights = [0.3 * i - 1 for i in range(len(samples))]
+
+    def gradient(batches, lay_out):
+        model.zero_grad()
+        for batch in batches:
+            logp_N, _, _ = lay_out(batch)
+            parts = logp_N.split([row.n_action for row in batch])
+            sum(weights[samples.index(row)] * part.sum() for row, part in zip(batch, parts)).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    alone = gradient([[row] for row in samples], lambda batch: token_logprobs(model, *pad(batch)))
+    for budget in (200, 10**6):
+        packed = gradient(micro_batches(samples, budget), lambda batch: token_logprobs(model, **pack(batch)))
+        torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+
+
+def test_a_full_batch_is_followed_by_one_that_is_whole_again():
+    history = list(range(100))
+    later, earlier = Row(history[:90] + [1] * 10, 5), Row(history[:40] + [2] * 10, 5)
+    assert micro_batches([later, earlier], 110) == [[earlier, later]]
+    assert micro_batches([later, earlier], 109) == [[earlier], [later]]
+    assert pack([later])["tokens_BT"][0].tolist() == later.ids
 
 
 @pytest.mark.parametrize("budget", [150, 400, 1500])

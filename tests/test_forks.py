@@ -50,7 +50,7 @@ def test_states_are_those_of_each_context_alone(chat, model):
     before = torch.stack([last(ids) for ids in h])
     after = torch.stack([last(ids + one.turn.action_ids) for ids, one in zip(h, turns)])
     tasks = [shared.instruction(chat, {"intent": intent}) for intent in ("find the lamp", "buy it", "buy it")]
-    alone = torch.stack([last(row.trunk.ids) for row in tasks])
+    alone = torch.stack([last(row.ids[:-1]) for row in tasks])
     for budget in (1, 300, 10**6):
         cfg = mgrpo.Config(max_tokens=budget)
         found = partial(shared.states, model, cfg=cfg, device="cpu")
@@ -58,7 +58,7 @@ def test_states_are_those_of_each_context_alone(chat, model):
         torch.testing.assert_close(found(turns, end=True), after, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found(tasks), alone, atol=1e-5, rtol=1e-4)
     assert found([]).shape == (0, 32)
-    task = chat.decode(tasks[0].trunk.ids)
+    task = chat.decode(tasks[0].ids[:-1])
     assert task.endswith("Task: find the lamp")
 
 
@@ -540,9 +540,10 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox
     for one, two in zip(*found, strict=True):
         assert set(METRICS) - set(one) == {"groups_kept"} and all(0 < one[key] < 2 for key in heads)
         for key in [*heads, "success_rate", "loss", "grad_norm", "entropy"]:
-            assert one[key] == pytest.approx(two[key], rel=1e-3), key
-        # Each rank writes the system prompt, and what else its episodes share.
-        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.05)
+            # None in both where no episode of a step was good enough to train
+            assert one[key] == two[key] or one[key] == pytest.approx(two[key], rel=1e-3), key
+        # Each rank writes the system prompt, and what else its episodes share; on one rank, more of them share.
+        assert one["tokens_trained"] <= two["tokens_trained"] <= 1.2 * one["tokens_trained"]
     assert any(line["grad_norm"] for line in found[0])
     one, two = (saved(fork, tmp_path / ranks) for ranks in "12")  # read on one rank, written on one and on two
     assert any(key.startswith(heads[0].removesuffix("_loss")) for key in one)

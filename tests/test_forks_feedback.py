@@ -122,13 +122,13 @@ def test_the_news_stand_behind_the_response_in_the_form_of_the_next_message(chat
             assert trained == tau.turns[t].action_ids  # never the news
         assert [n > 0 for n in counts] == [True, True, False, True, False] and max(counts) <= limit
         assert max(counts) == 5 or limit == 64
-    text = chat.tokenizer.decode(rows[0].leaf, skip_special_tokens=False)
+    text = chat.tokenizer.decode(rows[0].ids, skip_special_tokens=False)
     assert text.endswith("<|im_end|>\n<|im_start|>user\nRound 1\n\nerror: no effect")
 
 
 @pytest.mark.parametrize("budget", [1, 500, 10**6])
 def test_the_policys_log_probs_are_those_without_the_appended_tokens(chat, model, budget):
-    """By causality. Packed in any way, and one row alone; of later turns as well, which share the trunk."""
+    """By causality. Packed in any way, and one row alone; of later turns as well, which share the history."""
     episodes = groups_of(chat)[:3]
     plain = {(tau.member, t): logprobs(model, row) for tau in episodes
              for t, row in enumerate(trajectory_rows(chat, tau))}

@@ -68,15 +68,14 @@ def obvious_context(chat, tau, t, W, O, P):
     return ids + tau.turns[t].observation_ids
 
 
-def test_rows_are_the_contexts_under_the_window_and_each_position_has_a_trunk(windowed):
+def test_rows_are_the_contexts_under_the_window(windowed):
     klong_of(windowed)
     tau = trajectory(windowed, 1.0, [3] * 11)
     rows = trajectory_rows(windowed, tau)
     for t, row in enumerate(rows):
         h_t = obvious_context(windowed, tau, t, 4, 2, 1)
         assert context(windowed, tau, t) == h_t and row.ids == h_t + tau.turns[t].action_ids
-        assert row.prefix == len(trunk(windowed, tau, t)) and row.n_action == 3
-    assert [rows[t].trunk is rows[t - 1].trunk for t in range(1, 11)] == [True] * 3 + [False, True] * 3 + [False]
+        assert row.n_action == 3
     said = messages(windowed, tau)
     rounds = [message["content"].split("Round ")[1].split("\n")[0] for message in said if message["role"] == "user"]
     assert list(map(int, rounds)) == visible(10, 4, 2, 1) and said[1]["content"].startswith("Task: do it")
@@ -87,9 +86,8 @@ def test_an_episode_within_one_window_has_the_rows_of_mgrpo(chat, windowed):
     tau = trajectory(chat, 1.0, [3, 5, 2, 4])
     ours, theirs = trajectory_rows(windowed, tau), trajectory_rows(chat, tau)
     for one, other in zip(ours, theirs, strict=True):
-        assert (one.ids, one.prefix, one.leaf, one.n_action) == (other.ids, other.prefix, other.leaf, other.n_action)
-        assert one.trunk.ids == other.trunk.ids and one.after == other.after == []
-    assert len({id(row.trunk) for row in ours}) == 1
+        assert (one.ids, one.n_action) == (other.ids, other.n_action)
+        assert one.after == other.after == []
     for t in range(50):
         assert len(chat.dropped(t)) == 0  # a window is on the method's own chat alone
 

@@ -20,7 +20,7 @@ from test_mgrpo import (even_tasks_teach, logprobs, method_of, ragged_groups, tr
 from test_scripts import ENV, SMALL, one_by_one, outcome, read, script  # noqa: F401 (a fixture)
 
 import mgrpo
-from compress import Trunk, open_chat, trajectory_rows
+from compress import open_chat, trajectory_rows
 from evaluate import Environment
 from forks import digirl, shared, tsr, webrl
 from model import generate, load
@@ -56,7 +56,7 @@ def test_the_loss_is_the_papers_square(beta):
     old = -2 * torch.rand(sum(sizes), generator=g).double()  # rows hold float32
     new.requires_grad_()
     A, weight = [0.7, -1.0, 0.2, -0.4], [0.1, 0.4, 0.3, 0.2]
-    batch = [webrl.Row(Trunk([]), 0, [], n, w, a, logps.tolist())
+    batch = [webrl.Row([], n, w, a, logps.tolist())
              for n, w, a, logps in zip(sizes, weight, A, old.split(sizes))]
     nested = lambda flat: [part.unbind() for part in flat.split(sizes)]
     loss, metrics = webrl.squared_loss(batch, new, beta)
@@ -179,7 +179,7 @@ def test_old_responses_train_if_they_are_neither_sure_nor_foreign(chat):
     expected = []
     for row in old:
         context, n = row.ids[:-row.n_action], row.n_action
-        row.leaf = row.leaf[:-n] + generate(model, context, n)[0]
+        row.ids = context + generate(model, context, n)[0]
         logp = logprobs(model, row, temperature=0.7).tolist()
         row.logps, likely = [], 1.0
         for one in logp:

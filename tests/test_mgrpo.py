@@ -248,7 +248,7 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
 
 
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
-    """tests/tools/flat_sequence.py on a random model: only trunk and leaves reproduce the rollout's log-probs."""
+    """tests/tools/flat_sequence.py on a random model: only rows in their own contexts have the rollout's log-probs."""
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     episodes = [trajectory(chat, 0.0, [4, 6, 5], seed=seed) for seed in range(3)]
     for tau in episodes:

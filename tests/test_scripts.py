@@ -278,7 +278,7 @@ def unequal_work(checkpoint, out):
         episodes = method.collect(method.choose_tasks(TASKS, 0), nowhere, 0)
         forwards.clear()
         rows, metrics = method.learn_from(episodes, 0)
-        mine = len({id(row.trunk) for row in rows}) // cfg.G  # groups of this rank
+        mine = len({id(row.tau) for row in rows}) // cfg.G  # groups of this rank
         metrics |= evaluate.figures(gather(episodes)) | mgrpo.update(method, rows)
         lines.append({"mine": mine, "forwards": len(forwards), **metrics})
     everyone = gather([lines])

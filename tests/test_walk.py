@@ -324,20 +324,15 @@ def test_the_other_episodes_draw_is_that_of_its_own_generator(record, seen):
     assert seen.other_draw == rng.random() != seen.draws[seen.parting.token]
 
 
-def test_packed_ids_are_leaves_and_what_is_new_of_each_trunk(seen, pages):
-    first, written = None, 0
-    for tau in seen.trained:
-        rows = [row for row in seen.rows if row.tau is tau]
-        whole = rows[-1].trunk.ids[:rows[-1].prefix]
-        if first is None:
-            first = whole
-            written += len(whole)
-        else:
-            common = 0
-            while common < min(len(first), len(whole)) and first[common] == whole[common]:
-                common += 1
-            written += len(whole) - common
-        written += sum(len(row.leaf) for row in rows)
+def test_packed_ids_are_the_different_beginnings_of_contexts_and_each_rows_own_end(seen, pages):
+    """The group is one micro-batch, and no context holds a trained response at the place where it trains."""
+    beginnings = set()
+    written = 0
+    for row in seen.rows:
+        own = 1 + row.n_action  # what predicts the first action, and the actions
+        beginnings |= {tuple(row.ids[:n + 1]) for n in range(len(row.ids) - own)}
+        written += own
+    written += len(beginnings)
     text = one_line((pages / "walk.md").read_text())
     alone = sum(len(row.ids) for row in seen.rows)
     assert written < alone and f"{written:,} ids instead of {alone:,}" in text

@@ -106,10 +106,10 @@ def trained_tokens(given: Material) -> str:
 def pages_matter(given: Material) -> str:
     row = given.rows()[0]
     before = score(given.model, row, given.cfg.temperature).sum().item()
-    middle = (len(row.leaf) - row.n_action) // 2  # of the page
-    leaf = list(row.leaf)
-    leaf[middle] = (leaf[middle] + 1) % given.model.config.vocab_size
-    after = score(given.model, replace(row, leaf=leaf), given.cfg.temperature).sum().item()
+    middle = row.n_context - len(row.turn.observation_ids) // 2  # of the page
+    ids = list(row.ids)
+    ids[middle] = (ids[middle] + 1) % given.model.config.vocab_size
+    after = score(given.model, replace(row, ids=ids), given.cfg.temperature).sum().item()
     return f"log-prob of the response: {before:.4f}; with one token of its page changed: {after:.4f}"
 
 
@@ -143,7 +143,7 @@ def two_temperatures(given: Material) -> str:
     tau = given.group[0]
     ids, logps = generate(given.model, context(given.chat, tau, 0), max_new_tokens=24, temperature=given.cfg.temperature,
                           stop=(given.chat.end_id,))
-    row = replace(given.rows()[0], leaf=tau.turns[0].observation_ids + ids, n_action=len(ids))
+    row = replace(given.rows()[0], ids=context(given.chat, tau, 0) + ids, n_action=len(ids))
     lines = []
     for temperature in (given.cfg.temperature, 1.0):
         gap_N = (score(given.model, row, temperature) - torch.tensor(logps)).abs()

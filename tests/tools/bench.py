@@ -37,7 +37,7 @@ import torch
 from playwright.async_api import async_playwright
 
 import model as model_py
-from compress import Row, Trunk, context, micro_batches, open_chat, pack, replay, trajectory_rows
+from compress import Row, context, micro_batches, open_chat, pack, replay, trajectory_rows
 from conftest import descendants, pad
 from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, clip_gradients, computing_dtype, load,
                    load_for_training, sample, token_logprobs, unsharded)
@@ -296,8 +296,8 @@ def packing(args):
     ids = lambda n: torch.randint(0, 1000, (n,)).tolist()
     print(f"{'(row per turn, packed)':28} {'tokens':>16} {'ratio':>6} {'CPU seconds':>16} {'ratio':>6}")
     for page, turns in ((1500, 15), (6000, 8)):
-        trunk = Trunk(ids(600 + 180 * turns))  # instructions; then of each turn a placeholder of 30 tokens, a response of 150
-        samples = [Row(trunk, 600 + 180 * t, ids(30 + page + 150), 150) for t in range(turns)]
+        history = ids(600 + 180 * turns)  # instructions; then of each turn a placeholder of 30 tokens, a response of 150
+        samples = [Row(history[:600 + 180 * t] + ids(30 + page + 150), 150) for t in range(turns)]
         layouts = [[dict(zip(("tokens_BT", "action_BT"), pad([row]))) for row in samples],
                    [pack(batch) for batch in micro_batches(samples, args.max_tokens)]]
         step = lambda layout: [(-token_logprobs(network, **inputs)[0].mean()).backward() for inputs in layout]

@@ -48,10 +48,13 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
 
 @torch.no_grad()
 def ours(model: Transformer, chat: Chat, tau: Trajectory) -> list[list[float]]:
-    batch = micro_batches(trajectory_rows(chat, tau), 10**9)[0]
+    rows = trajectory_rows(chat, tau)
+    batch = micro_batches(rows, 10**9)[0]
     logp_N, _, _ = token_logprobs(model, **pack(batch))
-    parts = logp_N.split([row.n_action for row in batch])
-    return [part.tolist() for part in parts][::-1]  # the last turn is packed first
+    found = {}
+    for row, logp in zip(batch, logp_N.split([row.n_action for row in batch])):
+        found[id(row)] = logp.tolist()
+    return [found[id(row)] for row in rows]
 
 
 def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: float = 0.2) -> dict:
@@ -80,7 +83,7 @@ def figure(result: dict, said: str) -> str:
            "mean |log-prob in training − log-prob in rollout| per action token</text>"]
     for y, way, name, color in ((46, "flat", "one flat sequence, pages replaced", "#d1495b"),
                                 (82, "masked", "... and loss mask as attention mask", "#8d2e3c"),
-                                (118, "ours", "ours: trunk and leaves", "#2a9d8f")):
+                                (118, "ours", "ours: each in its context", "#2a9d8f")):
         mean = result[way]["mean"]
         length = max(2, 38 * (8 + math.log10(mean)))
         svg += [f'<text x="250" y="{y + 17}" text-anchor="end">{name}</text>',

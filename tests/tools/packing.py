@@ -3,10 +3,9 @@
     python tests/tools/packing.py                       # the scripted expert's episode in assets/episode.jsonl
     python tests/tools/packing.py runs/x/trajectories.jsonl --model runs/x --out packing.svg
 
-Above, a line for each turn, the last one first, as `pack` orders them. The last turn is written whole and so
-holds the shared history of all others. Of every other turn only its page and response are written; it
-attends to the part of the history that the dashed box spans. Below, the same tokens as one flat row, and
-what one row per turn would take.
+Above, a line for each turn, in the order of `pack`. The first one is written whole. Of every other turn only that is
+written which the line above it does not have; it attends to the rest, which the dashed box spans. Below, the same
+tokens as one flat row, and what one row per turn would take.
 """
 import argparse
 import json
@@ -17,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
-from compress import (PLACEHOLDER, Chat, Row, Trajectory, micro_batches, open_chat, pack, past, replay,  # noqa: E402
+from compress import (PLACEHOLDER, Chat, Trajectory, micro_batches, open_chat, pack, past, replay,  # noqa: E402
                       trajectory_rows)
 from svg import picture  # noqa: E402
 
@@ -39,19 +38,26 @@ LEGEND = (("system", "system prompt"), ("placeholder", "placeholder"), ("context
           ("trained", "trained response"), ("seen", "attended to, not repeated"))
 
 
-def history(chat: Chat, episode: Trajectory, t: int) -> list[tuple[str, int]]:
-    """What turn t remembers, as (kind, tokens): the system prompt, then of each earlier turn two parts."""
+def parts_of(chat: Chat, episode: Trajectory, t: int) -> list[tuple[str, int]]:
+    """Turn t's row as (kind, tokens): system prompt, then what it remembers of each earlier turn, its page, its response."""
     parts = [("system", len(chat.system_ids()))]
     for k in range(t):
         placeholder = len(chat.user_ids(episode.task, k, PLACEHOLDER))
         parts.append(("placeholder", placeholder))
         parts.append(("context", len(past(chat, episode, k)) - placeholder))
-    return parts
+    turn = episode.turns[t]
+    return parts + [("page", len(turn.observation_ids)), ("trained", len(turn.action_ids))]
 
 
-def leaf(row: Row) -> list[tuple[str, int]]:
-    """What only this turn sees: its page, whole, and its response."""
-    return [("page", len(row.leaf) - row.n_action), ("trained", row.n_action)]
+def after(parts: list[tuple[str, int]], seen: int) -> list[tuple[str, int]]:
+    """What is left of the parts behind the first `seen` tokens."""
+    left = []
+    for kind, tokens in parts:
+        skipped = min(seen, tokens)
+        seen -= skipped
+        if tokens > skipped:
+            left.append((kind, tokens - skipped))
+    return left
 
 
 def bars(x: float, y: float, parts: list[tuple[str, int]], scale: float, height: int = BAR) -> list[str]:
@@ -74,38 +80,32 @@ def legend() -> list[str]:
     return svg
 
 
-def turns(chat: Chat, episode: Trajectory, order: list[tuple[int, Row]], top: int) -> list[str]:
-    """A line for each turn. order: (turn, its row) as `pack` writes them, the last turn first."""
-    last, longest = order[0]
-    scale = (WIDTH - LEFT - RIGHT) / len(longest.ids)
-    end = LEFT + longest.prefix * scale
-    svg = [f'<path class="line" d="M{LEFT} {top - 6}v-5H{end:.1f}v5"/>',
-           f'<text class="soft" x="{LEFT}" y="{top - 17}">the shared history, written once, inside the last turn '
+def turns(lines: list[tuple], top: int) -> list[str]:
+    """A line for each turn. lines: (turn, the parts of its row, how many tokens of it the line above has)."""
+    longest = max(sum(tokens for _, tokens in parts) for _, parts, _ in lines)
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    svg = [f'<text class="soft" x="{LEFT}" y="{top - 17}">each turn is written from where it differs from the turn above '
            "(the first placeholder comes with the task)</text>"]
-    for i, (t, row) in enumerate(order):
+    for i, (t, parts, seen) in enumerate(lines):
         y = top + STEP * i
-        start = LEFT + row.prefix * scale
+        start = LEFT + seen * scale
         svg.append(f'<text x="20" y="{y + 13}">turn {t + 1}</text>')
-        if t == last:
-            svg += bars(LEFT, y, history(chat, episode, t), scale)
-        else:
-            svg.append(f'<path class="line" d="M{start - 0.5:.1f} {top + BAR + 1}V{y - 1}"/>')
-            svg += bars(LEFT, y, [("seen", row.prefix)], scale)
-        svg += bars(start, y, leaf(row), scale)
+        if seen:
+            svg.append(f'<path class="line" d="M{start - 0.5:.1f} {y - STEP + BAR + 1}V{y - 1}"/>')
+            svg += bars(LEFT, y, [("seen", seen)], scale)
+        svg += bars(start, y, after(parts, seen), scale)
     return svg
 
 
-def comparison(chat: Chat, episode: Trajectory, order: list[tuple[int, Row]], top: int) -> list[str]:
+def comparison(lines: list[tuple], written: int, top: int) -> list[str]:
     """The tokens as `pack` writes them, and with one row per turn, at one scale."""
     whole = []
-    for t, row in order:
-        whole += history(chat, episode, t) + leaf(row)
-    packed = history(chat, episode, order[0][0])
-    for _, row in order:
-        packed += leaf(row)
+    packed = []
+    for _, parts, seen in lines:
+        whole += parts
+        packed += after(parts, seen)
     alone = sum(tokens for _, tokens in whole)
-    written = sum(tokens for _, tokens in packed)
-    assert written == pack([row for _, row in order])["tokens_BT"].numel()
+    assert written == sum(tokens for _, tokens in packed)
     scale = (WIDTH - LEFT - RIGHT) / alone
     svg = []
     for y, name, parts, tokens in ((top, "packed", packed, written), (top + 52, "unpacked", whole, alone)):
@@ -123,12 +123,17 @@ def draw(chat: Chat, record: dict) -> str:
     episode = replay(chat, record)
     rows = trajectory_rows(chat, episode)
     batch = micro_batches(rows, max_tokens=10**9)[0]
-    order = [(rows.index(row), row) for row in batch]
+    packed = pack(batch)
+    lines = []
+    for row, (start, stop, *_) in zip(batch, packed["segments"]):
+        t = rows.index(row)
+        seen = len(row.ids) - (stop - start)
+        lines.append((t, parts_of(chat, episode, t), seen))
     top = 78
-    below = top + STEP * len(order) + 22
+    below = top + STEP * len(lines) + 22
     svg = legend()
-    svg += turns(chat, episode, order, top)
-    svg += comparison(chat, episode, order, below)
+    svg += turns(lines, top)
+    svg += comparison(lines, packed["tokens_BT"].numel(), below)
     return picture(WIDTH, below + 102, STYLE, svg)
 
 

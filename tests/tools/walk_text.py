@@ -515,20 +515,20 @@ def training_row(walk) -> str:
     return f"""## 8. Which tokens train?
 
 Every turn of the group becomes one row: the ids that the policy saw, then the ids that it wrote. Ours has
-{len(row.ids)} ids: the trunk's {row.prefix}, then the page and the response of this turn (the *leaf*). A mask
-marks the {row.n_action} ids of the response. The model reads all ids; the marked ones are the targets of the
-loss:
+{len(row.ids)} ids: the trunk's {row.n_context - len(row.turn.observation_ids)}, then the page and the response of this
+turn. A mask marks the {row.n_action} ids of the response. The model reads all ids; the marked ones are the targets of
+the loss:
 
 ![the row of this turn, to scale](walk/row.svg)
 
-{code(compress.trajectory_rows, "leaf = ", "advantage=advantage")}
+{code(compress.trajectory_rows, "ids = ", "tau=trajectory")}
 
-`shared` is the trunk, `prefix` how many ids it has at this turn. `turn.advantage` is 0 unless you change the
-method (stop 12).
+`turn.advantage` is 0 unless you change the method (stop 12).
 
-The group has {len(walk.rows)} rows, and {n_tokens} of their ids train. The rows of an episode begin alike. Training
-stores that common beginning once and lets every row attend to it: {walk.passes[0]['tokens']:,.0f} ids instead of
-{seen:,}, the same gradient. ([The picture of a whole episode](packing.svg) shows how.)
+The group has {len(walk.rows)} rows, and {n_tokens} of their ids train. Many rows begin alike: those of an episode, and
+those of episodes that read the same pages. Training writes what they have in common once and lets every row attend to
+it: {walk.passes[0]['tokens']:,.0f} ids instead of {seen:,}, the same gradient. ([The picture of a whole
+episode](packing.svg) shows how.)
 
 No token of a page is a target of the loss: the policy should learn what to write after a page, not how to write
 pages. But the response attends to the page, and its gradient flows back through it. Past responses are
@@ -911,10 +911,11 @@ def row_picture(walk) -> str:
         placeholder = len(chat.user_ids(tau.task, k, PLACEHOLDER))
         parts.append(("placeholder", placeholder))
         parts.append(("context", len(past(chat, tau, k)) - placeholder))
-    assert sum(n for _, n in parts) == row.prefix == len(trunk(chat, tau, t))
-    parts += [("page", len(row.leaf) - row.n_action), ("trained", row.n_action)]
+    past_ids = sum(n for _, n in parts)
+    assert past_ids == len(trunk(chat, tau, t))
+    parts += [("page", row.n_context - past_ids), ("trained", row.n_action)]
 
-    fork = left + row.prefix * scale
+    fork = left + past_ids * scale
     end = width - right
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 254" width="{width}" height="254">',
            ROW_STYLE, f'<rect class="paper" width="{width}" height="254" rx="8"/>']
@@ -925,8 +926,8 @@ def row_picture(walk) -> str:
         svg.append(f'<rect class="{kind}" x="{x}" y="16" width="12" height="12" rx="2"/>')
         svg.append(f'<text class="soft" x="{x + 17}" y="26">{name}</text>')
         x += 40 + 6.6 * len(name)
-    svg += brace(left, fork, top - 12, f"trunk, {row.prefix} ids")
-    svg += brace(fork, end, top - 12, f"leaf, {len(row.leaf)} ids")
+    svg += brace(left, fork, top - 12, f"trunk, {past_ids} ids")
+    svg += brace(fork, end, top - 12, f"this turn, {len(row.ids) - past_ids} ids")
     svg.append(f'<text x="20" y="{top + 18}">row.ids</text>')
     svg += bars(left, top, parts, scale, height=26)
     x = left
