@@ -172,10 +172,10 @@ def test_the_training_curves_open_with_held_out_success(tmp_path):
         line = dict(success_rate=0.5, response_tokens=16, turns=3)
         lines = [line | {"step": step} for step in range(4)]
         for step, rate in zip((1, 3), rates):
-            lines[step]["held_out_success"] = rate
+            lines[step] |= {"held_out": "sandbox:dev:60", "held_out_success": rate}
         (folder / "r1-metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
         for name, rate in (("base", 0.1), ("bc", (0.3, 0.5)[seed]), ("filtered", (0.55, 0.65)[seed])):
-            splits = {"sandbox:test": {"success_rate": 1.0}, "sandbox:dev": {"success_rate": rate}}
+            splits = {"sandbox:test": {"success_rate": 1.0}, "sandbox:dev:60": {"success_rate": rate}}
             (folder / f"{name}.json").write_text(json.dumps({"splits": splits}))
     svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
     number = r"(-?[\d.]+)"

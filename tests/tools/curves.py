@@ -2,12 +2,12 @@
 
     python tests/tools/curves.py assets/results/experiments/seed3?/r1-metrics.jsonl --out assets/training.svg
 
-On the left, greedy success on held-out tasks (runs with --held-out sandbox:dev): every run, their mean, and a band from
+On the left, greedy success on held-out tasks (runs with --held-out): every run, their mean, and a band from
 the lowest to the highest, at the steps where all of them evaluated. It starts with the clones. On the right, the curves
 of the paper's Fig. 3, which come from the episodes that a step samples.
 
 base.json, bc.json and filtered.json next to a metrics.jsonl are what evaluate.py wrote about the base, the clone, and
-filtered cloning from as many episodes. Their success on sandbox:dev is drawn where a file is there.
+filtered cloning from as many episodes. Their success on the runs' held-out tasks is drawn where a file is there.
 """
 import argparse
 import json
@@ -21,7 +21,6 @@ WIDTH = 850
 HEIGHT = 316
 NAMES_ROOM = 150  # right of the panel of held-out success, for the names of its lines
 LINE_HEIGHT = 15
-SPLIT = "sandbox:dev"
 SAMPLED = (("success_rate", "success of sampled episodes", ".0%"), ("response_tokens", "tokens of a response", ".1f"),
            ("turns", "turns of an episode", ".1f"))
 STYLE = """<style>
@@ -169,14 +168,18 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def draw(files: list[Path]) -> str:
+    runs = [read_rows(path) for path in files]
+    split = "sandbox:dev"
+    for row in runs[0]:
+        split = row.get("held_out", split)
     levels = {}
     for name, file in (("base", "base.json"), ("after cloning", "bc.json"), ("filtered cloning", "filtered.json")):
         for path in files:
             summary = path.with_name(file)
             if summary.exists():
                 splits = json.loads(summary.read_text())["splits"]
-                levels.setdefault(name, []).append(splits[SPLIT]["success_rate"])
-    return training([read_rows(path) for path in files], levels)
+                levels.setdefault(name, []).append(splits[split]["success_rate"])
+    return training(runs, levels)
 
 
 def main():
