@@ -452,9 +452,9 @@ class Row:
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
-    tau: Trajectory | None = None  # the episode and the turn that it comes from
-    turn: Turn | None = None
-    after: list[bool] = field(default_factory=list)  # ids that a fork adds behind it: whether they are scored
+    tau: Trajectory | None = None  # the episode that it comes from
+    turn: Turn | None = None       # and the turn
+    after: list[bool] = field(default_factory=list)  # of each id that a fork appended: does the fork score it?
 
     @property
     def n_context(self) -> int:
@@ -465,11 +465,11 @@ class Row:
 def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     """A trajectory's turns: every action token under exactly the context it was sampled from.
 
-    A turn whose page is missing (in others' data) stays in the history of later turns only.
+    A turn whose page is not known (in imported data) trains nothing; it stays in the history of later turns.
     """
     rows = []
     for t, turn in enumerate(trajectory.turns):
-        # An episode that the environment broke ends without a response.
+        # No action_ids: the environment broke the episode before the response.
         if turn.action_ids and turn.observation != PLACEHOLDER:
             ids = context(chat, trajectory, t) + turn.action_ids
             advantage = trajectory.advantage + turn.advantage
@@ -482,18 +482,20 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 def shared(before: Row, row: Row) -> int:
     """How many ids a row begins with that the row before it has as well.
 
-    The id that predicts the row's first action is never among them: it is needed once for each row.
+    The id right before the action never counts: its hidden state predicts whatever is written next, so
+    each row needs its own.
     """
-    longest = min(len(before.ids), row.n_context - 1)
-    return len(os.path.commonprefix([before.ids[:longest], row.ids[:longest]]))
+    assert row.n_context > 0, "nothing predicts the first id of a row"
+    longest = row.n_context - 1
+    return len(os.path.commonprefix([before.ids[:longest], row.ids[:longest]]))  # works on any lists
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Splits rows so that `pack` writes a batch in at most max_tokens ids; a longer row goes alone.
+    """Splits rows so that `pack` writes a batch in at most max_tokens ids; a row that is longer has one of its own.
 
-    The rows are sorted as a dictionary sorts its words. So a row shares more with the one before it
-    than with any other that comes before: the turns of an episode stand together, and in a group the
-    episodes that read the same pages.
+    The rows are sorted as a dictionary sorts its words. Then no earlier row shares more with a row than
+    the one right before it: the rows of a task stand together, and among them those with the same
+    history and page.
     """
     batches = []
     room = 0  # in the last batch
@@ -511,16 +513,19 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def pack(batch: list[Row], device="cpu") -> dict:
-    """A micro-batch, in the order of `micro_batches`, as one flat row (B = 1) for `token_logprobs`.
+    """A micro-batch as one flat sequence (B = 1) for `token_logprobs`, whose results come in the batch's order.
 
-    Of each row only those ids are written that the row before it does not share. They are a segment:
-    (start, stop, context start, context stop). Its context is the beginning of an earlier segment,
-    together with that segment's own context. For example, of three rows whose last id trains:
+    Each row is written from where it differs from the row before it, at the latest from the id right
+    before its action. What is written is a segment: (start, stop, context start, context stop), indices
+    into the flat ids. The context is the first ids of an earlier segment, and whatever that segment has
+    as its context. For example, of three rows whose last id trains:
 
         rows       a b c d       a b e f       a b e g h
         ids        a b c d     | e f         | g h
-        segments   (0,4, 0,0)  | (4,6, 0,2)  | (6,8, 4,5)    the last one sees a b, e, and itself
+        segments   (0,4, 0,0)  | (4,6, 0,2)  | (6,8, 4,5)    no context; a b; a b e
         positions  0 1 2 3     | 2 3         | 3 4           as in the row alone
+
+    `micro_batches` has the order that writes little; any order is right.
     """
     ids = []
     action = []  # whether an id is trained
@@ -528,14 +533,15 @@ def pack(batch: list[Row], device="cpu") -> dict:
     segments = []
     branch = []  # the segments that the last row is made of: (start, position of its first id)
     for i, row in enumerate(batch):
-        # 1) What is written already? Of the last row's segments, those in which the shared ids lie.
+        # 1) What is written already? Keep the last row's segments up to the one where the shared ids end.
+        #    Its first ids, up to there, are the context.
         seen = shared(batch[i - 1], row) if i > 0 else 0
         while branch and branch[-1][1] >= seen:
             branch.pop()
-        context = (0, 0)
+        piece = (0, 0)
         if branch:
             start, position = branch[-1]
-            context = (start, start + seen - position)
+            piece = (start, start + seen - position)
 
         # 2) Write the rest.
         start = len(ids)
@@ -543,7 +549,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
         ids += row.ids[seen:]
         action += [False] * (row.n_context - seen) + [True] * row.n_action + [False] * len(row.after)
         positions += range(seen, len(row.ids))
-        segments.append((start, len(ids), *context))
+        segments.append((start, len(ids), *piece))
 
     return {
         "tokens_BT": torch.tensor([ids], device=device),

@@ -151,9 +151,10 @@ class Transformer(nn.Module):
         cache, rows: write keys and values into these slots; attend to all earlier positions there.
         end: how much of the cache to read, if the caller knows that no row is longer.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
-        segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). Tokens
-        start..stop see their context, the beginning of an earlier segment with that one's own context, and
-        themselves causally. For packed training only: compress.pack writes such rows and has an example.
+        segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). A segment's
+        tokens see each other causally, and all of tokens context_start..context_stop: the first ones of an
+        earlier segment, with whatever that segment has as its context. They need positions_BT. For packed
+        training only: compress.pack writes such rows and has an example.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -341,13 +342,13 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     for i, (start, _, context_start, context_stop) in enumerate(segments):
         k_context = []
         v_context = []
-        seen = context_stop - context_start
-        if seen != 0:
+        taken = context_stop - context_start  # of the earlier segment
+        if taken != 0:
             earlier = numbers.get(context_start)
-            assert earlier is not None and 0 < seen <= lengths[earlier], \
+            assert earlier is not None and 0 < taken <= lengths[earlier], \
                 "a context is the first tokens of an earlier segment, and what that segment saw"
-            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :seen]]
-            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :seen]]
+            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :taken]]
+            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :taken]]
         numbers[start] = i
         k_contexts.append(k_context)
         v_contexts.append(v_context)
