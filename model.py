@@ -410,8 +410,9 @@ class CacheView:
         if self.aligned:
             kept_BKCE[:, :, -new_BKTE.shape[2]:] = new_BKTE
         else:
-            index_BKTE = self.positions_BT[:, None, :, None].expand_as(new_BKTE)
-            kept_BKCE.scatter_(2, index_BKTE, new_BKTE)
+            # Not scatter_, which copies all of a sliced cache on a CPU.
+            row_B1 = torch.arange(len(new_BKTE), device=new_BKTE.device)[:, None]
+            kept_BKCE[row_B1, :, self.positions_BT] = new_BKTE.transpose(1, 2)
 
 
 # -------------------------------------------- sampling and scoring: two readings of the same logits
