@@ -98,7 +98,7 @@ def decode_ours(model, rows: int, context: int, n: int, recorded: bool = False) 
     def run():
         tokens_B1 = torch.full((rows, 1), 7)
         for position in range(context, context + n):
-            positions_B1 = torch.full((rows, 1), position)
+            positions_B1 = position - torch.arange(rows)[:, None]  # as in a rollout, no two rows hold equally much
             logits_BV = (step(tokens_B1, positions_B1, position) if recorded else
                          model(tokens_B1, positions_B1, cache, head=head))
             tokens_B1 = sample(logits_BV, None, temperature=0)[0][:, None]
