@@ -207,6 +207,7 @@ def test_the_training_curves_open_with_held_out_success(tmp_path):
     (tmp_path / "seed1/filtered.json").unlink()
     svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
     assert ">filtered cloning: 55%</text>" in svg and "filtered cloning: 1 of them" in svg
+    assert ">one run</text>" in curves.draw([tmp_path / "seed0/r1-metrics.jsonl"])
 
 
 def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):

@@ -120,7 +120,9 @@ def held_out(panel: Panel, rates: dict[int, list[float]], levels: dict[str, list
         svg.append(panel.line([(step, values[i]) for step, values in rates.items()], "run"))
     end = statistics.mean(rates[last])
     ends = [(end, f"M-GRPO: {end:.0%}", "mean")]
-    note = f"bold: mean of {len(rates[last])} runs, band: lowest to highest"
+    note = "one run"
+    if len(rates[last]) > 1:
+        note = f"bold: mean of {len(rates[last])} runs, band: lowest to highest"
     if values := levels.get("filtered cloning"):
         mean = statistics.mean(values)
         x = panel.left + panel.width - 4
