@@ -159,9 +159,10 @@ def test_the_recipes_for_a_site_and_a_fork_of_ones_own(checkpoint, tmp_path):
     assert len(played) == 4 and all("<a>barley " in episode["turns"][0]["observation"] for episode in played)
 
 
-def test_the_curves_are_drawn_from_the_raw_figures():
-    raw = sorted((ROOT / "assets/results/experiments").glob("seed3?/r1-metrics.jsonl"))
-    assert raw and curves.draw(raw) == (ROOT / "assets/training.svg").read_text()
+@pytest.mark.parametrize("figure, folder", [("training", "experiments"), ("language_model", "smollm2/miniwob")])
+def test_the_curves_are_drawn_from_the_raw_figures(figure, folder):
+    raw = sorted((ROOT / "assets/results" / folder).glob("seed3?/r1-metrics.jsonl"))
+    assert raw and curves.draw(raw) == (ROOT / f"assets/{figure}.svg").read_text()
 
 
 def test_the_training_curves_open_with_held_out_success(tmp_path):
