@@ -452,8 +452,8 @@ class Row:
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
     logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
-    tau: Trajectory | None = None  # the episode that it comes from
-    turn: Turn | None = None       # and the turn
+    tau: Trajectory | None = None  # the episode that it comes from ...
+    turn: Turn | None = None       # ... and the turn
     after: list[bool] = field(default_factory=list)  # of each id that a fork appended: does the fork score it?
 
     @property
@@ -491,11 +491,13 @@ def shared(before: Row, row: Row) -> int:
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Splits rows so that `pack` writes a batch in at most max_tokens ids; a row that is longer has one of its own.
+    """Splits rows so that `pack` writes a batch in at most max_tokens ids. A longer row has one of its own.
 
     The rows are sorted as a dictionary sorts its words. Then no earlier row shares more with a row than
     the one right before it: the rows of a task stand together, and among them those with the same
     history and page.
+
+    NOTE max_tokens bounds what is written. Attention also holds each row's context, keys and values.
     """
     batches = []
     room = 0  # in the last batch
@@ -535,7 +537,9 @@ def pack(batch: list[Row], device="cpu") -> dict:
     for i, row in enumerate(batch):
         # 1) What is written already? Keep the last row's segments up to the one where the shared ids end.
         #    Its first ids, up to there, are the context.
-        seen = shared(batch[i - 1], row) if i > 0 else 0
+        seen = 0
+        if i > 0:
+            seen = shared(batch[i - 1], row)
         while branch and branch[-1][1] >= seen:
             branch.pop()
         piece = (0, 0)
@@ -547,7 +551,9 @@ def pack(batch: list[Row], device="cpu") -> dict:
         start = len(ids)
         branch.append((start, seen))
         ids += row.ids[seen:]
-        action += [False] * (row.n_context - seen) + [True] * row.n_action + [False] * len(row.after)
+        action += [False] * (row.n_context - seen)
+        action += [True] * row.n_action
+        action += [False] * len(row.after)
         positions += range(seen, len(row.ids))
         segments.append((start, len(ids), *piece))
 

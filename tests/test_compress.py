@@ -435,18 +435,23 @@ def test_rows_of_a_group_that_share_pages_and_responses_have_the_gradient_of_eac
     samples.append(Row(first.ids + [5, 6], 2))  # as without compression: its context holds a trained response
     weights = [0.3 * i - 1 for i in range(len(samples))]
 
-    def gradient(batches, lay_out):
+    def scored(batches, lay_out):
+        """(the log-probs in the order of samples, the gradient of their weighted sum)."""
         model.zero_grad()
+        found = {}
         for batch in batches:
             logp_N, _, _ = lay_out(batch)
             parts = logp_N.split([row.n_action for row in batch])
             sum(weights[samples.index(row)] * part.sum() for row, part in zip(batch, parts)).backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
+            found |= {samples.index(row): part.detach() for row, part in zip(batch, parts)}
+        logps = torch.cat([found[i] for i in range(len(samples))])
+        return logps, torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    alone = gradient([[row] for row in samples], lambda batch: token_logprobs(model, *pad(batch)))
+    alone = scored([[row] for row in samples], lambda batch: token_logprobs(model, *pad(batch)))
     for budget in (200, 10**6):
-        packed = gradient(micro_batches(samples, budget), lambda batch: token_logprobs(model, **pack(batch)))
-        torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+        packed = scored(micro_batches(samples, budget), lambda batch: token_logprobs(model, **pack(batch)))
+        torch.testing.assert_close(packed[0], alone[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed[1], alone[1], atol=1e-5, rtol=1e-4)
 
 
 def test_a_full_batch_is_followed_by_one_that_is_whole_again():
