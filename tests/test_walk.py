@@ -396,6 +396,8 @@ def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, seen
         model.load_state_dict(weights)
         p_V = (model(torch.tensor([ids]))[0, -1] / TEMPERATURE).softmax(-1)
         assert p_V[parting.right_ids[parting.token]].item() == pytest.approx(shown, rel=2e-2)
+    others = [(p, token) for token, p in enumerate(p_V.tolist()) if token != parting.right_ids[parting.token]]
+    assert [p for p, _ in sorted(others)[:-3:-1]] == pytest.approx([p for _, p in seen.gaining], rel=2e-2)
 
 
 def test_a_changed_loss_changes_the_walk(record, checkpoint, tmp_path, monkeypatch):

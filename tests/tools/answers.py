@@ -193,7 +193,7 @@ def message_sizes(given: Material) -> str:
         response = len(past(chat, tau, t)) - placeholder
         page = len(turn.observation_ids)
         lines.append(f"turn {t + 1}: message with its page {page} ids, with the placeholder {placeholder}; "
-                     f"then its response {response}")
+                     f"then its response and what closes it {response}")
     return "\n".join(lines)
 
 
@@ -232,7 +232,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
-import run  # before torch
+import run  # first: it prepares OpenMP before torch loads
 import mgrpo
 
 

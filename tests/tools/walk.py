@@ -230,6 +230,7 @@ class Walk:
     other_draw: float = 0.0                                  # the wrong response's, where the two part
     intervals: list[tuple] = field(default_factory=list)     # see `interval`: the right and the wrong token's
     coasting: list[float] = field(default_factory=list)      # see `coast`
+    gaining: list[tuple] = field(default_factory=list)       # [(id, probability), ...], see `coast`
     slope: dict = field(default_factory=dict)                # see `logit_slopes`
     gap: float = 0.0                                         # see `largest_gap`
 
@@ -277,10 +278,15 @@ def logits_at_parting(walk: Walk, model):
     return logits_of_response(model, h_t, parting.right_ids)[parting.token]
 
 
+def probabilities_at_parting(walk: Walk, model):
+    """(V,)"""
+    return policy.log_probs(logits_at_parting(walk, model), walk.cfg.temperature).exp()
+
+
 def two_tokens(walk: Walk, model) -> tuple[float, float]:
     """Probabilities of the right and the wrong token where the responses part."""
     parting = walk.parting
-    p_V = policy.log_probs(logits_at_parting(walk, model), walk.cfg.temperature).exp()
+    p_V = probabilities_at_parting(walk, model)
     return p_V[parting.right_ids[parting.token]].item(), p_V[parting.wrong_ids[parting.token]].item()
 
 
@@ -293,10 +299,11 @@ def chances_now(walk: Walk, model) -> Chances:
     return Chances(right, wrong, sum(walk.logps[-1][right_row]), sum(walk.logps[-1][wrong_row]))
 
 
-def coast(walk: Walk, method: mgrpo.MGRPO, updates: int) -> list[float]:
-    """The right token's probability after each of so many further updates whose gradient is 0.
+def coast(walk: Walk, method: mgrpo.MGRPO, updates: int) -> tuple[list[float], list[tuple[int, float]]]:
+    """So many further updates whose gradient is 0: what AdamW's running means do by themselves.
 
-    This is what AdamW's running means do by themselves. On copies of model and optimizer.
+    Returns the right token's probability after each of them, and at the end the two likeliest other
+    tokens with their probabilities. Works on copies of model and optimizer.
     """
     model, optimizer = copy.deepcopy((method.model, method.optimizer))
     out = []
@@ -306,7 +313,11 @@ def coast(walk: Walk, method: mgrpo.MGRPO, updates: int) -> list[float]:
         optimizer.step()
         right, _ = two_tokens(walk, model)
         out.append(right)
-    return out
+
+    p_V = probabilities_at_parting(walk, model)
+    p_V[walk.parting.right_ids[walk.parting.token]] = 0
+    p_2, ids_2 = p_V.topk(2)
+    return out, list(zip(ids_2.tolist(), p_2.tolist()))
 
 
 def random_numbers(record: dict, tau: Trajectory, t: int) -> list[float]:
@@ -440,7 +451,7 @@ def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
         walk.logps.append(score_rows(method.model, walk.rows, cfg))
         walk.chances.append(chances_now(walk, method.model))
         if len(walk.passes) == 1:
-            walk.coasting = coast(walk, method, updates - 1)
+            walk.coasting, walk.gaining = coast(walk, method, updates - 1)
     return walk
 
 

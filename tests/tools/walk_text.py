@@ -136,7 +136,7 @@ def person(walk) -> str:
         reads = f"""
 
 The program opens `{page['url']}` and reads what the `locator`, a line of JavaScript, finds there. That has
-to be what `required_contents` says."""
+to be what `required_contents` says. Each episode has a fresh copy of the site."""
     return f"""## 1. What does a person see?
 
 The task, in words:
@@ -257,8 +257,8 @@ def cache_numbers() -> str:
         at_end.append(figures.lengths(chat)[-1])
     return f"""At the next turn, the page just read has become a placeholder. So the cache holds only up to that
 page: the placeholder and the response are computed again, then the new page. In the longer episode of the figure
-({turns_there} turns, not ours) that makes {computed[0]} ids instead of {computed[1]} with whole pages. But contexts
-stay short: the last has {at_end[0]} ids, not {at_end[1]}."""
+({turns_there} turns, not ours) that makes {computed[0]} ids instead of {computed[1]} with whole pages. This is the price of short contexts, which save
+memory and attention: the last has {at_end[0]} ids, not {at_end[1]}."""
 
 
 def sampling(walk) -> str:
@@ -478,8 +478,8 @@ A    = ({worst:.0f} - {mean:.6g}) / {std:.6f} = {exact((worst - mean) / std)}   
     cancels = ""
     if common:
         which = "turn 1 is" if common == 1 else f"turns 1 to {common} are"
-        cancels = ("What all episodes have in common cancels, if all tokens weigh the same and none is clipped (stop 9): "
-                   f"{which} the same in all {n}, and their advantages add up to 0.")
+        cancels = (f"What all episodes have in common cancels: here {which} the same in all {n}, whose advantages add up "
+                   "to 0. (Exactly so while all tokens weigh the same and none is clipped; both come in stop 9.)")
     return f"""## 7. How good was it, compared with the others?
 
 A reward of 1 says little by itself: perhaps the task is easy. So each episode is compared with its group. The
@@ -523,10 +523,10 @@ the loss:
 
 {code(compress.trajectory_rows, "ids = ", "tau=trajectory")}
 
-`turn.advantage` is 0 unless you change the method (stop 12).
+`turn.advantage` is 0 unless you change the method (stop 12). (`withhold_credit` comes later: it works on the rows.)
 
 The group has {len(walk.rows)} rows, and {n_tokens} of their ids train. Many rows begin alike: those of an episode, and
-those of episodes that read the same pages. Training writes what they have in common once and lets every row attend to
+those of episodes that read the same pages. Training stores what they have in common once and lets every row attend to
 it: {walk.passes[0]['tokens']:,.0f} ids instead of {seen:,}, the same gradient. ([The picture of a whole
 episode](packing.svg) shows how.)
 
@@ -604,8 +604,9 @@ number of tokens of a response, and `longest` the most tokens that an episode ca
 `paper` is the norm of the paper (WebAgent-R1, arXiv 2505.16421): the mean over an episode's turns of the mean
 over a turn's tokens. All episodes weigh the same. In the figure, the success has {len(figures.SUCCESS)} turns and its
 first response {figures.SUCCESS[0]} tokens, so each of them weighs 1/{short} of the episode; the failure has
-{len(figures.FAILURE)} turns, and each of its first {figures.FAILURE[0]} tokens weighs only 1/{long}. `constant` divides
-by a fixed number, so a token's weight does not depend on how long the other episodes are:
+{len(figures.FAILURE)} turns, and each of its first {figures.FAILURE[0]} tokens weighs only 1/{long}. `constant` weighs
+every token of a step alike, whatever the lengths of the episodes, and a longer episode as a whole weighs more. `token`
+does so too, but its weight falls when the step's episodes are long:
 
 ![which tokens weigh what in a short success and a long failure, with three norms](figures/loss-norms.svg)"""
 
@@ -650,7 +651,7 @@ the average under the new one:
 $$\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A \\qquad
 \\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-The sums are over all tokens of the vocabulary. So each drawn token counts $\\rho$ times: it adds $\\rho A$, times a
+The sums are over all tokens of the vocabulary; A of a token is what an episode that goes on with it would get. So each drawn token counts $\\rho$ times: it adds $\\rho A$, times a
 weight, to the *objective*, which is minus the loss. (This corrects the token, not the context before it.) The gradient
 of $\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A \\log
 \\pi$: the first update is a weighted cross-entropy.
@@ -778,10 +779,32 @@ def moving_on(walk) -> str:
     differ = max(abs(p - alone) for p, alone in zip(reached, walk.coasting))
     others = "add next to nothing here" if differ < 1e-3 else "make the difference"
     return f"""After update 1, rho is {both[0]['rho']:.4f} for {right} and {both[1]['rho']:.4f} for {wrong}: the clip
-has ended both, and they pull no more. They move on, since AdamW keeps a running mean of past gradients. If all
-gradients were 0 after update 1, AdamW alone would still bring {right} to {coasting}. The table has
-{" and ".join(small(p) for p in reached)}: other tokens, which change the same weights, {others}. The clip takes away a
-pull; it does not hold a token."""
+has ended both, and they pull no more. They move on all the same, since AdamW keeps a running mean of past gradients. If
+all gradients were 0 after update 1, AdamW alone would carry {right} from {small(walk.chances[1].right)} to {coasting}.
+{taken_over(walk)} The table has {" and ".join(small(p) for p in reached)}: other tokens, which change the same weights,
+{others}. The clip takes away a pull; it does not hold a token."""
+
+
+def taken_over(walk) -> str:
+    """Who gains while the right token loses, if it does."""
+    if walk.coasting[-1] > walk.chances[1].right:
+        return ""
+    gaining = " and ".join(f"{visible(token_text(walk.chat, token))} ({small(p)})" for token, p in walk.gaining)
+    return (f"It falls although update 1 pushed it up, because the same direction in the weights lifts other beginnings even "
+            f"faster: in the end {gaining}.")
+
+
+def unlikely(walk) -> str:
+    """Why the right response may stay unlikely although its call has become likely."""
+    parting = walk.parting
+    row = walk.row_of(parting.right, parting.turn)
+    k = min(range(len(parting.right_ids)), key=lambda k: walk.logps[-1][row][k])
+    p = math.exp(walk.logps[-1][row][k])
+    if k == parting.token or p > 0.5:
+        return ""
+    odd = visible(token_text(walk.chat, parting.right_ids[k]))
+    return (f"The right response as a whole stays unlikely because of its token {odd}, whose probability is {small(p)} in "
+            "the end. Other wordings make the same call, and the check does not ask for the wording.")
 
 
 def step(walk) -> str:
@@ -821,6 +844,13 @@ d loss / d logit of the wrong token = +weight A / T p_wrong
         moved.setdefault(row.advantage > 0, []).extend(changes)
     praised = sum(moved[True]) / len(moved[True])
     blamed = sum(moved[False]) / len(moved[False])
+    worst = ""
+    if praised < 0:
+        fallen = min(moved[True])
+        rest = (sum(moved[True]) - fallen) / (len(moved[True]) - 1)
+        worst = (f" The first number is negative because of a single token, which changed by {fallen:+.2f}; the mean of the "
+                 f"other {len(moved[True]) - 1} is {rest:+.4f}. Most of them had a probability near 1 before, and could not "
+                 "gain.")
     on = moving_on(walk)
     return f"""## 11. What does the gradient do?
 
@@ -839,8 +869,8 @@ Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {len(u
 of the group were drawn with a probability below 0.99. There the policy made its decisions, and there it learns.
 
 All of them pull at once, at weights that they share. If the norm of the gradient exceeds {cfg.clip:g}, the gradient
-is scaled to norm {cfg.clip:g}. (This has nothing to do with the clip of stop 9.) AdamW uses the scaled gradient; the
-table shows the norm before scaling. The learning rate here is that of the first step, {walk.lr:g}{warming}:
+is scaled to norm {cfg.clip:g}. (This has nothing to do with the clip of stop 9. It keeps one large gradient from ruling AdamW's
+running means.) AdamW uses the scaled gradient; the table shows the norm before scaling. The learning rate here is that of the first step, {walk.lr:g}{warming}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
@@ -853,10 +883,12 @@ responses:
 
 {table(["", f"right token {right}", f"wrong token {wrong}", "right response", "wrong response"], rows)}
 
+{unlikely(walk)}
+
 {on}
 
 From before update 1 to after update {last + 1}, the log-probs of the tokens of successful episodes changed by
-{praised:+.4f} in the mean, those of the tokens of failed ones by {blamed:+.4f}.
+{praised:+.4f} in the mean, those of the tokens of failed ones by {blamed:+.4f}.{worst}
 
 One group of one task moves the policy this far because AdamW's first updates change every weight by about the
 learning rate, however small its gradient is. In training the gradient is that of many groups, and it has to
@@ -873,7 +905,7 @@ makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards dif
 {code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
 
 `self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
-the `group_advantages` of stop 7. `mgrpo.main` holds the loop around them. A *fork* is a file that overrides
+the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows behind these lines. `mgrpo.main` holds the loop around them. A *fork* is a file that overrides
 some of these parts and runs the same loop. This is a whole one; it pays less for detours:
 
 {fenced(answers.EXAMPLE.rstrip(), "python")}
