@@ -10,9 +10,20 @@ from .weights import FEED_FORWARD, HEADS, LAYERS, THETA, WIDTH, initial_weights
 from .words import ADJECTIVES, CATEGORIES, CITIES, FORUMS, MONTHS, NAMES, NOUNS, SCENERY, TOPICS
 
 # How responses are written: what a checkpoint's agent.json says. Exercises come in all of them.
-MANNERS = {"short": {"system": "You browse the web. Think in few words.", "think": True},
-           "none": {"system": "You browse the web. Do not think.", "think": False},
-           "long": {"system": "You browse the web. Think step by step.", "think": True}}
+MANNERS = {
+    "short": {
+        "system": "You browse the web. Think in few words.",
+        "think": True,
+    },
+    "none": {
+        "system": "You browse the web. Do not think.",
+        "think": False,
+    },
+    "long": {
+        "system": "You browse the web. Think step by step.",
+        "think": True,
+    },
+}
 
 ID = "<{}>"  # how observations write the id of an element behind its name: as page.js does
 
@@ -44,13 +55,25 @@ FACTS = """price|stock|status|total|date|author|votes|rating|city|name|bio|shipp
 number|items|owner|weight|distance|color|points|views|size|answers|comments|
 followers|version""".replace("\n", "").split("|")
 CHOICES = {
-    "size": "small medium large", "shipping": "standard express pickup",
-    "color": "red blue green black white", "sort": "newest oldest cheapest best",
+    "size": "small medium large",
+    "shipping": "standard express pickup",
+    "color": "red blue green black white",
+    "sort": "newest oldest cheapest best",
     "status": "pending paid shipped delivered returned",
-    "state": "open closed merged", "priority": "low normal high urgent", "forum": " ".join(FORUMS),
-    "category": " ".join(CATEGORIES), "month": " ".join(MONTHS), "rating": "1 2 3 4 5",
-    "country": " ".join(CITIES[:12])}
-STATES = sorted({word for words in CHOICES.values() for word in words.split() if word.isalpha()})
+    "state": "open closed merged",
+    "priority": "low normal high urgent",
+    "forum": " ".join(FORUMS),
+    "category": " ".join(CATEGORIES),
+    "month": " ".join(MONTHS),
+    "rating": "1 2 3 4 5",
+    "country": " ".join(CITIES[:12]),
+}
+STATES = sorted({
+    word
+    for choices in CHOICES.values()
+    for word in choices.split()
+    if word.isalpha()
+})
 # Words that an instruction or a page may hold: each gets its tokens, an embedding can be learned later.
 OTHER = """a add after all also amount an and any are as ask at available be before begin best
 bought bought buy by can change cheapest check choose chosen click costs did dollars does done
@@ -114,12 +137,18 @@ selected current unread pressed expanded checked disabled""".split()
 FORMS = """registration|contact|preferences|feedback|application|my page|new entry|
 booking|my data|subscription|questions|enquiry|new member|my details""".replace("\n", "").split("|")
 MENUS = CHOICES | {
-    "plan": "basic plus pro free", "format": "pdf csv text html", "time": "morning noon evening night",
+    "plan": "basic plus pro free",
+    "format": "pdf csv text html",
+    "time": "morning noon evening night",
     "day": "monday tuesday wednesday thursday friday saturday sunday",
-    "language": "english french german spanish italian", "access": "public private internal hidden",
-    "level": "beginner easy medium hard expert", "part": "north south east west",
-    "payment": "cash card bank cheque", "material": "wood metal glass paper cotton wool",
-    "meal": "vegan fish meat"}
+    "language": "english french german spanish italian",
+    "access": "public private internal hidden",
+    "level": "beginner easy medium hard expert",
+    "part": "north south east west",
+    "payment": "cash card bank cheque",
+    "material": "wood metal glass paper cotton wool",
+    "meal": "vegan fish meat",
+}
 FILLERS = """the a of in on my this that with for from by to it is there one item post called
 please now here shop forum page products all open add remove buy comment quantity set get into as
 size store not""".split()
@@ -130,70 +159,163 @@ size store not""".split()
 # A word takes its one trailing space along; numbers are cut into at most two digits; an element's id below 100 is one
 # piece, so that it stands right behind the name; a tag takes a trailing space or newline; the fixed parts of a response
 # are one piece each. Pieces of the vocabulary are tokens, all others fall apart into bytes.
-PIECES = (r'\n?do\(action="|", element="|", argument="|exit\(message="|\n?# (?:Element|Note): |"\)</answer>'
-          r'|Task: |title: |#{1,6} |\*\* Simplified html \*\*'
-          r'|</?[a-z][a-z0-9]*>[ \n]?'
-          r'|' + ID.format("[0-9]{1,2}") +
-          r'|[A-Za-z]+ ?|[0-9]{1,2}|\$|\n+|<|[^A-Za-z0-9<$\n]+')
+PIECES = "|".join((
+    r'\n?do\(action="',
+    r'", element="',
+    r'", argument="',
+    r'exit\(message="',
+    r'\n?# (?:Element|Note): ',
+    r'"\)</answer>',
+    r'Task: ',
+    r'title: ',
+    r'#{1,6} ',
+    r'\*\* Simplified html \*\*',
+    r'</?[a-z][a-z0-9]*>[ \n]?',
+    ID.format("[0-9]{1,2}"),
+    r'[A-Za-z]+ ?',
+    r'[0-9]{1,2}',
+    r'\$',
+    r'\n+',
+    r'<',
+    r'[^A-Za-z0-9<$\n]+',
+))
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ACTIONS = """Click Right Type Search Select Dropdown Option Hover Scroll Up Down Press Enter Switch Tab Go Backward
 Forward Wait You Think Do Round Note N A go backward forward""".split()
-CALLS = ['do(action="', '\ndo(action="', '", element="', '", argument="', 'exit(message="', '")', "()", "# Element: ",
-         "\n# Element: ", "# Note: ", "\n# Note: ", "Task: ", "title: ", "# ", "## ", "### ", "** Simplified html **",
-         "<think>", "</think>", "<answer>", "</answer>", '")</answer>']
+CALLS = [
+    'do(action="', '\ndo(action="',
+    '", element="', '", argument="',
+    'exit(message="',
+    '")', "()",
+    "# Element: ", "\n# Element: ",
+    "# Note: ", "\n# Note: ",
+    "Task: ", "title: ",
+    "# ", "## ", "### ",
+    "** Simplified html **",
+    "<think>", "</think>",
+    "<answer>", "</answer>",
+    '")</answer>',
+]
 IDS = [ID.format(i) for i in range(100)]
-JOINTS = [" ", "\n", "\n\n", "| ", " | ", " |", " = ", "(", ")", " (", " , ", ", ", ",", ": ", " : ", ":", ". ", ".", "; ",
-          '"', '" ', ' "', "$"]
-TAGS = [f"<{tag}>" for tag in "a button input textarea select checkbox radio".split()]
-TAGS += [tag.replace("<", "</") + end for tag in TAGS for end in ("", " ", "\n")]
+JOINTS = [
+    " ", "\n", "\n\n",
+    "| ", " | ", " |",
+    " = ",
+    "(", ")", " (",
+    " , ", ", ", ",",
+    ": ", " : ", ":",
+    ". ", ".",
+    "; ",
+    '"', '" ', ' "',
+    "$",
+]
+TAG_NAMES = "a button input textarea select checkbox radio".split()
+OPENING_TAGS = [f"<{name}>" for name in TAG_NAMES]
+CLOSING_TAGS = [f"</{name}>{end}" for name in TAG_NAMES for end in ("", " ", "\n")]
+TAGS = OPENING_TAGS + CLOSING_TAGS
 
 
 def vocabulary() -> list[str]:
-    """Every piece that is one token: words with and without their space, numbers below 100, markup, parts of a call."""
-    labels = LINKS + BUTTONS + FIELDS + FACTS + list(CHOICES) + STATES + OTHER + SECTIONS + VERBS + DETAILS + MORE
-    words = " ".join(labels).split()
-    names = [*ADJECTIVES, *NOUNS, *TOPICS, *SCENERY, *NAMES, *CITIES, *MONTHS, *FORUMS, *CATEGORIES]
-    words = [w + end for w in dict.fromkeys(names + words + ACTIONS) for end in ("", " ")]
-    pieces = list(dict.fromkeys(words + [str(i) for i in range(100)] + IDS + CALLS + JOINTS + TAGS))
-    assert all(re.findall(PIECES, piece) == [piece] for piece in pieces)
+    """Every piece that is one token.
+
+    These are words with and without their space, numbers below 100, markup, and parts of a call.
+    """
+    names = ADJECTIVES + NOUNS + TOPICS + SCENERY
+    names += NAMES + CITIES + MONTHS + FORUMS + list(CATEGORIES)
+    labels = LINKS + BUTTONS + FIELDS + FACTS + list(CHOICES) + STATES
+    labels += OTHER + SECTIONS + VERBS + DETAILS + MORE
+    words = names + " ".join(labels).split() + ACTIONS
+
+    pieces = []
+    for word in dict.fromkeys(words):
+        pieces += [word, word + " "]
+    pieces += [str(i) for i in range(100)]
+    pieces += IDS + CALLS + JOINTS + TAGS
+    pieces = list(dict.fromkeys(pieces))
+
+    for piece in pieces:
+        assert re.findall(PIECES, piece) == [piece]
     return pieces
 
 
 def tokenizer():
-    """Byte-level BPE whose merges are replaced by whole pieces (`ignore_merges`): small, exact on any text, no training."""
+    """Byte-level BPE whose merges are replaced by whole pieces (`ignore_merges`).
+
+    It is small, exact on any text, and needs no training.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    as_token = lambda piece: byte_level.pre_tokenize_str(piece)[0][0]
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map(as_token, vocabulary())]
-    tokens = dict.fromkeys(pieces)
-    result = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[], ignore_merges=True))
-    result.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), byte_level])
+
+    def as_token(piece: str) -> str:
+        """The piece as byte-level BPE writes it: one printable character for each byte."""
+        token, _ = byte_level.pre_tokenize_str(piece)[0]
+        return token
+
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens += [as_token(piece) for piece in vocabulary()]
+    tokens = list(dict.fromkeys(tokens))
+    ids = {token: i for i, token in enumerate(tokens)}
+
+    result = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    result.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     result.decoder = decoders.ByteLevel()
-    result.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    result.add_special_tokens(special)
     return result
 
 
 def write_base(path: Path, seed: int = 0) -> int:
-    """A new checkpoint: tokenizer, chat template, system prompt, architecture, and the weights to start from."""
+    """A new checkpoint: tokenizer, chat template, system prompt, architecture, initial weights.
+
+    Returns the size of the vocabulary.
+    """
     from safetensors.torch import save_file
     path.mkdir(parents=True)  # not exist_ok: worlds/base holds trained weights
     made = tokenizer()
     made.save(str(path / "tokenizer.json"))
-    template = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-                "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>",
-                "pad_token": "<|endoftext|>", "model_max_length": 4096, "clean_up_tokenization_spaces": False,
-                "chat_template": template}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": made.get_vocab_size(),
-              "hidden_size": WIDTH, "intermediate_size": FEED_FORWARD, "num_hidden_layers": LAYERS,
-              "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "hidden_act": "silu",
-              "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": THETA,
-              "tie_word_embeddings": True, "torch_dtype": "float32",
-              "eos_token_id": made.token_to_id("<|im_end|>"),
-              "pad_token_id": made.token_to_id("<|endoftext|>")}
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (path / "agent.json").write_text(json.dumps(agent()) + "\n")
-    weights = initial_weights(made.get_vocab_size(), seed)
+
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": template,
+    }
+    write_json(path / "tokenizer_config.json", settings, indent=2)
+
+    vocab_size = made.get_vocab_size()
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": vocab_size,
+        "hidden_size": WIDTH,
+        "intermediate_size": FEED_FORWARD,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": THETA,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "eos_token_id": made.token_to_id("<|im_end|>"),
+        "pad_token_id": made.token_to_id("<|endoftext|>"),
+    }
+    write_json(path / "config.json", config, indent=2)
+    write_json(path / "agent.json", agent())
+
+    weights = initial_weights(vocab_size, seed)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    return made.get_vocab_size()
+    return vocab_size
+
+
+def write_json(path: Path, value: dict, indent: int | None = None):
+    text = json.dumps(value, indent=indent)
+    path.write_text(text + "\n")
