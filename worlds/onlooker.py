@@ -12,15 +12,25 @@ from pathlib import Path
 from playwright.async_api import Error as PlaywrightError
 
 PACE = 2.0  # seconds that --watch leaves a person to see what comes
-ORANGE = {"color": {"r": 224, "g": 80, "b": 40, "a": 0.15},
-          "outlineColor": {"r": 224, "g": 80, "b": 40, "a": 1}}
+TINT = {
+    "r": 224,
+    "g": 80,
+    "b": 40,
+    "a": 0.15,
+}
+ORANGE = {
+    "color": TINT,
+    "outlineColor": TINT | {"a": 1},
+}
 
 
 def require_display(flag: str, remedy: str):
     """Raises ValueError where no window can open. flag: what asks for one."""
-    if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
-        raise ValueError(f"{flag} opens a window, but this machine has no display (DISPLAY is not set); "
-                         f"{remedy}.")
+    if "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ:
+        return
+    raise ValueError(
+        f"{flag} opens a window, but this machine has no display (DISPLAY is not set); {remedy}."
+    )
 
 
 def frame_of(spot) -> list[float] | None:
@@ -29,33 +39,55 @@ def frame_of(spot) -> list[float] | None:
         return None
     numbers = [spot.get(key) for key in ("x", "y", "width", "height")]
     for number in numbers:
-        if not isinstance(number, (int, float)) or not abs(number) < 1e5:  # NaN is not below it
+        if not isinstance(number, (int, float)):
             return None
+        if not abs(number) < 1e5:  # NaN is not below it
+            return None
+
     x, y, width, height = numbers  # (x, y) is the middle
-    return [round(x - width / 2, 1), round(y - height / 2, 1), round(width, 1), round(height, 1)]
+    left = x - width / 2
+    top = y - height / 2
+    return [round(edge, 1) for edge in (left, top, width, height)]
 
 
-async def photograph(session, turn, frame: list[float] | None, directory: Path, name: str):
+async def photograph(
+    session,
+    turn,
+    frame: list[float] | None,
+    directory: Path,
+    name: str,
+):
     """Keeps the window as a JPEG in a run's directory and notes it in the turn; the report draws the frame."""
     safe = re.sub(r"\W", "-", name)[-150:]
     file = Path("screenshots") / f"{safe}.jpg"
     with suppress(PlaywrightError):  # a page whose script is in a loop cannot be painted
-        await session.page.screenshot(path=directory / file, type="jpeg", quality=55, timeout=5000)
+        await session.page.screenshot(
+            path=directory / file,
+            type="jpeg",
+            quality=55,
+            timeout=5000,
+        )
         turn.shot = {"file": str(file), "frame": frame}
 
 
 def tell(trajectory):
     """Prints what the agent thinks and is about to do."""
-    turn = trajectory.turns[-1]
-    said = re.sub(r"</?(think|answer)>", "\n", f"{turn.url}\n{turn.response}").strip()
+    turns = trajectory.turns
+    turn = turns[-1]
+
+    said = f"{turn.url}\n{turn.response}"
+    said = re.sub(r"</?(think|answer)>", "\n", said).strip()
     said = re.sub(r"\n+", "\n   ", said)
-    text = f"\n-- turn {len(trajectory.turns)}: {said}"
-    if len(trajectory.turns) > 1 and trajectory.turns[-2].error:
-        text = f"\n   error: {trajectory.turns[-2].error}{text}"
-    if len(trajectory.turns) == 1:
+
+    text = f"\n-- turn {len(turns)}: {said}"
+    if len(turns) > 1 and turns[-2].error:
+        text = f"\n   error: {turns[-2].error}{text}"
+    if len(turns) == 1:
         text = f"\n== {trajectory.task['intent']}\n{text}"
+
     # A page or a policy must not send codes to the terminal.
-    print("".join(c for c in text if c.isprintable() or c == "\n"))
+    harmless = [c for c in text if c.isprintable() or c == "\n"]
+    print("".join(harmless))
 
 
 async def highlight(session, frame: list[float] | None):
@@ -64,10 +96,15 @@ async def highlight(session, frame: list[float] | None):
         devtools = session.devtools[session.page]
         if frame is not None:
             left, top, width, height = map(round, frame)
-            place = {"x": left, "y": top, "width": width, "height": height}
+            place = {
+                "x": left,
+                "y": top,
+                "width": width,
+                "height": height,
+            }
             await devtools.send("DOM.enable")
             await devtools.send("Overlay.enable")
-            await devtools.send("Overlay.highlightRect", {**place, **ORANGE})
+            await devtools.send("Overlay.highlightRect", place | ORANGE)
         await asyncio.sleep(PACE)
         if frame is not None:
             await devtools.send("Overlay.hideHighlight")

@@ -6,16 +6,25 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import NamedTuple
 
-from .page import (LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, fact, field, form, items, link, members_only,
-                   navigation, paginate, press, refused, search_box, select, table, whole_number)
-from .shop import SHIPPING, SIZES, STATUSES, Line, Order, Product, slug_of
+from .page import (
+    LOGIN_ROUTES, NOT_FOUND, Page, Redirect,
+    error, fact, items, link, table,
+    field, form, press, search_box, select,
+    members_only, navigation, paginate, refused, whole_number,
+)
+from .shop import SHIPPING, SIZES, STATUSES
+from .shop import Line, Order, Product, slug_of
 from .words import CATEGORIES, MONTHS, password
 
 ROOT = "/admin"
 ROLES = ("clerk", "manager")  # what a clerk may not do says so
-REPORTS = {"bestsellers": ("product", "sold"), "customers": ("customer", "spent"),
-           "departments": ("department", "revenue")}
+REPORTS = {  # the heads of their columns
+    "bestsellers": ("product", "sold"),
+    "customers": ("customer", "spent"),
+    "departments": ("department", "revenue"),
+}
 ALL, ANY = "all of 2023", "any"
+WAITING = ("pending", "paid")  # orders that are still to be sent
 PER_PAGE = 20
 
 
@@ -36,31 +45,56 @@ class Admin:
 
 def seed(rng, people: list[str], sites: dict) -> Admin:
     shop = sites["shop"]
-    roles = ["clerk" if rng.random() < 0.15 else "manager", "manager", "clerk", "clerk", rng.choice(ROLES)]
-    accounts = {user: Account(user, password(rng), role) for user, role in zip(people, roles)}
+
+    main_role = "clerk" if rng.random() < 0.15 else "manager"
+    roles = [main_role, "manager", "clerk", "clerk", rng.choice(ROLES)]
+    accounts = {}
+    for user, role in zip(people, roles):
+        accounts[user] = Account(user, password(rng), role)
+
     sales = {}
     for month in MONTHS:
         # Products and quantities of a month all differ, so that no two products share a place in its ranking.
-        days, slugs = sorted(rng.sample(range(1, 29), 8)), rng.sample(sorted(shop.products), 8)
-        for day, slug, quantity in zip(days, slugs, rng.sample(range(1, 13), 8)):
-            number, shipping = 100 + len(sales), rng.choice(list(SHIPPING))
+        days = sorted(rng.sample(range(1, 29), 8))
+        slugs = rng.sample(sorted(shop.products), 8)
+        quantities = rng.sample(range(1, 13), 8)
+        for day, slug, quantity in zip(days, slugs, quantities):
+            number = 100 + len(sales)
+            shipping = rng.choice(list(SHIPPING))
             line = Line(slug, rng.choice(SIZES), quantity)
-            sales[number] = Order(number, rng.choice(people), f"{day} {month} 2023", rng.choice(STATUSES), shipping,
-                                  (line,), shop.products[slug].price * quantity + SHIPPING[shipping])
+            goods = shop.products[slug].price * quantity
+            sales[number] = Order(
+                number,
+                user=rng.choice(people),
+                date=f"{day} {month} 2023",
+                status=rng.choice(STATUSES),
+                shipping=shipping,
+                lines=(line,),
+                total=goods + SHIPPING[shipping],
+            )
     return Admin(accounts, shop.products, shop.orders, sales, {})
 
 
 def nav(user: str | None) -> str:
-    links = [("home", ROOT), ("orders", "/admin/orders"), ("products", "/admin/products"),
-             ("reports", "/admin/reports"), ("staff", "/admin/staff"), ("new product", "/admin/new")]
-    return navigation(ROOT, user, links) + (search_box(ROOT) if user else "")
+    links = [
+        ("home", ROOT),
+        ("orders", "/admin/orders"),
+        ("products", "/admin/products"),
+        ("reports", "/admin/reports"),
+        ("staff", "/admin/staff"),
+        ("new product", "/admin/new"),
+    ]
+    search = search_box(ROOT) if user else ""
+    return navigation(ROOT, user, links) + search
 
 
 def managers_only(handler):
+    """Sends visitors to the login form, and tells clerks that they may not."""
     @wraps(handler)
     @members_only
     def guarded(admin, request, *groups):
-        if admin.accounts[request.user].role != "manager":
+        account = admin.accounts[request.user]
+        if account.role != "manager":
             return refused("only a manager can do this and you are a clerk")
         return handler(admin, request, *groups)
     return guarded
@@ -68,40 +102,83 @@ def managers_only(handler):
 
 @members_only
 def home(admin, request):
-    waiting = sum(order.status in ("pending", "paid") for order in every_order(admin))
-    scarce = sorted(admin.products.values(), key=lambda p: (p.stock, p.name))[:5]
-    return Page("shop admin", f'<h1>shop admin</h1><p>{request.user} is {admin.accounts[request.user].role}</p>'
-                + fact("orders to ship", waiting) + fact("products", len(admin.products))
-                + "<h2>low stock</h2>" + product_table(scarce))
+    role = admin.accounts[request.user].role
+    waiting = sum(order.status in WAITING for order in every_order(admin))
+    scarce = sorted(admin.products.values(), key=by_stock)
+    body = f"<h1>shop admin</h1><p>{request.user} is {role}</p>"
+    body += fact("orders to ship", waiting)
+    body += fact("products", len(admin.products))
+    body += "<h2>low stock</h2>"
+    body += product_table(scarce[:5])
+    return Page("shop admin", body)
 
 
 # ---- products
+def by_name(p):
+    return p.name
+
+
+def by_price(p):
+    return p.price, p.name
+
+
+def by_stock(p):
+    return p.stock, p.name
+
+
+SORTS = {
+    "name": by_name,
+    "cheapest": by_price,
+    "lowest stock": by_stock,
+}
+
+
 def product_table(products) -> str:
-    return table(("product", "department", "price", "stock"), [
-        (link(p.name, f"/admin/products/{p.slug}"), p.category, f"${p.price}", p.stock) for p in products])
-
-
-SORTS = {"name": lambda p: p.name, "cheapest": lambda p: (p.price, p.name), "lowest stock": lambda p: (p.stock, p.name)}
+    rows = []
+    for p in products:
+        name = link(p.name, f"/admin/products/{p.slug}")
+        rows.append((name, p.category, f"${p.price}", p.stock))
+    return table(("product", "department", "price", "stock"), rows)
 
 
 @members_only
 def products(admin, request):
-    department, order = request.query.get("department", ANY), request.query.get("sort", "name")
+    department = request.query.get("department", ANY)
+    order = request.query.get("sort", "name")
     found = [p for p in admin.products.values() if department in (ANY, p.category)]
-    shown, links = paginate(sorted(found, key=SORTS.get(order, SORTS["name"])), request, PER_PAGE, "/admin/products")
-    choices = form(select("department", (ANY, *CATEGORIES), department), select("sort", SORTS, order),
-                   submit="filter", method="get")
-    return Page("products", f"<h1>products</h1>{choices}<p>{len(found)} found</p>{product_table(shown)}{links}")
+    found.sort(key=SORTS.get(order, by_name))
+    shown, links = paginate(found, request, PER_PAGE, "/admin/products")
+
+    choices = form(
+        select("department", (ANY, *CATEGORIES), department),
+        select("sort", SORTS, order),
+        submit="filter",
+        method="get",
+    )
+    body = f"<h1>products</h1>{choices}<p>{len(found)} found</p>"
+    body += product_table(shown)
+    return Page("products", body + links)
 
 
 @members_only
 def search(admin, request):
     """Products by their words, orders by their number or customer."""
-    wanted = request.query.get("q", "").lower().split()
-    goods = [p for p in admin.products.values() if wanted and set(wanted) <= set(p.name.split())]
-    orders = [o for o in every_order(admin) if wanted and set(wanted) <= {str(o.number), o.user}]
-    return Page("search", f"<h1>search</h1><h2>products</h2>{product_table(goods[:PER_PAGE])}"
-                          f"<h2>orders</h2>{order_table(orders[:PER_PAGE])}")
+    text = request.query.get("q", "").lower()
+    wanted = set(text.split())
+    goods, orders = [], []
+    if wanted:
+        for p in admin.products.values():
+            if wanted <= set(p.name.split()):
+                goods.append(p)
+        for o in every_order(admin):
+            if wanted <= {str(o.number), o.user}:
+                orders.append(o)
+
+    body = "<h1>search</h1><h2>products</h2>"
+    body += product_table(goods[:PER_PAGE])
+    body += "<h2>orders</h2>"
+    body += order_table(orders[:PER_PAGE])
+    return Page("search", body)
 
 
 @members_only
@@ -109,16 +186,24 @@ def product(admin, request, slug):
     p = admin.products.get(slug)
     if p is None:
         return NOT_FOUND
-    return Page(p.name, f"<h1>{p.name}</h1>" + fact("department", p.category) + fact("price", f"${p.price}")
-                + fact("stock", p.stock) + f'<p>{link("edit product", f"/admin/products/{slug}/edit")}</p>')
+    edit = link("edit product", f"/admin/products/{slug}/edit")
+    body = f"<h1>{p.name}</h1>"
+    body += fact("department", p.category)
+    body += fact("price", f"${p.price}")
+    body += fact("stock", p.stock)
+    body += f"<p>{edit}</p>"
+    return Page(p.name, body)
 
 
 def amounts(request) -> tuple[int, int, str]:
     """(price, stock, what is wrong with them)."""
-    price, stock = (whole_number(request.form.get(name, "")) for name in ("price", "stock"))
+    price = whole_number(request.form.get("price", ""))
+    stock = whole_number(request.form.get("stock", ""))
     if price is None or not 0 < price < 1000:
         return 0, 0, "price must be a whole number between 1 and 999"
-    return price, stock, "" if stock is not None else "stock must be a whole number"
+    if stock is None:
+        return price, stock, "stock must be a whole number"
+    return price, stock, ""
 
 
 @managers_only
@@ -126,9 +211,11 @@ def product_form(admin, request, slug, problem=""):
     p = admin.products.get(slug)
     if p is None:
         return NOT_FOUND
-    shown = {"price": p.price, "stock": p.stock} | request.form
-    return Page("edit product", f"<h1>edit product</h1><p>{p.name}</p>{error(problem)}"
-                + form(field("price", shown["price"]), field("stock", shown["stock"]), submit="save"))
+    price = request.form.get("price", p.price)
+    stock = request.form.get("stock", p.stock)
+    body = f"<h1>edit product</h1><p>{p.name}</p>{error(problem)}"
+    body += form(field("price", price), field("stock", stock), submit="save")
+    return Page("edit product", body)
 
 
 @managers_only
@@ -136,30 +223,48 @@ def edit_product(admin, request, slug):
     price, stock, problem = amounts(request)
     if problem or slug not in admin.products:
         return product_form(admin, request, slug, problem)
-    admin.products[slug] = admin.products[slug]._replace(price=price, stock=stock)
+    old = admin.products[slug]
+    admin.products[slug] = old._replace(price=price, stock=stock)
     return Redirect(f"/products/{slug}")
 
 
 # ---- a new product, over three pages
 @managers_only
 def new_form(admin, request, problem=""):
-    name, department = request.form.get("name", ""), request.form.get("department", "")
-    return Page("new product", f"<h1>new product</h1><p>step 1 of 3</p>{error(problem)}"
-                + form(field("name", name), select("department", ("choose", *CATEGORIES), department),
-                       submit="continue"))
+    name = request.form.get("name", "")
+    department = request.form.get("department", "")
+    body = f"<h1>new product</h1><p>step 1 of 3</p>{error(problem)}"
+    body += form(
+        field("name", name),
+        select("department", ("choose", *CATEGORIES), department),
+        submit="continue",
+    )
+    return Page("new product", body)
 
 
 @managers_only
 def new_product(admin, request):
-    name, department = request.form.get("name", "").strip(), request.form.get("department", "")
-    problem = "choose a department" if department not in CATEGORIES else ""
+    name = request.form.get("name", "").strip()
+    department = request.form.get("department", "")
+
+    problem = ""
     if not re.fullmatch("[a-z]{1,20}( [a-z]{1,20}){0,3}", name):
         problem = "name must be one to four words in small letters"
     elif slug_of(name) in admin.products:
         problem = "there is a product of this name"
+    elif department not in CATEGORIES:
+        problem = "choose a department"
     if problem:
         return new_form(admin, request, problem)
-    admin.drafts[request.user] = Product(slug_of(name), name, department, 0, 0, 0)
+
+    admin.drafts[request.user] = Product(
+        slug_of(name),
+        name,
+        department,
+        price=0,
+        stock=0,
+        rating=0,
+    )
     return Redirect("/new/price")
 
 
@@ -167,17 +272,20 @@ def new_product(admin, request):
 def price_form(admin, request, problem=""):
     if request.user not in admin.drafts:
         return Redirect("/new")
-    fields = (field(name, request.form.get(name, "")) for name in ("price", "stock"))
-    return Page("price and stock", f"<h1>price and stock</h1><p>step 2 of 3</p>{error(problem)}"
-                + form(*fields, submit="continue"))
+    price = request.form.get("price", "")
+    stock = request.form.get("stock", "")
+    body = f"<h1>price and stock</h1><p>step 2 of 3</p>{error(problem)}"
+    body += form(field("price", price), field("stock", stock), submit="continue")
+    return Page("price and stock", body)
 
 
 @managers_only
 def set_price(admin, request):
     price, stock, problem = amounts(request)
-    if problem or request.user not in admin.drafts:
+    draft = admin.drafts.get(request.user)
+    if problem or draft is None:
         return price_form(admin, request, problem)
-    admin.drafts[request.user] = admin.drafts[request.user]._replace(price=price, stock=stock)
+    admin.drafts[request.user] = draft._replace(price=price, stock=stock)
     return Redirect("/new/review")
 
 
@@ -186,8 +294,13 @@ def review(admin, request):
     p = admin.drafts.get(request.user)
     if p is None or not p.price:
         return Redirect("/new")
-    return Page("review", "<h1>review</h1><p>step 3 of 3</p>" + fact("name", p.name) + fact("department", p.category)
-                + fact("price", f"${p.price}") + fact("stock", p.stock) + form(submit="publish product"))
+    body = "<h1>review</h1><p>step 3 of 3</p>"
+    body += fact("name", p.name)
+    body += fact("department", p.category)
+    body += fact("price", f"${p.price}")
+    body += fact("stock", p.stock)
+    body += form(submit="publish product")
+    return Page("review", body)
 
 
 @managers_only
@@ -202,30 +315,50 @@ def publish(admin, request):
 # ---- orders
 def every_order(admin) -> list[Order]:
     """Newest first: the account's orders of this year, then those of 2023."""
-    return sorted(admin.orders.values(), reverse=True) + sorted(admin.sales.values(), reverse=True)
+    this_year = sorted(admin.orders.values(), reverse=True)
+    last_year = sorted(admin.sales.values(), reverse=True)
+    return this_year + last_year
 
 
 def order_table(orders) -> str:
-    return table(("order", "date", "customer", "status", "total"), [
-        (link(f"order {o.number}", f"/admin/orders/{o.number}"), o.date, o.user, o.status, f"${o.total}")
-        for o in orders])
+    rows = []
+    for o in orders:
+        name = link(f"order {o.number}", f"/admin/orders/{o.number}")
+        rows.append((name, o.date, o.user, o.status, f"${o.total}"))
+    return table(("order", "date", "customer", "status", "total"), rows)
 
 
 @members_only
 def orders(admin, request):
-    status, customer = request.query.get("status", ANY), request.query.get("customer", "").strip().lower()
-    found = [o for o in every_order(admin) if status in (ANY, o.status) and customer in ("", o.user)]
-    if request.query.get("sort") == "oldest":
+    status = request.query.get("status", ANY)
+    customer = request.query.get("customer", "").strip().lower()
+    sort = request.query.get("sort", "")
+
+    found = every_order(admin)
+    found = [o for o in found if status in (ANY, o.status)]
+    found = [o for o in found if customer in ("", o.user)]
+    if sort == "oldest":
         found.reverse()
     shown, links = paginate(found, request, PER_PAGE, "/admin/orders")
-    choices = form(select("status", (ANY, *STATUSES, "cancelled"), status), field("customer", customer),
-                   select("sort", ("newest", "oldest"), request.query.get("sort", "")), submit="filter", method="get")
-    return Page("orders", f"<h1>orders</h1>{choices}<p>{len(found)} found</p>{order_table(shown)}{links}")
+
+    choices = form(
+        select("status", (ANY, *STATUSES, "cancelled"), status),
+        field("customer", customer),
+        select("sort", ("newest", "oldest"), sort),
+        submit="filter",
+        method="get",
+    )
+    body = f"<h1>orders</h1>{choices}<p>{len(found)} found</p>"
+    body += order_table(shown)
+    return Page("orders", body + links)
 
 
 def held_by(admin, number: str) -> dict[int, Order]:
     """The table that holds this order; empty if none does."""
-    return next((orders for orders in (admin.sales, admin.orders) if int(number) in orders), {})
+    for held in (admin.sales, admin.orders):
+        if int(number) in held:
+            return held
+    return {}
 
 
 @members_only
@@ -233,21 +366,35 @@ def order(admin, request, number):
     o = held_by(admin, number).get(int(number))
     if o is None:
         return NOT_FOUND
-    here, buttons = f"/admin/orders/{o.number}", ""
-    if o.status in ("pending", "paid"):
-        buttons = press("ship order", f"{here}/ship") + press("cancel order", f"{here}/cancel", "cancel this order?")
-    bought = items(f"{line.quantity} {line.size} {admin.products[line.slug].name}" for line in o.lines)
-    return Page("order", f"<h1>order {o.number}</h1>" + fact("customer", o.user) + fact("date", o.date)
-                + fact("status", o.status) + bought + fact("shipping", o.shipping) + fact("total", f"${o.total}")
-                + buttons)
+
+    buttons = ""
+    if o.status in WAITING:
+        here = f"/admin/orders/{o.number}"
+        buttons += press("ship order", f"{here}/ship")
+        buttons += press("cancel order", f"{here}/cancel", "cancel this order?")
+
+    bought = []
+    for line in o.lines:
+        name = admin.products[line.slug].name
+        bought.append(f"{line.quantity} {line.size} {name}")
+
+    body = f"<h1>order {o.number}</h1>"
+    body += fact("customer", o.user)
+    body += fact("date", o.date)
+    body += fact("status", o.status)
+    body += items(bought)
+    body += fact("shipping", o.shipping)
+    body += fact("total", f"${o.total}")
+    return Page("order", body + buttons)
 
 
 def turn(admin, number, status):
     """Moves an order that waits to be sent on to `status`."""
-    table, number = held_by(admin, number), int(number)
-    if number not in table or table[number].status not in ("pending", "paid"):
+    held = held_by(admin, number)
+    number = int(number)
+    if number not in held or held[number].status not in WAITING:
         return NOT_FOUND
-    table[number] = table[number]._replace(status=status)
+    held[number] = held[number]._replace(status=status)
     return Redirect(f"/orders/{number}")
 
 
@@ -266,51 +413,81 @@ def figures(admin, report: str, month: str) -> Counter:
     """Units by product, or dollars by customer or department; cancelled orders do not count."""
     sums = Counter()
     for o in admin.sales.values():
-        if o.status != "cancelled" and month in (ALL, o.date.split()[1]):
-            p = admin.products[o.lines[0].slug]
-            name, amount = {"bestsellers": (p.name, o.lines[0].quantity), "customers": (o.user, o.total),
-                            "departments": (p.category, o.total)}[report]
-            sums[name] += amount
+        _, sold_in, _ = o.date.split()
+        if o.status == "cancelled" or month not in (ALL, sold_in):
+            continue
+        line = o.lines[0]  # a sale has no other
+        p = admin.products[line.slug]
+        counted = {
+            "bestsellers": (p.name, line.quantity),
+            "customers": (o.user, o.total),
+            "departments": (p.category, o.total),
+        }
+        name, amount = counted[report]
+        sums[name] += amount
     return sums
 
 
 @members_only
 def reports(admin, request):
-    report, month = request.query.get("report", "bestsellers"), request.query.get("month", ALL)
-    choices = form(select("report", REPORTS, report), select("month", (ALL, *MONTHS), month),
-                   submit="show report", method="get")
-    if report not in REPORTS or month not in (ALL, *MONTHS):
-        return Page("reports", f'<h1>reports</h1>{error("choose a report and a month")}{choices}')
+    report = request.query.get("report", "bestsellers")
+    month = request.query.get("month", ALL)
+    months = (ALL, *MONTHS)
+    body = "<h1>reports</h1>"
+    choices = form(
+        select("report", REPORTS, report),
+        select("month", months, month),
+        submit="show report",
+        method="get",
+    )
+    if report not in REPORTS or month not in months:
+        problem = error("choose a report and a month")
+        return Page("reports", body + problem + choices)
+    body += choices
     if not request.query:
-        return Page("reports", f"<h1>reports</h1>{choices}")
-    sums, unit = figures(admin, report, month), "" if report == "bestsellers" else "$"
-    ranking = table(REPORTS[report], [(name, f"{unit}{amount}") for name, amount in sums.most_common()])
-    return Page("reports", f"<h1>reports</h1>{choices}<h2>{report} in {month}</h2>{ranking}"
-                + fact("sum", f"{unit}{sums.total()}"))
+        return Page("reports", body)
+
+    sums = figures(admin, report, month)
+    unit = "" if report == "bestsellers" else "$"
+    rows = [(name, f"{unit}{amount}") for name, amount in sums.most_common()]
+    body += f"<h2>{report} in {month}</h2>"
+    body += table(REPORTS[report], rows)
+    body += fact("sum", f"{unit}{sums.total()}")
+    return Page("reports", body)
 
 
 # ---- staff
 @members_only
 def staff(admin, request):
-    return Page("staff", "<h1>staff</h1>" + table(("person", "role"), [
-        (link(a.user, f"/admin/staff/{a.user}"), a.role) for a in admin.accounts.values()]))
+    rows = []
+    for a in admin.accounts.values():
+        name = link(a.user, f"/admin/staff/{a.user}")
+        rows.append((name, a.role))
+    body = "<h1>staff</h1>"
+    body += table(("person", "role"), rows)
+    return Page("staff", body)
 
 
 @members_only
 def person(admin, request, user, problem=""):
     if user not in admin.accounts:
         return NOT_FOUND
-    return Page(user, f"<h1>{user}</h1>{error(problem)}" + fact("has the role", admin.accounts[user].role)
-                + form(select("role", ROLES, admin.accounts[user].role), submit="save"))
+    role = admin.accounts[user].role
+    body = f"<h1>{user}</h1>{error(problem)}"
+    body += fact("has the role", role)
+    body += form(select("role", ROLES, role), submit="save")
+    return Page(user, body)
 
 
 @managers_only
 def set_role(admin, request, user):
     role = request.form.get("role")
-    if user not in admin.accounts or role not in ROLES or user == request.user:
-        problem = "you cannot change your own role" if user == request.user else "choose a role"
-        return person(admin, request, user, problem)
-    admin.accounts[user] = admin.accounts[user]._replace(role=role)
+    if user == request.user:
+        return person(admin, request, user, "you cannot change your own role")
+    if user not in admin.accounts or role not in ROLES:
+        return person(admin, request, user, "choose a role")
+    old = admin.accounts[user]
+    admin.accounts[user] = old._replace(role=role)
     return Redirect("/staff")
 
 

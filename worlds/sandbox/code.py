@@ -5,10 +5,15 @@ from functools import wraps
 from html import escape
 from typing import NamedTuple
 
-from .page import (LOGIN_ROUTES, NOT_FOUND, Page, Redirect, area, error, fact, field, form, items, link, members_only,
-                   navigation, paginate, press, refused, search_box, select, table, unfit)
+from .page import (
+    LOGIN_ROUTES, NOT_FOUND, Page, Redirect,
+    error, fact, items, link, table,
+    area, field, form, press, search_box, select,
+    members_only, navigation, paginate, refused, unfit,
+)
 from .shop import slug_of
-from .words import ADJECTIVES, NOUNS, TOPICS, names, password, phrase
+from .words import ADJECTIVES, NOUNS, TOPICS
+from .words import names, password, phrase
 
 ROOT = "/code"
 ROLES = ("visitor", "guest", "developer", "owner")  # each may do what those before it may
@@ -61,30 +66,60 @@ class Code:
 
 
 def seed(rng, people: list[str], sites: dict) -> Code:
+    main_user, *others = people
     accounts = {user: Account(user, password(rng)) for user in people}
-    projects = {slug_of(name): Project(slug_of(name), name, f"a {rng.choice(ADJECTIVES)} thing", rng.randint(1, 90))
-                for name in names(rng, TOPICS, 6)}
-    titles, members, issues, merges = iter(names(rng, NOUNS, len(NOUNS))), {}, {}, {}
+
+    projects = {}
+    for name in names(rng, TOPICS, 6):
+        slug = slug_of(name)
+        about = f"a {rng.choice(ADJECTIVES)} thing"
+        projects[slug] = Project(slug, name, about, followers=rng.randint(1, 90))
+
+    titles = iter(names(rng, NOUNS, len(NOUNS)))
+    members, issues, merges = {}, {}, {}
     mine = rng.sample(["owner", "owner", "developer", "developer", "guest", "guest"], 6)
     for slug, role in zip(projects, mine):
-        owner, *others = rng.sample(people[1:], 5)
-        members[slug, owner] = "developer" if role == "owner" else "owner"
-        members |= {(slug, user): rng.choice(ROLES[1:3]) for user in others} | {(slug, people[0]): role}
-        team = [owner, *others, people[0]]
+        # Besides the main user a project has five members. The first of them owns it where the main user does not.
+        first, *rest = rng.sample(others, 5)
+        members[slug, first] = "developer" if role == "owner" else "owner"
+        for user in rest:
+            members[slug, user] = rng.choice(("guest", "developer"))
+        members[slug, main_user] = role
+        team = [first, *rest, main_user]
+
         for i in range(rng.randint(5, 7)):
             state = rng.choice(("open", "open", "closed")) if i else "open"
-            issues[10 + len(issues)] = Issue(10 + len(issues), slug, next(titles), rng.choice(team),
-                                             rng.choice([NOBODY, *team]), rng.choice(PRIORITIES), state, ())
+            number = 10 + len(issues)
+            issues[number] = Issue(
+                number,
+                slug,
+                title=next(titles),
+                author=rng.choice(team),
+                assignee=rng.choice([NOBODY, *team]),
+                priority=rng.choice(PRIORITIES),
+                state=state,
+                comments=(),
+            )
+
         for i in range(rng.randint(2, 3)):
-            author, *approved = rng.sample(others, rng.randint(1, 2))
+            author, *approved = rng.sample(rest, rng.randint(1, 2))
             state = rng.choice(("open", "open", "merged")) if i else "open"
-            merges[10 + len(merges)] = Merge(10 + len(merges), slug, next(titles), author,
-                                             phrase(rng).replace(" ", "-"), state, tuple(approved))
+            number = 10 + len(merges)
+            merges[number] = Merge(
+                number,
+                slug,
+                title=next(titles),
+                author=author,
+                branch=phrase(rng).replace(" ", "-"),
+                state=state,
+                approved=tuple(approved),
+            )
     return Code(accounts, projects, members, issues, merges, {})
 
 
 def nav(user: str | None) -> str:
-    return navigation(ROOT, user, [("home", ROOT)]) + search_box(ROOT)
+    links = navigation(ROOT, user, [("home", ROOT)])
+    return links + search_box(ROOT)
 
 
 def role_of(code, slug: str, user: str | None) -> str:
@@ -96,86 +131,139 @@ def at_least(role):
     def decorate(handler):
         @wraps(handler)
         def guarded(code, request, slug, *groups):
-            if slug not in code.projects:
+            p = code.projects.get(slug)
+            if p is None:
                 return NOT_FOUND
-            mine = role_of(code, slug, request.user)
             if request.user is None and role != "visitor":
                 return Redirect("/login")
+            mine = role_of(code, slug, request.user)
             if ROLES.index(mine) < ROLES.index(role):
-                return refused(f"this needs the role {role} and you are {mine} of {code.projects[slug].name}")
-            return handler(code, request, code.projects[slug], *groups)
+                return refused(f"this needs the role {role} and you are {mine} of {p.name}")
+            return handler(code, request, p, *groups)
         return guarded
     return decorate
 
 
 # ---- projects
 def followers(code, p) -> int:
-    return p.followers + sum(slug == p.slug for slug, _ in code.following)
+    joined = sum(slug == p.slug for slug, _ in code.following)
+    return p.followers + joined
 
 
 def home(code, request):
     order = request.query.get("sort", "name")
-    ranked = sorted(code.projects.values(), key=lambda p: (-followers(code, p) if order == "followers" else 0, p.name))
+    ranked = sorted(code.projects.values(), key=lambda p: p.name)
+    if order == "followers":
+        ranked.sort(key=lambda p: -followers(code, p))  # where two have as many, names decide
     shown, links = paginate(ranked, request, PER_PAGE, ROOT)
-    rows = [(link(p.name, f"/code/p/{p.slug}"), p.about, followers(code, p), role_of(code, p.slug, request.user))
-            for p in shown]
-    choice = form(select("sort", ("name", "followers"), order), submit="apply", method="get")
-    return Page("code", "<h1>projects</h1>" + choice
-                + table(("project", "about", "followers", "your role"), rows) + links)
+
+    rows = []
+    for p in shown:
+        name = link(p.name, f"/code/p/{p.slug}")
+        role = role_of(code, p.slug, request.user)
+        rows.append((name, p.about, followers(code, p), role))
+
+    choice = select("sort", ("name", "followers"), order)
+    body = "<h1>projects</h1>"
+    body += form(choice, submit="apply", method="get")
+    body += table(("project", "about", "followers", "your role"), rows)
+    return Page("code", body + links)
 
 
 def search(code, request):
-    wanted = request.query.get("q", "").lower().split()
-    found = [each for each in (*code.projects.values(), *code.issues.values(), *code.merges.values())
-             if wanted and set(wanted) <= set((each.name if isinstance(each, Project) else each.title).split())]
-    lines = [link(each.name, f"/code/p/{each.slug}") + " project" if isinstance(each, Project) else
-             link(each.title, ROOT + address(each)) + f" in {code.projects[each.project].name}" for each in found[:12]]
-    return Page("search", f"<h1>search</h1><p>{len(found)} found</p>" + items(lines))
+    """Projects by the words of their names, issues and merge requests by those of their titles."""
+    text = request.query.get("q", "").lower()
+    wanted = set(text.split())
+    lines = []
+    if wanted:
+        for p in code.projects.values():
+            if wanted <= set(p.name.split()):
+                name = link(p.name, f"/code/p/{p.slug}")
+                lines.append(f"{name} project")
+        for row in (*code.issues.values(), *code.merges.values()):
+            if wanted <= set(row.title.split()):
+                title = link(row.title, ROOT + address(row))
+                lines.append(f"{title} in {code.projects[row.project].name}")
+
+    body = f"<h1>search</h1><p>{len(lines)} found</p>"
+    body += items(lines[:12])
+    return Page("search", body)
 
 
 @at_least("visitor")
 def project(code, request, p):
-    here, mine = f"/code/p/{p.slug}", (p.slug, request.user) in code.following
-    follow = press("unfollow" if mine else "follow", f"{here}/follow") if request.user else ""
-    links = items([link("issues", f"{here}/issues"), link("merge requests", f"{here}/merges"),
-                   link("members", f"{here}/members")])
-    return Page(p.name, f"<h1>{p.name}</h1><p>{p.about}</p>" + fact("followers", followers(code, p))
-                + fact("your role", role_of(code, p.slug, request.user)) + follow + links)
+    here = f"/code/p/{p.slug}"
+    button = ""
+    if request.user:
+        follows = (p.slug, request.user) in code.following
+        button = press("unfollow" if follows else "follow", f"{here}/follow")
+    links = [
+        link("issues", f"{here}/issues"),
+        link("merge requests", f"{here}/merges"),
+        link("members", f"{here}/members"),
+    ]
+    body = f"<h1>{p.name}</h1><p>{p.about}</p>"
+    body += fact("followers", followers(code, p))
+    body += fact("your role", role_of(code, p.slug, request.user))
+    body += button
+    body += items(links)
+    return Page(p.name, body)
 
 
 @at_least("visitor")
 @members_only
 def follow(code, request, p):
-    if code.following.pop((p.slug, request.user), None) is None:
-        code.following[p.slug, request.user] = True
+    """Follows the project, or no longer follows it."""
+    key = (p.slug, request.user)
+    if key in code.following:
+        del code.following[key]
+    else:
+        code.following[key] = True
     return Redirect(f"/p/{p.slug}")
 
 
 # ---- members
 @at_least("visitor")
 def members(code, request, p, problem=""):
-    team = {user: role for (slug, user), role in code.members.items() if slug == p.slug}
-    rows = [(f'<span id="{user}">{user}</span>' if role_of(code, p.slug, request.user) != "owner" else
-             link(user, f"/code/p/{p.slug}/members/{user}"), f'<span id="role-{user}">{role}</span>')
-            for user, role in team.items()]
-    invite = ""
-    if role_of(code, p.slug, request.user) == "owner":
-        invite = "<h2>invite</h2>" + form(field("username", request.form.get("username", "")),
-                                          select("role", ("choose", *ROLES[1:])), submit="invite")
-    return Page("members", f"<h1>members</h1><p>{p.name}</p>{error(problem)}" + table(("member", "role"), rows)
-                + invite)
+    mine = role_of(code, p.slug, request.user)
+    rows = []
+    for (slug, user), role in code.members.items():
+        if slug != p.slug:
+            continue
+        if mine == "owner":
+            name = link(user, f"/code/p/{p.slug}/members/{user}")
+        else:
+            name = f'<span id="{user}">{user}</span>'
+        rows.append((name, f'<span id="role-{user}">{role}</span>'))
+
+    body = f"<h1>members</h1><p>{p.name}</p>{error(problem)}"
+    body += table(("member", "role"), rows)
+    if mine == "owner":
+        username = request.form.get("username", "")
+        body += "<h2>invite</h2>"
+        body += form(
+            field("username", username),
+            select("role", ("choose", *ROLES[1:])),
+            submit="invite",
+        )
+    return Page("members", body)
 
 
 @at_least("owner")
 def invite(code, request, p):
-    user, role = request.form.get("username", "").strip(), request.form.get("role")
-    problem = "" if user in code.accounts else "there is no such user"
+    user = request.form.get("username", "").strip()
+    role = request.form.get("role")
+
+    problem = ""
     if role not in ROLES[1:]:
         problem = "choose a role"
     elif (p.slug, user) in code.members:
         problem = f"{user} is a member already"
+    elif user not in code.accounts:
+        problem = "there is no such user"
     if problem:
         return members(code, request, p.slug, problem)
+
     code.members[p.slug, user] = role
     return Redirect(f"/p/{p.slug}/members")
 
@@ -185,18 +273,21 @@ def member(code, request, p, user):
     if (p.slug, user) not in code.members:
         return NOT_FOUND
     here = f"/code/p/{p.slug}/members/{user}"
-    return Page(user, f"<h1>{user}</h1><p>member of {p.name}</p>"
-                + form(select("role", ROLES[1:], code.members[p.slug, user]), submit="save")
-                + press(f"remove {user}", f"{here}/remove", "remove this member?"))
+    role = select("role", ROLES[1:], code.members[p.slug, user])
+    body = f"<h1>{user}</h1><p>member of {p.name}</p>"
+    body += form(role, submit="save")
+    body += press(f"remove {user}", f"{here}/remove", "remove this member?")
+    return Page(user, body)
 
 
 @at_least("owner")
 def set_role(code, request, p, user):
-    if (p.slug, user) not in code.members or request.form.get("role") not in ROLES[1:]:
+    role = request.form.get("role")
+    if (p.slug, user) not in code.members or role not in ROLES[1:]:
         return NOT_FOUND
     if user == request.user:
         return refused("you cannot change your own role")
-    code.members[p.slug, user] = request.form["role"]
+    code.members[p.slug, user] = role
     return Redirect(f"/p/{p.slug}/members")
 
 
@@ -210,24 +301,41 @@ def remove_member(code, request, p, user):
 
 # ---- issues
 def address(row) -> str:
-    return f'/p/{row.project}/{"issues" if isinstance(row, Issue) else "merges"}/{row.number}'
+    """The path of an issue or a merge request, below ROOT."""
+    kind = "issues" if isinstance(row, Issue) else "merges"
+    return f"/p/{row.project}/{kind}/{row.number}"
 
 
 def issue_table(issues) -> str:
-    return table(("issue", "priority", "state", "assignee"), [
-        (link(i.title, ROOT + address(i)), i.priority, i.state, i.assignee) for i in issues])
+    rows = []
+    for i in issues:
+        title = link(i.title, ROOT + address(i))
+        rows.append((title, i.priority, i.state, i.assignee))
+    return table(("issue", "priority", "state", "assignee"), rows)
 
 
 @at_least("visitor")
 def issues(code, request, p):
-    state, priority = request.query.get("state", "open"), request.query.get("priority", ANY)
-    found = [i for i in code.issues.values() if i.project == p.slug and state in (ANY, i.state)
-             and priority in (ANY, i.priority)]
-    shown, links = paginate(found, request, PER_PAGE, f"/code/p/{p.slug}/issues")
-    choices = form(select("state", ("open", "closed", ANY), state), select("priority", (ANY, *PRIORITIES), priority),
-                   submit="filter", method="get")
-    return Page("issues", f'<h1>issues</h1><p>{p.name}</p><p>{link("new issue", f"/code/p/{p.slug}/issues/new")}</p>'
-                          f"{choices}<p>{len(found)} found</p>{issue_table(shown)}{links}")
+    here = f"/code/p/{p.slug}/issues"
+    state = request.query.get("state", "open")
+    priority = request.query.get("priority", ANY)
+
+    found = [i for i in code.issues.values() if i.project == p.slug]
+    found = [i for i in found if state in (ANY, i.state)]
+    found = [i for i in found if priority in (ANY, i.priority)]
+    shown, links = paginate(found, request, PER_PAGE, here)
+
+    choices = form(
+        select("state", ("open", "closed", ANY), state),
+        select("priority", (ANY, *PRIORITIES), priority),
+        submit="filter",
+        method="get",
+    )
+    new = link("new issue", f"{here}/new")
+    body = f"<h1>issues</h1><p>{p.name}</p><p>{new}</p>"
+    body += f"{choices}<p>{len(found)} found</p>"
+    body += issue_table(shown)
+    return Page("issues", body + links)
 
 
 def team_of(code, p) -> list[str]:
@@ -235,24 +343,39 @@ def team_of(code, p) -> list[str]:
 
 
 def issue_form(code, request, p, title, shown, submit, problem=""):
+    """The form of a new or an old issue. shown: what its fields hold before anything is typed."""
     shown = shown | request.form
-    return Page(title, f"<h1>{title}</h1><p>{p.name}</p>{error(problem)}"
-                + form(field("title", shown["title"]), select("priority", PRIORITIES, shown["priority"]),
-                       select("assignee", (NOBODY, *team_of(code, p)), shown["assignee"]), submit=submit))
+    assignees = (NOBODY, *team_of(code, p))
+    body = f"<h1>{title}</h1><p>{p.name}</p>{error(problem)}"
+    body += form(
+        field("title", shown["title"]),
+        select("priority", PRIORITIES, shown["priority"]),
+        select("assignee", assignees, shown["assignee"]),
+        submit=submit,
+    )
+    return Page(title, body)
 
 
 def read_issue(code, request, p) -> tuple[dict, str]:
     """What a posted form says of an issue, and what is wrong with it."""
-    title, priority, assignee = (request.form.get(name, "").strip() for name in ("title", "priority", "assignee"))
-    problem = unfit("title", title)
-    if priority not in PRIORITIES or assignee not in (NOBODY, *team_of(code, p)):
+    given = {}
+    for name in ("title", "priority", "assignee"):
+        given[name] = request.form.get(name, "").strip()
+
+    assignees = (NOBODY, *team_of(code, p))
+    problem = unfit("title", given["title"])
+    if given["priority"] not in PRIORITIES or given["assignee"] not in assignees:
         problem = "choose a priority and an assignee from the list"
-    return {"title": title, "priority": priority, "assignee": assignee}, problem
+    return given, problem
 
 
 @at_least("guest")
 def new_form(code, request, p, problem=""):
-    shown = {"title": "", "priority": "normal", "assignee": NOBODY}
+    shown = {
+        "title": "",
+        "priority": "normal",
+        "assignee": NOBODY,
+    }
     return issue_form(code, request, p, "new issue", shown, "create issue", problem)
 
 
@@ -262,13 +385,24 @@ def create_issue(code, request, p):
     if problem:
         return new_form(code, request, p.slug, problem)
     number = max(code.issues) + 1
-    code.issues[number] = Issue(number=number, project=p.slug, author=request.user, state="open", comments=(), **given)
-    return Redirect(address(code.issues[number]))
+    new = Issue(
+        number=number,
+        project=p.slug,
+        author=request.user,
+        state="open",
+        comments=(),
+        **given,
+    )
+    code.issues[number] = new
+    return Redirect(address(new))
 
 
 def find(table, p, number):
+    """The row of this number, None where it is not one of this project's."""
     row = table.get(int(number))
-    return row if row and row.project == p.slug else None
+    if row is None or row.project != p.slug:
+        return None
+    return row
 
 
 @at_least("visitor")
@@ -276,22 +410,36 @@ def issue(code, request, p, number, problem=""):
     i = find(code.issues, p, number)
     if i is None:
         return NOT_FOUND
-    here, tools, write = ROOT + address(i), "", ""
+
+    here = ROOT + address(i)
+    tools, write = "", ""
     if request.user:
-        tools = (f'<p>{link("edit issue", f"{here}/edit")}</p>'
-                 + press("close issue" if i.state == "open" else "reopen issue", f"{here}/turn")
-                 + press("delete issue", f"{here}/delete", "delete this issue?"))
-        write = form(area("comment", request.form.get("comment", "")), submit="send", action=f"{here}/comment")
-    said = items(f"{user} : {escape(text)}" for user, text in i.comments)
-    return Page("issue", f'<h1 id="title">{escape(i.title)}</h1>{error(problem)}<p>issue of {p.name}</p>'
-                + fact("state", i.state) + fact("priority", i.priority) + fact("author", i.author)
-                + fact("assignee", i.assignee) + f"{tools}<h2>comments</h2>{said}{write}")
+        edit = link("edit issue", f"{here}/edit")
+        verb = "close" if i.state == "open" else "reopen"
+        tools += f"<p>{edit}</p>"
+        tools += press(f"{verb} issue", f"{here}/turn")
+        tools += press("delete issue", f"{here}/delete", "delete this issue?")
+        typed = request.form.get("comment", "")
+        write = form(area("comment", typed), submit="send", action=f"{here}/comment")
+
+    said = [f"{user} : {escape(text)}" for user, text in i.comments]
+
+    body = f'<h1 id="title">{escape(i.title)}</h1>{error(problem)}'
+    body += f"<p>issue of {p.name}</p>"
+    body += fact("state", i.state)
+    body += fact("priority", i.priority)
+    body += fact("author", i.author)
+    body += fact("assignee", i.assignee)
+    body += f"{tools}<h2>comments</h2>{items(said)}{write}"
+    return Page("issue", body)
 
 
 @at_least("developer")
 def edit_form(code, request, p, number, problem=""):
     i = find(code.issues, p, number)
-    return issue_form(code, request, p, "edit issue", i._asdict(), "save", problem) if i else NOT_FOUND
+    if i is None:
+        return NOT_FOUND
+    return issue_form(code, request, p, "edit issue", i._asdict(), "save", problem)
 
 
 @at_least("developer")
@@ -306,10 +454,12 @@ def edit_issue(code, request, p, number):
 
 @at_least("developer")
 def turn_issue(code, request, p, number):
+    """Closes an open issue, opens a closed one again."""
     i = find(code.issues, p, number)
     if i is None:
         return NOT_FOUND
-    code.issues[i.number] = i._replace(state="closed" if i.state == "open" else "open")
+    state = "closed" if i.state == "open" else "open"
+    code.issues[i.number] = i._replace(state=state)
     return Redirect(address(i))
 
 
@@ -324,11 +474,14 @@ def delete_issue(code, request, p, number):
 
 @at_least("guest")
 def add_comment(code, request, p, number):
-    i, text = find(code.issues, p, number), request.form.get("comment", "")
+    i = find(code.issues, p, number)
+    text = request.form.get("comment", "")
     problem = unfit("comment", text, 200)
     if problem or i is None:
         return issue(code, request, p.slug, number, problem)
-    code.issues[i.number] = i._replace(comments=(*i.comments, (request.user, text.strip())))
+    comment = (request.user, text.strip())
+    comments = (*i.comments, comment)
+    code.issues[i.number] = i._replace(comments=comments)
     return Redirect(address(i))
 
 
@@ -336,11 +489,20 @@ def add_comment(code, request, p, number):
 @at_least("visitor")
 def merges(code, request, p):
     state = request.query.get("state", ANY)
-    found = [m for m in code.merges.values() if m.project == p.slug and state in (ANY, m.state)]
-    rows = [(link(m.title, ROOT + address(m)), m.author, m.state, len(m.approved)) for m in found]
-    choices = form(select("state", (ANY, "open", "merged", "closed"), state), submit="filter", method="get")
-    return Page("merge requests", f"<h1>merge requests</h1><p>{p.name}</p>{choices}<p>{len(found)} found</p>"
-                + table(("merge request", "author", "state", "approvals"), rows))
+    found = [m for m in code.merges.values() if m.project == p.slug]
+    found = [m for m in found if state in (ANY, m.state)]
+
+    rows = []
+    for m in found:
+        title = link(m.title, ROOT + address(m))
+        rows.append((title, m.author, m.state, len(m.approved)))
+
+    choice = select("state", (ANY, "open", "merged", "closed"), state)
+    body = f"<h1>merge requests</h1><p>{p.name}</p>"
+    body += form(choice, submit="filter", method="get")
+    body += f"<p>{len(found)} found</p>"
+    body += table(("merge request", "author", "state", "approvals"), rows)
+    return Page("merge requests", body)
 
 
 @at_least("visitor")
@@ -348,31 +510,50 @@ def merge(code, request, p, number, problem=""):
     m = find(code.merges, p, number)
     if m is None:
         return NOT_FOUND
-    here, tools = ROOT + address(m), ""
+
+    tools = ""
     if request.user and m.state == "open":
-        tools = press("approve", f"{here}/approve") + press("merge", f"{here}/merge") + \
-            press("close merge request", f"{here}/close", "close without merging?")
-    return Page("merge request", f"<h1>{escape(m.title)}</h1>{error(problem)}<p>merge request of {p.name}</p>"
-                + fact("state", m.state) + fact("author", m.author) + fact("branch", m.branch)
-                + fact("approved by", ", ".join(m.approved) or NOBODY) + tools)
+        here = ROOT + address(m)
+        tools += press("approve", f"{here}/approve")
+        tools += press("merge", f"{here}/merge")
+        tools += press("close merge request", f"{here}/close", "close without merging?")
+
+    body = f"<h1>{escape(m.title)}</h1>{error(problem)}"
+    body += f"<p>merge request of {p.name}</p>"
+    body += fact("state", m.state)
+    body += fact("author", m.author)
+    body += fact("branch", m.branch)
+    body += fact("approved by", ", ".join(m.approved) or NOBODY)
+    return Page("merge request", body + tools)
 
 
 @at_least("developer")
 def act(code, request, p, number, what):
+    """Approves, merges or closes an open merge request."""
     m = find(code.merges, p, number)
     if m is None or m.state != "open":
         return NOT_FOUND
-    if what == "approve" and m.author == request.user:
-        return merge(code, request, p.slug, number, "nobody can approve a merge request of his own")
-    if what == "merge" and not m.approved:
-        return merge(code, request, p.slug, number, "somebody must approve it first")
-    changes = {"approve": {"approved": tuple(dict.fromkeys((*m.approved, request.user)))},
-               "merge": {"state": "merged"}, "close": {"state": "closed"}}
-    code.merges[m.number] = m._replace(**changes[what])
+
+    if what == "approve":
+        if m.author == request.user:
+            return merge(code, request, p.slug, number, "nobody can approve a merge request of his own")
+        approved = m.approved
+        if request.user not in approved:
+            approved = (*approved, request.user)
+        turned = m._replace(approved=approved)
+    elif what == "merge":
+        if not m.approved:
+            return merge(code, request, p.slug, number, "somebody must approve it first")
+        turned = m._replace(state="merged")
+    else:
+        turned = m._replace(state="closed")
+
+    code.merges[m.number] = turned
     return Redirect(address(m))
 
 
-SLUG, NUMBER = "/p/([a-z-]+)", "([0-9]{1,6})"
+SLUG = "/p/([a-z-]+)"
+NUMBER = "([0-9]{1,6})"
 ROUTES = LOGIN_ROUTES + [
     ("GET", "", home),
     ("GET", "/search", search),

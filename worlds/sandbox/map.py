@@ -4,8 +4,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from .page import (LOGIN_ROUTES, NOT_FOUND, Page, Redirect, error, fact, field, form, items, link, members_only,
-                   navigation, paginate, press, search_box, select, table, unfit)
+from .page import (
+    LOGIN_ROUTES, NOT_FOUND, Page, Redirect,
+    error, fact, items, link, table,
+    field, form, press, search_box, select,
+    members_only, navigation, paginate, unfit,
+)
 from .shop import slug_of
 from .words import ADJECTIVES, PLACES, SCENERY, password
 
@@ -56,20 +60,45 @@ def seed(rng, people: list[str], sites: dict) -> Map:
     for kind in PLACES:
         count = rng.randint(5, 9)
         ratings = rng.sample(range(10, 50), count)  # a kind's ratings all differ, so one of them is the best
-        for adjective, rating in zip(rng.sample(ADJECTIVES, count), ratings):
-            name, spot, street = f"{adjective} {kind}", next(spots), f"{rng.choice(SCENERY)} street"
-            places[slug_of(name)] = Place(slug_of(name), name, kind, spot % SIDE, spot // SIDE, rng.random() < 0.1,
-                                          street, str(rng.randint(1000, 9999)), rng.randint(6, 12), rating / 10)
-    saved = {(people[0], slug): f"a {rng.choice(ADJECTIVES)} one" for slug in rng.sample(sorted(places), 3)}
-    return Map({user: Account(user, password(rng)) for user in people}, places, saved, {}, {})
+        adjectives = rng.sample(ADJECTIVES, count)
+        for adjective, rating in zip(adjectives, ratings):
+            name = f"{adjective} {kind}"
+            slug = slug_of(name)
+            y, x = divmod(next(spots), SIDE)
+            street = f"{rng.choice(SCENERY)} street"
+            places[slug] = Place(
+                slug,
+                name,
+                kind,
+                x,
+                y,
+                ferry=rng.random() < 0.1,
+                street=street,
+                phone=str(rng.randint(1000, 9999)),
+                opens=rng.randint(6, 12),
+                rating=rating / 10,
+            )
+
+    saved = {}
+    for slug in rng.sample(sorted(places), 3):
+        saved[people[0], slug] = f"a {rng.choice(ADJECTIVES)} one"
+
+    accounts = {user: Account(user, password(rng)) for user in people}
+    return Map(accounts, places, saved, {}, {})
 
 
 def nav(user: str | None) -> str:
-    links = [("home", ROOT), ("directions", "/map/directions"), ("saved places", "/map/saved"), ("trips", "/map/trips")]
+    links = [
+        ("home", ROOT),
+        ("directions", "/map/directions"),
+        ("saved places", "/map/saved"),
+        ("trips", "/map/trips"),
+    ]
     return navigation(ROOT, user, links) + search_box(ROOT)
 
 
 def distance(a: Place, b: Place) -> int:
+    """Kilometres by the streets of the grid."""
     return abs(a.x - b.x) + abs(a.y - b.y)
 
 
@@ -80,85 +109,150 @@ def link_to(place: Place) -> str:
 # ---- places
 def home(atlas, request):
     kinds = items(link(kind, f"/map/kind/{kind}") for kind in PLACES)
-    return Page("map", "<h1>map</h1><h2>kinds of places</h2>" + kinds)
+    return Page("map", f"<h1>map</h1><h2>kinds of places</h2>{kinds}")
 
 
 def kind(atlas, request, name):
     if name not in PLACES:
         return NOT_FOUND
     order = request.query.get("sort", "name")
-    found = sorted((p for p in atlas.places.values() if p.kind == name),
-                   key=lambda p: (-p.rating if order == "best" else 0, p.name))
+    found = [p for p in atlas.places.values() if p.kind == name]
+    found.sort(key=lambda p: p.name)
+    if order == "best":
+        found.sort(key=lambda p: -p.rating)
     shown, links = paginate(found, request, 5, f"/map/kind/{name}")
+
     rows = [(link_to(p), p.street, f"{p.rating} of 5") for p in shown]
-    return Page(name, f"<h1>{name}</h1>" + form(select("sort", ("name", "best"), order), submit="apply", method="get")
-                + table(("place", "street", "rating"), rows) + links)
+    choice = select("sort", ("name", "best"), order)
+    body = f"<h1>{name}</h1>"
+    body += form(choice, submit="apply", method="get")
+    body += table(("place", "street", "rating"), rows)
+    return Page(name, body + links)
 
 
 def search(atlas, request):
-    wanted = request.query.get("q", "").lower().split()
-    found = [p for p in atlas.places.values() if wanted and set(wanted) <= set(f"{p.name} {p.street}".split())]
+    """Places by the words of their names and streets."""
+    text = request.query.get("q", "").lower()
+    wanted = set(text.split())
+    found = []
+    if wanted:
+        for p in atlas.places.values():
+            if wanted <= set(f"{p.name} {p.street}".split()):
+                found.append(p)
     shown, links = paginate(found, request, PER_PAGE, "/map/search")
-    return Page("search", f"<h1>search</h1><p>{len(found)} found</p>"
-                + items(f"{link_to(p)} {p.street}" for p in shown) + links)
+
+    body = f"<h1>search</h1><p>{len(found)} found</p>"
+    body += items(f"{link_to(p)} {p.street}" for p in shown)
+    return Page("search", body + links)
 
 
 def place(atlas, request, slug, problem=""):
     p = atlas.places.get(slug)
     if p is None:
         return NOT_FOUND
-    note = atlas.saved.get((request.user, slug))
-    save = form(field("note", request.form.get("note", note or "")), submit="save place") if request.user else ""
-    reach = "<p>only a ferry goes there</p>" if p.ferry else ""
-    return Page(p.name, f"<h1>{p.name}</h1>{error(problem)}" + fact("kind", p.kind) + fact("street", p.street)
-                + fact("phone", p.phone) + fact("opens at", p.opens) + fact("rating", p.rating) + reach
-                + f'<p>{link("nearby", f"/map/place/{slug}/nearby")}</p>' + save)
+    body = f"<h1>{p.name}</h1>{error(problem)}"
+    body += fact("kind", p.kind)
+    body += fact("street", p.street)
+    body += fact("phone", p.phone)
+    body += fact("opens at", p.opens)
+    body += fact("rating", p.rating)
+    if p.ferry:
+        body += "<p>only a ferry goes there</p>"
+    around = link("nearby", f"/map/place/{slug}/nearby")
+    body += f"<p>{around}</p>"
+    if request.user:
+        old = atlas.saved.get((request.user, slug), "")
+        note = request.form.get("note", old)
+        body += form(field("note", note), submit="save place")
+    return Page(p.name, body)
 
 
 def nearby(atlas, request, slug):
-    here, chosen = atlas.places.get(slug), request.query.get("kind", "any")
+    here = atlas.places.get(slug)
     if here is None:
         return NOT_FOUND
-    others = sorted((p for p in atlas.places.values() if p != here and chosen in ("any", p.kind)),
-                    key=lambda p: (distance(here, p), p.name))
+    chosen = request.query.get("kind", "any")
+    others = [p for p in atlas.places.values() if p != here]
+    others = [p for p in others if chosen in ("any", p.kind)]
+    others.sort(key=lambda p: (distance(here, p), p.name))
     shown, links = paginate(others, request, PER_PAGE, f"/map/place/{slug}/nearby")
+
     rows = [(link_to(p), p.kind, f"{distance(here, p)} km") for p in shown]
-    return Page("nearby", f"<h1>nearby</h1><p>near {here.name}</p>"
-                + form(select("kind", ("any", *PLACES), chosen), submit="filter", method="get")
-                + table(("place", "kind", "distance"), rows) + links)
+    choice = select("kind", ("any", *PLACES), chosen)
+    body = f"<h1>nearby</h1><p>near {here.name}</p>"
+    body += form(choice, submit="filter", method="get")
+    body += table(("place", "kind", "distance"), rows)
+    return Page("nearby", body + links)
 
 
 # ---- directions
 def steps(a: Place, b: Place) -> list[str]:
-    legs = [(b.x - a.x, "east", "west"), (b.y - a.y, "north", "south")]
-    way = [f"go {abs(km)} km {there if km > 0 else back}" for km, there, back in legs if km]
-    return [*way, f"arrive at {b.name}"]
+    """The way from a to b in words."""
+    way = []
+    east = b.x - a.x
+    if east:
+        way.append(f"go {abs(east)} km {'east' if east > 0 else 'west'}")
+    north = b.y - a.y
+    if north:
+        way.append(f"go {abs(north)} km {'north' if north > 0 else 'south'}")
+    way.append(f"arrive at {b.name}")
+    return way
 
 
 def directions(atlas, request):
-    start, end, by = (request.query.get(key, "").strip().lower() for key in ("from", "to", "by"))
-    form_ = form(field("from", start), field("to", end), select("by", SPEED, by), submit="find route", method="get")
+    start = request.query.get("from", "").strip().lower()
+    end = request.query.get("to", "").strip().lower()
+    by = request.query.get("by", "").strip().lower()
+    head = "<h1>directions</h1>"
+    choices = form(
+        field("from", start),
+        field("to", end),
+        select("by", SPEED, by),
+        submit="find route",
+        method="get",
+    )
     if not request.query:
-        return Page("directions", f"<h1>directions</h1>{form_}")
+        return Page("directions", head + choices)
+
     named = {p.name: p for p in atlas.places.values()}
-    problem = next((f"no place is called {name or 'nothing'}" for name in (start, end) if name not in named), "")
-    if problem or by not in SPEED:
-        return Page("directions", f'<h1>directions</h1>{error(problem or "choose how to go")}{form_}')
-    a, b = named[start], named[end]
+    problem = ""
+    if start not in named:
+        problem = f"no place is called {start or 'nothing'}"
+    elif end not in named:
+        problem = f"no place is called {end or 'nothing'}"
+    elif by not in SPEED:
+        problem = "choose how to go"
+    if problem:
+        return Page("directions", head + error(problem) + choices)
+
+    a = named[start]
+    b = named[end]
+    body = head + choices
     if a.ferry or b.ferry:
-        return Page("directions", f"<h1>directions</h1>{form_}<p>there is no route : only a ferry goes there</p>")
+        body += "<p>there is no route : only a ferry goes there</p>"
+        return Page("directions", body)
     km = distance(a, b)
-    return Page("directions", f"<h1>directions</h1>{form_}<h2>from {a.name} to {b.name}</h2>"
-                + fact("distance", f"{km} km") + fact("time", f"{km * SPEED[by]} minutes") + items(steps(a, b)))
+    body += f"<h2>from {a.name} to {b.name}</h2>"
+    body += fact("distance", f"{km} km")
+    body += fact("time", f"{km * SPEED[by]} minutes")
+    body += items(steps(a, b))
+    return Page("directions", body)
 
 
 # ---- saved places
 @members_only
 def saved(atlas, request):
-    mine = [(atlas.places[slug], note) for (user, slug), note in atlas.saved.items() if user == request.user]
-    rows = [(link_to(p), f'<span id="{p.slug}">{escape(note)}</span>',
-             press(f"remove {p.name}", f"/map/place/{p.slug}/remove", "remove this place?")) for p, note in mine]
-    return Page("saved places", "<h1>saved places</h1>" + table(("place", "note", ""), rows))
+    rows = []
+    for (user, slug), note in atlas.saved.items():
+        if user != request.user:
+            continue
+        p = atlas.places[slug]
+        shown = f'<span id="{slug}">{escape(note)}</span>'
+        button = press(f"remove {p.name}", f"/map/place/{slug}/remove", "remove this place?")
+        rows.append((link_to(p), shown, button))
+    body = "<h1>saved places</h1>"
+    body += table(("place", "note", ""), rows)
+    return Page("saved places", body)
 
 
 @members_only
@@ -181,22 +275,29 @@ def remove(atlas, request, slug):
 @members_only
 def trips(atlas, request):
     mine = [trip for trip in atlas.trips.values() if trip.user == request.user]
-    return Page("trips", f'<h1>trips</h1><p>{link("new trip", "/map/trips/new")}</p>'
-                + items(link(trip.name, f"/map/trips/{trip.number}") for trip in mine))
+    new = link("new trip", "/map/trips/new")
+    body = f"<h1>trips</h1><p>{new}</p>"
+    body += items(link(trip.name, f"/map/trips/{trip.number}") for trip in mine)
+    return Page("trips", body)
 
 
 @members_only
 def trip_form(atlas, request, problem=""):
-    return Page("new trip", f"<h1>new trip</h1><p>step 1 of 3</p>{error(problem)}"
-                + form(field("name", request.form.get("name", "")), submit="continue"))
+    name = request.form.get("name", "")
+    body = f"<h1>new trip</h1><p>step 1 of 3</p>{error(problem)}"
+    body += form(field("name", name), submit="continue")
+    return Page("new trip", body)
 
 
 @members_only
 def new_trip(atlas, request):
     name = request.form.get("name", "").strip()
-    if problem := unfit("name", name):
+    problem = unfit("name", name)
+    if problem:
         return trip_form(atlas, request, problem)
-    atlas.drafts[request.user] = Trip(max(atlas.trips, default=9) + 1, request.user, name, (), "")
+    number = max(atlas.trips, default=9) + 1
+    draft = Trip(number, request.user, name, stops=(), by="")
+    atlas.drafts[request.user] = draft
     return Redirect("/trips/stops")
 
 
@@ -205,14 +306,19 @@ def stops(atlas, request, problem=""):
     draft = atlas.drafts.get(request.user)
     if draft is None:
         return Redirect("/trips/new")
-    return Page("stops", f"<h1>stops</h1><p>step 2 of 3</p>{error(problem)}" + items(map(escape, draft.stops))
-                + form(field("stop", request.form.get("stop", "")), submit="add stop")
-                + f'<p>{link("continue", "/map/trips/finish")}</p>')
+    stop = request.form.get("stop", "")
+    further = link("continue", "/map/trips/finish")
+    body = f"<h1>stops</h1><p>step 2 of 3</p>{error(problem)}"
+    body += items(map(escape, draft.stops))
+    body += form(field("stop", stop), submit="add stop")
+    body += f"<p>{further}</p>"
+    return Page("stops", body)
 
 
 @members_only
 def add_stop(atlas, request):
-    stop, draft = request.form.get("stop", "").strip().lower(), atlas.drafts.get(request.user)
+    stop = request.form.get("stop", "").strip().lower()
+    draft = atlas.drafts.get(request.user)
     if draft is None or slug_of(stop) not in atlas.places or len(draft.stops) == 9:
         return stops(atlas, request, "write the name of a place; a trip has at most 9 stops")
     atlas.drafts[request.user] = draft._replace(stops=(*draft.stops, stop))
@@ -224,16 +330,21 @@ def finish(atlas, request, problem=""):
     draft = atlas.drafts.get(request.user)
     if draft is None or len(draft.stops) < 2:
         return stops(atlas, request, "a trip has at least 2 stops")
-    return Page("finish", f"<h1>finish</h1><p>step 3 of 3</p>{error(problem)}" + items(map(escape, draft.stops))
-                + form(select("by", ("choose", *SPEED)), submit="save trip"))
+    choice = select("by", ("choose", *SPEED))
+    body = f"<h1>finish</h1><p>step 3 of 3</p>{error(problem)}"
+    body += items(map(escape, draft.stops))
+    body += form(choice, submit="save trip")
+    return Page("finish", body)
 
 
 @members_only
 def save_trip(atlas, request):
     draft = atlas.drafts.get(request.user)
-    if draft is None or len(draft.stops) < 2 or request.form.get("by") not in SPEED:
+    by = request.form.get("by")
+    if draft is None or len(draft.stops) < 2 or by not in SPEED:
         return finish(atlas, request, "choose how to go")
-    atlas.trips[draft.number] = atlas.drafts.pop(request.user)._replace(by=request.form["by"])
+    atlas.trips[draft.number] = draft._replace(by=by)
+    del atlas.drafts[request.user]
     return Redirect(f"/trips/{draft.number}")
 
 
@@ -243,9 +354,13 @@ def trip(atlas, request, number):
     if t is None or t.user != request.user:
         return NOT_FOUND
     visited = [atlas.places[slug_of(stop)] for stop in t.stops]
-    km = sum(distance(a, b) for a, b in zip(visited, visited[1:]))
-    return Page("trip", f'<h1 id="name">{escape(t.name)}</h1><div id="stops">{items(map(link_to, visited))}</div>'
-                + fact("by", t.by) + fact("distance", f"{km} km"))
+    legs = zip(visited, visited[1:])
+    km = sum(distance(a, b) for a, b in legs)
+    body = f'<h1 id="name">{escape(t.name)}</h1>'
+    body += f'<div id="stops">{items(map(link_to, visited))}</div>'
+    body += fact("by", t.by)
+    body += fact("distance", f"{km} km")
+    return Page("trip", body)
 
 
 ROUTES = LOGIN_ROUTES + [

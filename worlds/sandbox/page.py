@@ -57,11 +57,17 @@ nav button { background: none; border: none; color: #1856b8; padding: 0 }
 """
 
 
+# ---- building blocks
 def document(title: str, header: str, body: str) -> str:
+    """A whole page; `header` and `body` are HTML already."""
     # The style is inline because a fresh browser context has an empty cache: a file would cost a request an episode.
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-            f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>'
-            f"<body><header>{header}</header><main>{body}</main></body></html>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title>"
+        '<link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head>"
+        f"<body><header>{header}</header><main>{body}</main></body></html>"
+    )
 
 
 def link(text: str, href: str) -> str:
@@ -69,106 +75,184 @@ def link(text: str, href: str) -> str:
 
 
 def items(rows) -> str:
-    return "<ul>" + "".join(f"<li>{row}</li>" for row in rows) + "</ul>"
+    """A list; its rows are HTML already."""
+    lines = "".join(f"<li>{row}</li>" for row in rows)
+    return f"<ul>{lines}</ul>"
+
+
+def labelled(name: str, control: str) -> str:
+    """A control of a form, after the label that names it."""
+    return f'<label for="{name}">{name}</label> {control}'
 
 
 def field(name: str, value: object = "", kind: str = "text") -> str:
-    value = escape(str(value))
-    return f'<label for="{name}">{name}</label> <input id="{name}" name="{name}" type="{kind}" value="{value}">'
+    text = escape(str(value))
+    control = f'<input id="{name}" name="{name}" type="{kind}" value="{text}">'
+    return labelled(name, control)
 
 
 def area(name: str, value: str = "") -> str:
-    return f'<label for="{name}">{name}</label> <textarea id="{name}" name="{name}">{escape(value)}</textarea>'
+    control = f'<textarea id="{name}" name="{name}">{escape(value)}</textarea>'
+    return labelled(name, control)
 
 
 def select(name: str, options, chosen: str = "") -> str:
-    choices = "".join(f"<option{' selected' if o == chosen else ''}>{escape(o)}</option>" for o in options)
-    return f'<label for="{name}">{name}</label> <select id="{name}" name="{name}">{choices}</select>'
+    choices = ""
+    for option in options:
+        mark = " selected" if option == chosen else ""
+        choices += f"<option{mark}>{escape(option)}</option>"
+    control = f'<select id="{name}" name="{name}">{choices}</select>'
+    return labelled(name, control)
 
 
-def form(*fields: str, submit: str, action: str = "", method: str = "post") -> str:
+def form(
+    *fields: str,
+    submit: str,
+    action: str = "",
+    method: str = "post",
+) -> str:
     """A form that sends its fields, one a line, to `action` (default: the page's own address)."""
     target = f' action="{escape(action)}"' if action else ""
-    lines = "".join(f"<p>{line}</p>" for line in (*fields, f"<button>{submit}</button>"))
+    button = f"<button>{submit}</button>"
+    lines = "".join(f"<p>{line}</p>" for line in (*fields, button))
     return f'<form method="{method}"{target}>{lines}</form>'
 
 
 def press(text: str, action: str, ask: str = "") -> str:
     """A form that is one button; `ask` is the question of the dialog that comes before it is sent."""
     asking = f""" onsubmit="return confirm('{ask}')\"""" if ask else ""
-    return f'<form method="post" action="{escape(action)}"{asking}><p><button>{text}</button></p></form>'
+    button = f"<p><button>{text}</button></p>"
+    return f'<form method="post" action="{escape(action)}"{asking}>{button}</form>'
 
 
 def fact(label: str, value: object) -> str:
-    return f'<p>{label} <span id="{label.replace(" ", "-")}">{escape(str(value))}</span></p>'
+    """A label and a value, which has the label as its id."""
+    key = label.replace(" ", "-")
+    text = escape(str(value))
+    return f'<p>{label} <span id="{key}">{text}</span></p>'
 
 
 def table(head, rows) -> str:
     """The cells are HTML already."""
     def line(tag, cells):
-        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
-    return "<table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table>"
+        inside = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+        return f"<tr>{inside}</tr>"
+
+    first = line("th", head)
+    others = "".join(line("td", row) for row in rows)
+    return f"<table>{first}{others}</table>"
 
 
 def error(text: str) -> str:
-    return f'<p class="error" role="alert">{escape(text)}</p>' if text else ""
-
-
-def unfit(name: str, text: str, limit: int = 60) -> str:
-    """The sentence that a form shows, or an empty string when the text is fine."""
-    if not text.strip():
-        return f"{name} must not be empty"
-    return f"{name} must have at most {limit} characters" if len(text) > limit else ""
-
-
-def whole_number(text: str) -> int | None:
-    return int(text) if re.fullmatch("[0-9]{1,6}", text) else None
-
-
-def paginate(rows: list, request: Request, per_page: int, here: str) -> tuple[list, str]:
-    """The rows of the page that the query asks for, and links to its neighbours, which keep the rest of the query."""
-    pages = max(1, -(-len(rows) // per_page))
-    number = min(max(whole_number(request.query.get("page", "")) or 1, 1), pages)
-    neighbours = [("previous page", number - 1)] * (number > 1) + [("next page", number + 1)] * (number < pages)
-    links = " ".join(link(text, f"{here}?{urlencode(request.query | {'page': target})}") for text, target in neighbours)
-    return rows[(number - 1) * per_page:number * per_page], f"<p>{links}</p>" if links else ""
+    """The sentence that says what is wrong; nothing when `text` is empty."""
+    if not text:
+        return ""
+    return f'<p class="error" role="alert">{escape(text)}</p>'
 
 
 def refused(text: str) -> Page:
-    return Page("not allowed", f"<h1>not allowed</h1><p>{escape(text)}</p>", 403)
+    body = f"<h1>not allowed</h1><p>{escape(text)}</p>"
+    return Page("not allowed", body, 403)
 
 
 NOT_FOUND = Page("not found", "<h1>not found</h1><p>this page does not exist</p>", 404)
 
 
+# ---- what visitors send
+def unfit(name: str, text: str, limit: int = 60) -> str:
+    """The sentence that a form shows, or an empty string when the text is fine."""
+    if not text.strip():
+        return f"{name} must not be empty"
+    if len(text) > limit:
+        return f"{name} must have at most {limit} characters"
+    return ""
+
+
+def whole_number(text: str) -> int | None:
+    """None when the text is anything else, or longer than six digits."""
+    if re.fullmatch("[0-9]{1,6}", text):
+        return int(text)
+    return None
+
+
+def paginate(
+    rows: list,
+    request: Request,
+    per_page: int,
+    here: str,
+) -> tuple[list, str]:
+    """The rows of the page that the query asks for, and links to its neighbours, which keep the rest of the query."""
+    filled = -(-len(rows) // per_page)  # rounded up
+    pages = max(1, filled)
+    asked = whole_number(request.query.get("page", "")) or 1
+    number = min(max(asked, 1), pages)
+
+    neighbours = []
+    if number > 1:
+        neighbours.append(("previous page", number - 1))
+    if number < pages:
+        neighbours.append(("next page", number + 1))
+
+    links = []
+    for text, target in neighbours:
+        query = urlencode(request.query | {"page": target})
+        links.append(link(text, f"{here}?{query}"))
+
+    start = (number - 1) * per_page
+    shown = rows[start:start + per_page]
+    if not links:
+        return shown, ""
+    return shown, f"<p>{' '.join(links)}</p>"
+
+
+# ---- above every page
+def navigation(
+    root: str,
+    user: str | None,
+    links: list[tuple[str, str]],
+) -> str:
+    """The links above every page; a visitor gets fewer."""
+    if user:
+        shown = links
+        out = f'<form method="post" action="{root}/logout"><button>log out</button></form>'
+    else:
+        shown = [("home", root), ("log in", f"{root}/login")]
+        out = ""
+    joined = " ".join(link(text, href) for text, href in shown)
+    return f"<nav>{joined}{out}</nav>"
+
+
+def search_box(root: str) -> str:
+    return (
+        f'<form action="{root}/search">'
+        '<input name="q" aria-label="search" placeholder="search">'
+        "<button>go</button></form>"
+    )
+
+
+# ---- logging in and out
 def members_only(handler):
     """Sends whoever is not logged in to the login form."""
     @wraps(handler)
     def guarded(tables, request, *groups):
-        return handler(tables, request, *groups) if request.user else Redirect("/login")
+        if not request.user:
+            return Redirect("/login")
+        return handler(tables, request, *groups)
     return guarded
-
-
-def navigation(root: str, user: str | None, links: list[tuple[str, str]]) -> str:
-    """The links above every page; a visitor gets fewer."""
-    shown = links if user else [("home", root), ("log in", f"{root}/login")]
-    out = f'<form method="post" action="{root}/logout"><button>log out</button></form>' if user else ""
-    return "<nav>" + " ".join(link(*each) for each in shown) + out + "</nav>"
-
-
-def search_box(root: str) -> str:
-    return (f'<form action="{root}/search"><input name="q" aria-label="search" placeholder="search">'
-            "<button>go</button></form>")
 
 
 def login_page(tables, request, problem=""):
     name = request.form.get("username", "")
-    return Page("log in", f"<h1>log in</h1>{error(problem)}"
-                + form(field("username", name), field("password", kind="password"), submit="log in"))
+    username = field("username", name)
+    secret = field("password", kind="password")
+    body = f"<h1>log in</h1>{error(problem)}"
+    body += form(username, secret, submit="log in")
+    return Page("log in", body)
 
 
 def login(tables, request):
-    account = tables.accounts.get(request.form.get("username", ""))
+    name = request.form.get("username", "")
+    account = tables.accounts.get(name)
     if account is None or account.password != request.form.get("password"):
         return login_page(tables, request, "wrong username or password")
     return Redirect("", user=account.user)
@@ -178,4 +262,8 @@ def logout(tables, request):
     return Redirect("", user=None)
 
 
-LOGIN_ROUTES = [("GET", "/login", login_page), ("POST", "/login", login), ("POST", "/logout", logout)]
+LOGIN_ROUTES = [
+    ("GET", "/login", login_page),
+    ("POST", "/login", login),
+    ("POST", "/logout", logout),
+]

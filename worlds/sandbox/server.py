@@ -21,9 +21,20 @@ from . import map as atlas
 from .page import NOT_FOUND, KEEP, Redirect, Request, document, items, link
 from .words import NAMES
 
-SITES = {"shop": shop, "forum": forum, "admin": admin, "code": code, "map": atlas}
-PLACEHOLDERS = {"SHOPPING": shop, "REDDIT": forum,  # WebArena's names for the roles of these sites
-                "SHOPPING_ADMIN": admin, "GITLAB": code, "MAP": atlas}
+SITES = {
+    "shop": shop,
+    "forum": forum,
+    "admin": admin,
+    "code": code,
+    "map": atlas,
+}
+PLACEHOLDERS = {  # WebArena's names for the roles of these sites
+    "SHOPPING": shop,
+    "REDDIT": forum,
+    "SHOPPING_ADMIN": admin,
+    "GITLAB": code,
+    "MAP": atlas,
+}
 MAX_BODY = 64 * 1024  # bytes of a posted form
 MAX_WORLDS = 1024  # live at once; the least recently used goes first
 
@@ -35,7 +46,8 @@ def seeded(seed: int) -> tuple[str, dict]:
     data = {}
     for name, site in SITES.items():
         # A generator per site: a site added later leaves the data of the others as it was.
-        data[name] = site.seed(Random(f"{seed} {name}"), people, data)
+        rng = Random(f"{seed} {name}")
+        data[name] = site.seed(rng, people, data)
     return people[0], data
 
 
@@ -44,10 +56,17 @@ def copy_data(data: dict) -> dict:
 
     A dict that two sites share is copied once: what one of them writes, the other shows.
     """
-    originals = {id(table): table for tables in data.values() for table in vars(tables).values()}
-    copies = {key: table.copy() for key, table in originals.items()}
-    return {name: type(tables)(*(copies[id(table)] for table in vars(tables).values()))
-            for name, tables in data.items()}
+    copies = {}  # by the id of the original
+    for tables in data.values():
+        for table in vars(tables).values():
+            if id(table) not in copies:
+                copies[id(table)] = table.copy()
+
+    copied = {}
+    for name, tables in data.items():
+        own = [copies[id(table)] for table in vars(tables).values()]
+        copied[name] = type(tables)(*own)
+    return copied
 
 
 class World:
@@ -60,29 +79,53 @@ class World:
         self.sessions = {}  # (site, token): user
         self.greeted = set()  # sites that have been visited; the first visitor of each finds himself logged in
 
-    def respond(self, name: str, method: str, path: str, request: Request, token: str | None):
+    def respond(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        request: Request,
+        token: str | None,
+    ):
         """(status, headers, html) of one request to the site `name`."""
-        site, tables, headers = SITES[name], self.sites[name], {}
-        if (name, token) not in self.sessions and name not in self.greeted:
+        site = SITES[name]
+        headers = {}
+
+        known = (name, token) in self.sessions
+        if not known and name not in self.greeted:
             token = self.log_in(name, self.user)
             headers["Set-Cookie"] = cookie(name, token)
         self.greeted.add(name)
-        request = request._replace(user=self.sessions.get((name, token)))
-        reply = NOT_FOUND
-        for wanted, pattern, handler in site.ROUTES:
+
+        user = self.sessions.get((name, token))
+        request = request._replace(user=user)
+        reply = self.route(name, method, path, request)
+
+        if not isinstance(reply, Redirect):
+            html = document(reply.title, site.nav(user), reply.body)
+            return reply.status, headers, html
+
+        if reply.user is not KEEP:
+            self.sessions.pop((name, token), None)
+            if reply.user:
+                token = self.log_in(name, reply.user)
+                headers["Set-Cookie"] = cookie(name, token)
+            else:
+                headers["Set-Cookie"] = cookie(name, "", "; Max-Age=0")
+        headers["Location"] = site.ROOT + reply.path
+        return 303, headers, ""
+
+    def route(self, name: str, method: str, path: str, request: Request):
+        """What the handler of the first route that fits says."""
+        tables = self.sites[name]
+        for wanted, pattern, handler in SITES[name].ROUTES:
             match = re.fullmatch(pattern, path)
             if match and wanted == method:
-                reply = handler(tables, request, *match.groups())
-                break
-        if isinstance(reply, Redirect):
-            if reply.user is not KEEP:
-                self.sessions.pop((name, token), None)
-                token, age = (self.log_in(name, reply.user), "") if reply.user else ("", "; Max-Age=0")
-                headers["Set-Cookie"] = cookie(name, token, age)
-            return 303, headers | {"Location": site.ROOT + reply.path}, ""
-        return reply.status, headers, document(reply.title, site.nav(request.user), reply.body)
+                return handler(tables, request, *match.groups())
+        return NOT_FOUND
 
     def log_in(self, name: str, user: str) -> str:
+        """The token of a new session."""
         token = secrets.token_hex(8)
         self.sessions[name, token] = user
         return token
@@ -96,15 +139,17 @@ class Worlds:
     """The live worlds by their full name, SEED-UNIQUE."""
 
     def __init__(self):
-        self.lock, self.live = threading.Lock(), OrderedDict()
+        self.lock = threading.Lock()
+        self.live = OrderedDict()
 
     def get(self, header: str) -> World | None:
         """None when the header is malformed."""
         match = re.fullmatch(r"([0-9]{1,9})-[A-Za-z0-9_.-]{1,80}", header)
         if match is None:
             return None
+        seed = int(match[1])
         with self.lock:
-            world = self.live.get(header) or World(int(match[1]))
+            world = self.live.get(header) or World(seed)
             self.live[header] = world
             self.live.move_to_end(header)
             if len(self.live) > MAX_WORLDS:
@@ -112,9 +157,16 @@ class Worlds:
         return world
 
 
+def parse(text: str) -> dict[str, str]:
+    """The fields of a query or of a posted form. Raises ValueError when there are too many."""
+    pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=99)
+    return dict(pairs)
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server_version, sys_version = "sandbox", ""
+    server_version = "sandbox"
+    sys_version = ""
     # With Nagle's algorithm, or headers and body written apart, a page waits 30-40 ms for a delayed acknowledgement.
     disable_nagle_algorithm = True
     wbufsize = -1
@@ -129,28 +181,38 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self):
         length = self.headers.get("Content-Length", "0")
-        if not (length.isascii() and length.isdigit() and len(length) < 12) or "Transfer-Encoding" in self.headers:
+        is_number = length.isascii() and length.isdigit() and len(length) < 12
+        if not is_number or "Transfer-Encoding" in self.headers:
             return self.refuse("Content-Length must be a number")
         if int(length) > MAX_BODY:
             return self.refuse(f"a request body may have at most {MAX_BODY} bytes")
-        posted = self.rfile.read(int(length)).decode("utf-8", "replace")
+        posted = self.rfile.read(int(length))
+
         try:
             address = urlsplit(self.path)
-            query, form = (dict(parse_qsl(text, keep_blank_values=True, max_num_fields=99))
-                           for text in (address.query, posted))
+            query = parse(address.query)
+            form = parse(posted.decode("utf-8", "replace"))
         except ValueError as problem:
             return self.refuse(str(problem))
+
         world = self.server.worlds.get(self.headers.get("X-World", "0-default"))
         if world is None:
             return self.refuse("X-World must be SEED-UNIQUE, as in 7-a1: a number, a hyphen, letters and digits")
-        name, path = re.fullmatch("/?([^/]*)(.*)", unquote(address.path), re.DOTALL).groups()
+
+        path = unquote(address.path)
+        name, below = re.fullmatch("/?([^/]*)(.*)", path, re.DOTALL).groups()
+        if not name:
+            return self.send(200, {}, index(world))
         if name not in SITES:
-            return self.send(*((404, {}, "not found") if name else (200, {}, index(world))))
+            return self.send(404, {}, "not found")
+
         method = "POST" if self.command == "POST" else "GET"
-        session = re.search(rf"(?:^|;\s*){name}_session=([0-9a-f]+)", self.headers.get("Cookie", ""))
+        cookies = self.headers.get("Cookie", "")
+        session = re.search(rf"(?:^|;\s*){name}_session=([0-9a-f]+)", cookies)
+        token = session[1] if session else None
+        request = Request(None, query, form)
         with world.lock:
-            request = Request(None, query, form)
-            reply = world.respond(name, method, path.rstrip("/"), request, session and session[1])
+            reply = world.respond(name, method, below.rstrip("/"), request, token)
         self.send(*reply)
 
     def send(self, status: int, headers: dict, html: str):
@@ -168,7 +230,8 @@ class Handler(BaseHTTPRequestHandler):
     def refuse(self, problem: str):
         self.close_connection = True  # the body may be unread, so the next request could not be found
         body = f"<h1>bad request</h1><p>{escape(problem)}</p>"
-        self.send(400, {"Connection": "close"}, document("bad request", "", body))
+        html = document("bad request", "", body)
+        self.send(400, {"Connection": "close"}, html)
 
     def log_message(self, *ignored):
         pass
@@ -176,9 +239,14 @@ class Handler(BaseHTTPRequestHandler):
 
 def index(world: World) -> str:
     """The page for a person: where the sites are and how to log in again."""
-    secret = {name: tables.accounts[world.user].password for name, tables in world.sites.items()}
-    rows = [link(name, SITES[name].ROOT) + f" logged in as {world.user}, password {secret[name]}" for name in SITES]
-    return document("sandbox", "", "<h1>sandbox</h1><p>stateful websites for web agents</p>" + items(rows))
+    rows = []
+    for name, tables in world.sites.items():
+        account = tables.accounts[world.user]
+        address = link(name, SITES[name].ROOT)
+        rows.append(f"{address} logged in as {world.user}, password {account.password}")
+    body = "<h1>sandbox</h1><p>stateful websites for web agents</p>"
+    body += items(rows)
+    return document("sandbox", "", body)
 
 
 class Server(ThreadingHTTPServer):
@@ -189,9 +257,12 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.worlds = Worlds()
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.sites = {placeholder: self.url + site.ROOT for placeholder, site in PLACEHOLDERS.items()}
+        self.sites = {}
+        for placeholder, site in PLACEHOLDERS.items():
+            self.sites[placeholder] = self.url + site.ROOT
 
     def handle_error(self, request, client_address):
         """A browser that closes its connection half-way is no news; anything else is a bug and keeps its traceback."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        problem = sys.exc_info()[1]
+        if not isinstance(problem, ConnectionError):
             super().handle_error(request, client_address)
