@@ -4,10 +4,22 @@ from typing import NamedTuple
 
 from . import forum, shop
 
-SHOP, FORUM, ADMIN, CODE, MAP = (f"__{name}__" for name in ("SHOPPING", "REDDIT", "SHOPPING_ADMIN", "GITLAB", "MAP"))
+# What stands for a site's address in a task.
+SHOP = "__SHOPPING__"
+FORUM = "__REDDIT__"
+ADMIN = "__SHOPPING_ADMIN__"
+CODE = "__GITLAB__"
+MAP = "__MAP__"
+
+# Pages of the shop that many templates name.
+CART = f"{SHOP}/cart"
+ORDERS = f"{SHOP}/orders"
+ACCOUNT = f"{SHOP}/account"
 
 
 class Draft(NamedTuple):
+    """What a template says about a task."""
+
     intent: str  # with {{slots}}, which are also all that the expert is told
     slots: dict[str, object]
     starts: list[str]  # one of them is drawn: the deeper it lies, the shorter the way; " |AND| " opens several tabs
@@ -16,30 +28,80 @@ class Draft(NamedTuple):
 
 # ---- checks
 def answer(**reference) -> dict:
-    return {"eval_types": ["string_match"], "reference_answers": reference}
+    """The agent's answer fits the reference, such as exact_match="$5"."""
+    return {
+        "eval_types": ["string_match"],
+        "reference_answers": reference,
+    }
 
 
 def at(url: str, note: str = "EXACT") -> dict:
-    return {"eval_types": ["url_match"], "reference_url": url, "url_note": note}
+    """The episode ends on this page."""
+    return {
+        "eval_types": ["url_match"],
+        "reference_url": url,
+        "url_note": note,
+    }
+
+
+def below(url: str) -> dict:
+    """The episode ends on a page whose address contains this one, such as that of any order."""
+    return at(url, note="GOLD in PRED")
 
 
 def shows(*targets) -> dict:
     """Every target is (url or "last", locator or "" for the whole page, required_contents)."""
-    html = [{"url": url, "locator": locator, "required_contents": contents} for url, locator, contents in targets]
-    return {"eval_types": ["program_html"], "program_html": html}
+    html = []
+    for url, locator, contents in targets:
+        target = {
+            "url": url,
+            "locator": locator,
+            "required_contents": contents,
+        }
+        html.append(target)
+
+    return {
+        "eval_types": ["program_html"],
+        "program_html": html,
+    }
+
+
+def text_of(css: str) -> str:
+    """A locator: the text of the first element."""
+    return f"document.querySelector('{css}').innerText"
+
+
+def texts_of(css: str) -> str:
+    """A locator: the texts of all such elements, with commas between them."""
+    return f"[...document.querySelectorAll('{css}')].map(e => e.innerText).join(', ')"
+
+
+def text_is(url: str, css: str, text: str) -> tuple:
+    """A target of `shows`: the element has this text and no other."""
+    return url, text_of(css), {"exact_match": text}
+
+
+def text_has(url: str, css: str, *parts: str) -> tuple:
+    """A target of `shows`: the element's text includes these parts."""
+    return url, text_of(css), {"must_include": list(parts)}
+
+
+def page_has(url: str, *parts: str) -> tuple:
+    """A target of `shows`: the text of the whole page includes these parts."""
+    return url, "", {"must_include": list(parts)}
 
 
 def both(first: dict, second: dict) -> dict:
-    return first | second | {"eval_types": first["eval_types"] + second["eval_types"]}
+    """Both checks in one."""
+    types = first["eval_types"] + second["eval_types"]
+    return first | second | {"eval_types": types}
 
 
 def either(possible: bool, check: dict) -> dict:
     """The check of what can be done; otherwise the agent must find out that it cannot, and say so."""
-    return check if possible else answer(exact_match="N/A")
-
-
-def text_of(css: str) -> str:
-    return f"document.querySelector('{css}').innerText"
+    if possible:
+        return check
+    return answer(exact_match="N/A")
 
 
 # ---- the shop
@@ -47,7 +109,7 @@ def fresh_products(world) -> list:
     """Those that the cart does not hold yet."""
     tables = world.sites["shop"]
     held = {line.slug for line in tables.carts[world.user]}
-    return [p for p in tables.products.values() if p.slug not in held]
+    return [product for product in tables.products.values() if product.slug not in held]
 
 
 class ProductSlots:
@@ -56,7 +118,10 @@ class ProductSlots:
     def __init__(self, world, rng):
         self.fresh = fresh_products(world)
         self.row = rng.choice(self.fresh)
-        self.slots = {"section": self.row.category, "name": self.row.name}
+        self.slots = {
+            "section": self.row.category,
+            "name": self.row.name,
+        }
         self.url = f"{SHOP}/product/{self.row.slug}"
         self.listing = f"{SHOP}/category/{self.row.category}"
         self.starts = [SHOP, self.listing]
@@ -65,13 +130,29 @@ class ProductSlots:
 def unused_shipping(world, rng, slug):
     """A way of shipping in which no order holds the product yet: opening an old order must not pass for buying."""
     drawn = rng.choice(list(shop.SHIPPING))
-    orders = world.sites["shop"].orders.values()
-    used = {order.shipping for order in orders if slug in [line.slug for line in order.lines]}
-    return drawn if drawn not in used else next(way for way in shop.SHIPPING if way not in used)
+
+    used = set()
+    for order in world.sites["shop"].orders.values():
+        slugs = [line.slug for line in order.lines]
+        if slug in slugs:
+            used.add(order.shipping)
+
+    if drawn not in used:
+        return drawn
+    return next(way for way in shop.SHIPPING if way not in used)
 
 
 def cart_names(world) -> list[str]:
-    return [world.sites["shop"].products[line.slug].name for line in world.sites["shop"].carts[world.user]]
+    """The names of the products that the cart holds."""
+    tables = world.sites["shop"]
+    lines = tables.carts[world.user]
+    return [tables.products[line.slug].name for line in lines]
+
+
+def draw_order(world, rng):
+    """One of the main user's orders."""
+    orders = world.sites["shop"].orders
+    return rng.choice(list(orders.values()))
 
 
 # ---- the forum
@@ -79,7 +160,11 @@ class PostSlots:
     """A post, and what templates say about it."""
 
     def __init__(self, world, rng):
-        self.row = rng.choice(list(world.sites["forum"].posts.values()))
-        self.slots = {"name": self.row.title, "section": self.row.forum}
+        posts = world.sites["forum"].posts
+        self.row = rng.choice(list(posts.values()))
+        self.slots = {
+            "name": self.row.title,
+            "section": self.row.forum,
+        }
         self.url = FORUM + forum.address(self.row)
         self.starts = [FORUM, f"{FORUM}/f/{self.row.forum}"]

@@ -8,7 +8,14 @@ A task that compares or decides can be guessed without looking, such as one of t
 """
 
 from . import forum, shop
-from .drafts import (FORUM, SHOP, Draft, answer, at, both, fresh_products, shows, text_of, unused_shipping)
+from .drafts import (
+    FORUM, SHOP,
+    ACCOUNT, CART, ORDERS,
+    Draft,
+    draw_order, fresh_products, unused_shipping,
+    answer, below, both, shows,
+    text_has, text_is,
+)
 from .words import CATEGORIES, CITIES, FORUMS, NAMES, phrase
 
 NUMBERS = ("one", "two", "three", "four")  # slots of tasks that name several things of a kind
@@ -16,9 +23,11 @@ BOTH_OPEN = "the shop and the forum are both open : "  # each in a tab of its ow
 
 
 # ---- the shop
-CART_LINES = ("[...document.querySelectorAll('#cart tr')].map(row => [row.querySelector('input').value, "
-              "row.querySelector('.size').innerText, row.querySelector('.name').innerText].join(' '))"
-              ".sort().join(', ')")
+CART_LINES = (
+    "[...document.querySelectorAll('#cart tr')].map(row => [row.querySelector('input').value, "
+    "row.querySelector('.size').innerText, row.querySelector('.name').innerText].join(' '))"
+    ".sort().join(', ')"
+)
 ORDER_LINES = "[...document.querySelectorAll('#order li')].map(line => line.innerText).sort().join(', ')"
 
 
@@ -34,29 +43,48 @@ def new_line(product, size=shop.SIZES[0], quantity=1):
 def described(world, lines) -> str:
     """As CART_LINES and ORDER_LINES read them, whatever their order: "1 large red lamp, 2 small blue mug"."""
     products = world.sites["shop"].products
-    return ", ".join(sorted(f"{line.quantity} {line.size} {products[line.slug].name}" for line in lines))
+    texts = []
+    for line in lines:
+        name = products[line.slug].name
+        texts.append(f"{line.quantity} {line.size} {name}")
+    return ", ".join(sorted(texts))
 
 
 def cart_holds(world, lines) -> dict:
-    return shows((f"{SHOP}/cart", CART_LINES, {"exact_match": described(world, lines)}))
+    """The cart holds these lines and no others."""
+    wanted = {"exact_match": described(world, lines)}
+    return shows((CART, CART_LINES, wanted))
 
 
 def bought(world, lines, shipping: str, *more) -> dict:
     """The episode ends on an order of these lines and no others. more: further targets of `shows`."""
-    return both(at(f"{SHOP}/orders/", "GOLD in PRED"),
-                shows(("last", ORDER_LINES, {"exact_match": described(world, lines)}),
-                      ("last", text_of("#order"), {"must_include": [f"shipping {shipping}"]}), *more))
+    wanted = {"exact_match": described(world, lines)}
+    order = shows(
+        ("last", ORDER_LINES, wanted),
+        text_has("last", "#order", f"shipping {shipping}"),
+        *more,
+    )
+    return both(below(f"{ORDERS}/"), order)
 
 
 def account_shows(label: str, value: str) -> tuple:
     """A target of `shows`."""
-    return f"{SHOP}/account", text_of(f"#{label}"), {"exact_match": value}
+    return text_is(ACCOUNT, f"#{label}", value)
 
 
 def astray_in_shop(world) -> list[str]:
     """Pages that lead nowhere: a product that the cart holds already, a form, a checkout that comes too early."""
     held = held_lines(world)[0]
-    return [f"{SHOP}/product/{held.slug}", f"{SHOP}/account/edit", f"{SHOP}/checkout"]
+    return [
+        f"{SHOP}/product/{held.slug}",
+        f"{SHOP}/account/edit",
+        f"{SHOP}/checkout",
+    ]
+
+
+def shop_starts(world) -> list[str]:
+    """The home page, and the pages that lead nowhere."""
+    return [SHOP, *astray_in_shop(world)]
 
 
 def draw_size(rng) -> str:
@@ -68,7 +96,9 @@ def draw_shipping(rng) -> str:
 
 
 def draw_city(world, rng) -> str:
-    return rng.choice([city for city in CITIES if city != world.sites["shop"].accounts[world.user].city])
+    """Another city than that of the main user's account."""
+    account = world.sites["shop"].accounts[world.user]
+    return rng.choice([city for city in CITIES if city != account.city])
 
 
 # ---- the forum
@@ -76,46 +106,55 @@ LAST_COMMENT = "[...document.querySelectorAll('main li')].pop().innerText"
 
 
 def address(post) -> str:
+    """The address of a post."""
     return FORUM + forum.address(post)
 
 
 def next_address(world, section: str) -> str:
     """The address of the first post that somebody creates in a forum."""
-    return f"{FORUM}/f/{section}/{max(world.sites['forum'].posts) + 1}"
+    newest = max(world.sites["forum"].posts)
+    return f"{FORUM}/f/{section}/{newest + 1}"
 
 
 def draw_posts(world, rng, count: int) -> list:
-    return rng.sample(list(world.sites["forum"].posts.values()), count)
+    posts = world.sites["forum"].posts
+    return rng.sample(list(posts.values()), count)
 
 
 def post_slots(posts) -> dict:
+    """{"one": title, "section_one": forum, "two": ...}"""
     slots = {}
     for number, post in zip(NUMBERS, posts):
-        slots |= {number: post.title, f"section_{number}": post.forum}
+        slots[number] = post.title
+        slots[f"section_{number}"] = post.forum
     return slots
 
 
 def votes_are(post, votes: int) -> tuple:
     """A target of `shows`; so are the next two."""
-    return address(post), text_of("#votes"), {"exact_match": str(votes)}
+    return text_is(address(post), "#votes", str(votes))
 
 
 def commented(world, url: str, text: str) -> tuple:
+    """The last comment is this one, by the main user."""
     return url, LAST_COMMENT, {"exact_match": f"{world.user} : {text}"}
 
 
 def bio_is(world, bio: str) -> tuple:
-    return f"{FORUM}/user/{world.user}", text_of("#bio"), {"exact_match": bio}
+    return text_is(f"{FORUM}/user/{world.user}", "#bio", bio)
 
 
 def astray_in_forum(world, *wanted) -> list[str]:
     """Pages that lead nowhere: the newest post that is not `wanted`, a form."""
-    other = max(post for post in world.sites["forum"].posts.values() if post not in wanted)
+    posts = world.sites["forum"].posts.values()
+    other = max(post for post in posts if post not in wanted)
     return [address(other), f"{FORUM}/edit"]
 
 
 def draw_bio(world, rng) -> str:
-    bio = old = world.sites["forum"].accounts[world.user].bio
+    """Another bio than that of the main user's account."""
+    old = world.sites["forum"].accounts[world.user].bio
+    bio = old
     while bio == old:
         bio = phrase(rng)
     return bio
@@ -126,46 +165,96 @@ def buy_three(world, rng):
     products = rng.sample(fresh_products(world), 3)
     sizes = [draw_size(rng) for _ in products]
     shipping = draw_shipping(rng)
+
     slots = {"shipping": shipping}
+    lines = held_lines(world)
     for number, product, size in zip(NUMBERS, products, sizes):
-        slots |= {number: product.name, f"size_{number}": size}
-    return Draft('buy {{one}} in size "{{size_one}}" , {{two}} in size "{{size_two}}" and {{three}} in size '
-                 '"{{size_three}}" with "{{shipping}}" shipping', slots, [SHOP, *astray_in_shop(world)],
-                 bought(world, [*held_lines(world), *map(new_line, products, sizes)], shipping))
+        slots[number] = product.name
+        slots[f"size_{number}"] = size
+        lines.append(new_line(product, size))
+
+    return Draft(
+        intent=(
+            'buy {{one}} in size "{{size_one}}" , {{two}} in size "{{size_two}}" and {{three}} in size '
+            '"{{size_three}}" with "{{shipping}}" shipping'
+        ),
+        slots=slots,
+        starts=shop_starts(world),
+        check=bought(world, lines, shipping),
+    )
 
 
 def change_cart(world, rng):
     more, gone, rest = rng.sample(held_lines(world), 3)
-    products = world.sites["shop"].products
     product = rng.choice(fresh_products(world))
     size = draw_size(rng)
     quantity = rng.randint(2, 6)
-    slots = {"held": products[more.slug].name, "quantity": str(quantity), "gone": products[gone.slug].name,
-             "section": product.category, "name": product.name, "size": size}
-    return Draft('set the quantity of {{held}} in the cart to "{{quantity}}" , remove {{gone}} from it and add the '
-                 '{{section}} item {{name}} in size "{{size}}"', slots, [SHOP, *astray_in_shop(world)],
-                 cart_holds(world, [more._replace(quantity=quantity), rest, new_line(product, size)]))
+
+    products = world.sites["shop"].products
+    slots = {
+        "held": products[more.slug].name,
+        "quantity": str(quantity),
+        "gone": products[gone.slug].name,
+        "section": product.category,
+        "name": product.name,
+        "size": size,
+    }
+    lines = [
+        more._replace(quantity=quantity),
+        rest,
+        new_line(product, size),
+    ]
+    return Draft(
+        intent=(
+            'set the quantity of {{held}} in the cart to "{{quantity}}" , remove {{gone}} from it and add the '
+            '{{section}} item {{name}} in size "{{size}}"'
+        ),
+        slots=slots,
+        starts=shop_starts(world),
+        check=cart_holds(world, lines),
+    )
 
 
 def set_accounts(world, rng):
     name = rng.choice([name for name in NAMES if name != world.user])
     city = draw_city(world, rng)
     bio = draw_bio(world, rng)
-    return Draft(BOTH_OPEN + 'set my name to "{{name}}" and my city to "{{city}}" in the shop and my bio to "{{bio}}" '
-                 "in the forum", {"name": name, "city": city, "bio": bio},
-                 [f"{start} |AND| {FORUM}" for start in (SHOP, *astray_in_shop(world))],
-                 shows(account_shows("name", name), account_shows("city", city), bio_is(world, bio)))
+
+    all_set = shows(
+        account_shows("name", name),
+        account_shows("city", city),
+        bio_is(world, bio),
+    )
+    return Draft(
+        intent=BOTH_OPEN + (
+            'set my name to "{{name}}" and my city to "{{city}}" in the shop and my bio to "{{bio}}" '
+            "in the forum"
+        ),
+        slots={"name": name, "city": city, "bio": bio},
+        starts=[f"{start} |AND| {FORUM}" for start in shop_starts(world)],
+        check=all_set,
+    )
 
 
 def three_posts(world, rng):
-    up, down, third = posts = draw_posts(world, rng, 3)
+    posts = draw_posts(world, rng, 3)
+    up, down, third = posts
     text = phrase(rng)
-    return Draft("upvote the post {{one}} in the {{section_one}} forum , downvote {{two}} in the {{section_two}} forum "
-                 'and comment "{{text}}" on {{three}} in the {{section_three}} forum',
-                 post_slots(posts) | {"text": text},
-                 [FORUM, *astray_in_forum(world, *posts)],
-                 shows(votes_are(up, up.votes + 1), votes_are(down, down.votes - 1),
-                       commented(world, address(third), text)))
+
+    done = shows(
+        votes_are(up, up.votes + 1),
+        votes_are(down, down.votes - 1),
+        commented(world, address(third), text),
+    )
+    return Draft(
+        intent=(
+            "upvote the post {{one}} in the {{section_one}} forum , downvote {{two}} in the {{section_two}} forum "
+            'and comment "{{text}}" on {{three}} in the {{section_three}} forum'
+        ),
+        slots=post_slots(posts) | {"text": text},
+        starts=[FORUM, *astray_in_forum(world, *posts)],
+        check=done,
+    )
 
 
 def post_and_bio(world, rng):
@@ -173,12 +262,27 @@ def post_and_bio(world, rng):
     text = phrase(rng)
     bio = draw_bio(world, rng)
     section = rng.choice(FORUMS)
+
     url = next_address(world, section)
-    return Draft('create a post titled "{{title}}" in the forum "{{section}}" , comment "{{text}}" on it and set my '
-                 'bio to "{{bio}}"', {"title": title, "section": section, "text": text, "bio": bio},
-                 [FORUM, *astray_in_forum(world)],
-                 shows((url, text_of("#title"), {"exact_match": title}), commented(world, url, text),
-                       bio_is(world, bio)))
+    done = shows(
+        text_is(url, "#title", title),
+        commented(world, url, text),
+        bio_is(world, bio),
+    )
+    return Draft(
+        intent=(
+            'create a post titled "{{title}}" in the forum "{{section}}" , comment "{{text}}" on it and set my '
+            'bio to "{{bio}}"'
+        ),
+        slots={
+            "title": title,
+            "section": section,
+            "text": text,
+            "bio": bio,
+        },
+        starts=[FORUM, *astray_in_forum(world)],
+        check=done,
+    )
 
 
 def buy_several(world, rng):
@@ -186,10 +290,20 @@ def buy_several(world, rng):
     quantity = rng.randint(2, 6)
     city = draw_city(world, rng)
     shipping = draw_shipping(rng)
+
     lines = [*held_lines(world), new_line(product, quantity=quantity)]
-    return Draft('set my city to "{{city}}" and buy "{{quantity}}" of {{name}} with "{{shipping}}" shipping',
-                 {"city": city, "quantity": str(quantity), "name": product.name, "shipping": shipping},
-                 [SHOP, *astray_in_shop(world)], bought(world, lines, shipping, account_shows("city", city)))
+    moved = account_shows("city", city)
+    return Draft(
+        intent='set my city to "{{city}}" and buy "{{quantity}}" of {{name}} with "{{shipping}}" shipping',
+        slots={
+            "city": city,
+            "quantity": str(quantity),
+            "name": product.name,
+            "shipping": shipping,
+        },
+        starts=shop_starts(world),
+        check=bought(world, lines, shipping, moved),
+    )
 
 
 # ---- the cart is wrong at the start
@@ -197,10 +311,20 @@ def buy_alone(world, rng):
     product = rng.choice(fresh_products(world))
     size = draw_size(rng)
     shipping = unused_shipping(world, rng, product.slug)
-    return Draft('empty the cart and buy nothing but the {{section}} item {{name}} in size "{{size}}" with '
-                 '"{{shipping}}" shipping',
-                 {"section": product.category, "name": product.name, "size": size, "shipping": shipping},
-                 [SHOP, *astray_in_shop(world)], bought(world, [new_line(product, size)], shipping))
+    return Draft(
+        intent=(
+            'empty the cart and buy nothing but the {{section}} item {{name}} in size "{{size}}" with '
+            '"{{shipping}}" shipping'
+        ),
+        slots={
+            "section": product.category,
+            "name": product.name,
+            "size": size,
+            "shipping": shipping,
+        },
+        starts=shop_starts(world),
+        check=bought(world, [new_line(product, size)], shipping),
+    )
 
 
 def buy_instead(world, rng):
@@ -209,10 +333,23 @@ def buy_instead(world, rng):
     product = rng.choice(fresh_products(world))
     size = draw_size(rng)
     shipping = draw_shipping(rng)
-    slots = {"gone": world.sites["shop"].products[gone.slug].name, "name": product.name, "size": size,
-             "shipping": shipping}
-    return Draft('buy what the cart holds with "{{shipping}}" shipping , but {{name}} in size "{{size}}" instead of '
-                 "{{gone}}", slots, [f"{SHOP}/checkout"], bought(world, [*rest, new_line(product, size)], shipping))
+
+    products = world.sites["shop"].products
+    lines = [*rest, new_line(product, size)]
+    return Draft(
+        intent=(
+            'buy what the cart holds with "{{shipping}}" shipping , but {{name}} in size "{{size}}" instead of '
+            "{{gone}}"
+        ),
+        slots={
+            "gone": products[gone.slug].name,
+            "name": product.name,
+            "size": size,
+            "shipping": shipping,
+        },
+        starts=[f"{SHOP}/checkout"],
+        check=bought(world, lines, shipping),
+    )
 
 
 # ---- compare, count, decide
@@ -220,52 +357,86 @@ def draw_apart(rng, rows: list, value) -> tuple[list, object]:
     """Three rows, of which one has the largest value; and that one. value: of a row."""
     while True:
         drawn = rng.sample(rows, 3)
-        second, most = sorted(drawn, key=value)[1:]
+        _, second, most = sorted(drawn, key=value)
         if value(second) < value(most):
             return drawn, most
 
 
 def add_most_in_stock(world, rng):
-    products, best = draw_apart(rng, fresh_products(world), lambda product: product.stock)
-    return Draft("of {{one}} , {{two}} and {{three}} add the item with the most in stock to the cart",
-                 dict(zip(NUMBERS, [product.name for product in products])), [SHOP, *astray_in_shop(world)],
-                 cart_holds(world, [*held_lines(world), new_line(best)]))
+    products = fresh_products(world)
+    drawn, best = draw_apart(rng, products, value=lambda product: product.stock)
+    names = [product.name for product in drawn]
+    lines = [*held_lines(world), new_line(best)]
+    return Draft(
+        intent="of {{one}} , {{two}} and {{three}} add the item with the most in stock to the cart",
+        slots=dict(zip(NUMBERS, names)),
+        starts=shop_starts(world),
+        check=cart_holds(world, lines),
+    )
 
 
 def comment_on_most_votes(world, rng):
     everything = list(world.sites["forum"].posts.values())
     text = phrase(rng)
-    posts, best = draw_apart(rng, everything, lambda post: post.votes)
-    return Draft("of the posts {{one}} in the {{section_one}} forum , {{two}} in the {{section_two}} forum and "
-                 '{{three}} in the {{section_three}} forum comment "{{text}}" on the one with the most votes',
-                 post_slots(posts) | {"text": text}, astray_in_forum(world, *posts),
-                 shows(commented(world, address(best), text)))
+    posts, best = draw_apart(rng, everything, value=lambda post: post.votes)
+    return Draft(
+        intent=(
+            "of the posts {{one}} in the {{section_one}} forum , {{two}} in the {{section_two}} forum and "
+            '{{three}} in the {{section_three}} forum comment "{{text}}" on the one with the most votes'
+        ),
+        slots=post_slots(posts) | {"text": text},
+        starts=astray_in_forum(world, *posts),
+        check=shows(commented(world, address(best), text)),
+    )
 
 
 def count_items(world, rng):
     sections = rng.sample(list(CATEGORIES), 4)
-    count = sum(product.category in sections for product in world.sites["shop"].products.values())
-    return Draft("how many items are in the departments {{one}} , {{two}} , {{three}} and {{four}} in all",
-                 dict(zip(NUMBERS, sections)), [SHOP, *astray_in_shop(world)], answer(exact_match=str(count)))
+    products = world.sites["shop"].products.values()
+    count = sum(product.category in sections for product in products)
+    return Draft(
+        intent="how many items are in the departments {{one}} , {{two}} , {{three}} and {{four}} in all",
+        slots=dict(zip(NUMBERS, sections)),
+        starts=shop_starts(world),
+        check=answer(exact_match=str(count)),
+    )
 
 
 def dearest_order(world, rng):
-    most = max(order.total for order in world.sites["shop"].orders.values())
-    return Draft("what is the total of my order that costs the most in dollars", {}, [SHOP, *astray_in_shop(world)],
-                 answer(exact_match=f"${most}"))
+    orders = world.sites["shop"].orders.values()
+    most = max(order.total for order in orders)
+    return Draft(
+        intent="what is the total of my order that costs the most in dollars",
+        slots={},
+        starts=shop_starts(world),
+        check=answer(exact_match=f"${most}"),
+    )
 
 
 def buy_if(world, rng):
-    order = rng.choice(list(world.sites["shop"].orders.values()))
-    status = rng.choice([order.status, rng.choice([status for status in shop.STATUSES if status != order.status])])
+    order = draw_order(world, rng)
+    other_status = rng.choice([status for status in shop.STATUSES if status != order.status])
+    status = rng.choice([order.status, other_status])
     one, other = rng.sample(fresh_products(world), 2)
-    wanted = one if order.status == status else other
     shipping = draw_shipping(rng)
-    return Draft('if the status of order {{number}} is "{{status}}" buy {{name}} , else buy {{other}} , with '
-                 '"{{shipping}}" shipping',
-                 {"number": order.number, "status": status, "name": one.name, "other": other.name,
-                  "shipping": shipping},
-                 [SHOP, *astray_in_shop(world)], bought(world, [*held_lines(world), new_line(wanted)], shipping))
+
+    wanted = one if order.status == status else other
+    lines = [*held_lines(world), new_line(wanted)]
+    return Draft(
+        intent=(
+            'if the status of order {{number}} is "{{status}}" buy {{name}} , else buy {{other}} , with '
+            '"{{shipping}}" shipping'
+        ),
+        slots={
+            "number": order.number,
+            "status": status,
+            "name": one.name,
+            "other": other.name,
+            "shipping": shipping,
+        },
+        starts=shop_starts(world),
+        check=bought(world, lines, shipping),
+    )
 
 
 # ---- carry a fact from one site to the other
@@ -273,22 +444,54 @@ def comment_price(world, rng):
     product = rng.choice(fresh_products(world))
     [post] = draw_posts(world, rng, 1)
     away, *_ = astray_in_forum(world, post)
-    return Draft(BOTH_OPEN + "comment the price of the {{item_section}} item {{item}} on the post {{name}} in the "
-                 "{{section}} forum",
-                 {"item_section": product.category, "item": product.name, "name": post.title, "section": post.forum},
-                 [f"{start} |AND| {away}" for start in astray_in_shop(world)],
-                 shows(commented(world, address(post), f"${product.price}")))
+
+    told = commented(world, address(post), f"${product.price}")
+    return Draft(
+        intent=BOTH_OPEN + (
+            "comment the price of the {{item_section}} item {{item}} on the post {{name}} in the "
+            "{{section}} forum"
+        ),
+        slots={
+            "item_section": product.category,
+            "item": product.name,
+            "name": post.title,
+            "section": post.forum,
+        },
+        starts=[f"{start} |AND| {away}" for start in astray_in_shop(world)],
+        check=shows(told),
+    )
 
 
 def post_total(world, rng):
-    order = rng.choice(list(world.sites["shop"].orders.values()))
+    order = draw_order(world, rng)
     section = rng.choice(FORUMS)
-    return Draft(BOTH_OPEN + 'create a post titled with the total of order {{number}} in the forum "{{section}}"',
-                 {"number": order.number, "section": section},
-                 [f"{start} |AND| {FORUM}" for start in (SHOP, *astray_in_shop(world))],
-                 shows((next_address(world, section), text_of("#title"), {"exact_match": f"${order.total}"})))
+
+    url = next_address(world, section)
+    told = text_is(url, "#title", f"${order.total}")
+    return Draft(
+        intent=BOTH_OPEN + 'create a post titled with the total of order {{number}} in the forum "{{section}}"',
+        slots={"number": order.number, "section": section},
+        starts=[f"{start} |AND| {FORUM}" for start in shop_starts(world)],
+        check=shows(told),
+    )
 
 
-SEEN = {81: buy_three, 82: change_cart, 83: buy_alone, 84: add_most_in_stock, 85: comment_price, 86: count_items,
-        87: set_accounts, 88: three_posts, 89: buy_instead, 90: buy_if, 91: post_and_bio}
-UNSEEN = {181: dearest_order, 182: post_total, 183: buy_several, 184: comment_on_most_votes}
+SEEN = {
+    81: buy_three,
+    82: change_cart,
+    83: buy_alone,
+    84: add_most_in_stock,
+    85: comment_price,
+    86: count_items,
+    87: set_accounts,
+    88: three_posts,
+    89: buy_instead,
+    90: buy_if,
+    91: post_and_bio,
+}
+UNSEEN = {
+    181: dearest_order,
+    182: post_total,
+    183: buy_several,
+    184: comment_on_most_votes,
+}
