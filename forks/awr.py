@@ -67,18 +67,29 @@ class AWR(mgrpo.MGRPO):
 
     def learn_from(self, episodes, step):
         """Trains on all valid episodes and on past ones, each a group of its own."""
+        # 1) The episodes: new and replayed ones.
+        cfg = self.cfg
         fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
-        training = fresh + recall(self.chat, self.cfg, self.cfg.past, step)
-        rows = mgrpo.weigh([[tau] for tau in training], self.chat, self.cfg)
+        past = recall(self.chat, cfg, cfg.past, step)
+        training = fresh + past
+        groups = [[tau] for tau in training]
+        rows = mgrpo.weigh(groups, self.chat, cfg)
+
+        # 2) What a response is worth: its w_j.
         V, metrics = self.fit_value(rows)
-        largest = log(self.cfg.limit)
+        largest = log(cfg.limit)
         for row, V_j in zip(rows, V):
-            A = row.tau.reward - V_j
-            row.advantage = exp(min(A / self.cfg.awr_beta, largest))  # what a response is worth
-            if row.turn is row.tau.turns[0]:
-                row.tau.advantage = A  # for trajectories.jsonl
+            tau = row.tau
+            A = tau.reward - V_j
+            log_w = min(A / cfg.awr_beta, largest)
+            row.advantage = exp(log_w)
+            if row.turn is tau.turns[0]:
+                tau.advantage = A  # for trajectories.jsonl
+
+        # 3) Means and counts over all ranks.
         weights = sum(row.advantage for row in rows)
-        weights, n_rows, n_episodes = run.all_sum([weights, len(rows), len(training)]).tolist()
+        totals = run.all_sum([weights, len(rows), len(training)])
+        weights, n_rows, n_episodes = totals.tolist()
         metrics["weight"] = weights / max(n_rows, 1)
         metrics["episodes_trained"] = int(n_episodes)
         return rows, metrics
@@ -87,9 +98,14 @@ class AWR(mgrpo.MGRPO):
         """Fits V to the rewards of all rows; returns V(h_j) of each, and V's metrics."""
         x_RD = states(self.model, rows, self.cfg, self.device)
         r_R = rewards_of([row.tau for row in rows])
-        before, after = fit(self.model, self.optimizer, "value", x_RD, r_R, self.cfg.head_updates)
-        V = predict(self.model, "value", x_RD).tolist()
-        return V, {"value_loss": before, "value_loss_fitted": after}
+        updates = self.cfg.head_updates
+        before, after = fit(self.model, self.optimizer, "value", x_RD, r_R, updates)
+        V_R = predict(self.model, "value", x_RD)
+        metrics = {
+            "value_loss": before,
+            "value_loss_fitted": after,
+        }
+        return V_R.tolist(), metrics
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
         return likelihood(batch, logp_N)
@@ -97,4 +113,5 @@ class AWR(mgrpo.MGRPO):
 
 if __name__ == "__main__":
     main = partial(mgrpo.main, Method=AWR)
-    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"beta": 0.0}}, start="runs/bc")
+    paper = mgrpo.PAPER | {"beta": 0.0}
+    run.command_line(main, Config, __doc__, {"paper": paper}, start="runs/bc")

@@ -60,11 +60,22 @@ class Critic(mgrpo.MGRPO):
         return [tau for tau in group if tau.status == "ok"]
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        # 1) V of each token, and A as it was in the step's first update. A step's rows are new, but for
-        #    PADDING, which has no episode: its A may be anything, as its weight is 0.
-        logit_N = self.model.heads["value"](hidden_ND.float())[:, 0]
-        r_N = per_token([row.tau.reward if row.tau else 0.0 for row in batch], batch, logit_N.device)
-        error_N = r_N - logit_N.detach().sigmoid()
+        # 1) V of each token, and the logit that it comes from.
+        device = logp_N.device
+        head = self.model.heads["value"]
+        logit_N = head(hidden_ND.float())[:, 0]
+        V_N = logit_N.detach().sigmoid()
+
+        # 2) A as it was in the step's first update. A step's rows are new, but for PADDING, which has no
+        #    episode: its A may be anything, as its weight is 0.
+        rewards = []
+        for row in batch:
+            reward = 0.0
+            if row.tau:
+                reward = row.tau.reward
+            rewards.append(reward)
+        r_N = per_token(rewards, batch, device)
+        error_N = r_N - V_N
         counts = [row.n_action for row in batch]
         for row, error in zip(batch, error_N.split(counts)):
             first_update = not hasattr(row, "A")
@@ -72,14 +83,16 @@ class Critic(mgrpo.MGRPO):
                 row.A = error
         A_N = torch.cat([row.A for row in batch])
 
-        # 2) Both losses, weighted alike.
-        weight_N = per_token([row.weight for row in batch], batch, logit_N.device)
-        logp_old_N = sampled_logps(batch, logit_N.device)
-        loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N=A_N, weight_N=weight_N,
+        # 3) Both losses, weighted alike.
+        weight_N = per_token([row.weight for row in batch], batch, device)
+        logp_old_N = sampled_logps(batch, device)
+        loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N,
+                                   A_N=A_N, weight_N=weight_N,
                                    eps=self.cfg.eps, beta=self.cfg.beta)
         value_loss_N = F.binary_cross_entropy_with_logits(logit_N, r_N, reduction="none")
         metrics["value_loss"] = value_loss_N.sum().item()
-        return loss + self.cfg.value_weight * (weight_N * value_loss_N).sum(), metrics
+        value_loss = (weight_N * value_loss_N).sum()
+        return loss + self.cfg.value_weight * value_loss, metrics
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def turn_advantages(r: float, V: list[float], lam: float) -> list[float]:
     advantages = []
     for j in range(len(V)):
         w = lam ** (H - j)
-        advantages.append(w * r + (1 - w) * (later[j] - V[j]))
+        change = later[j] - V[j]
+        A_j = w * r + (1 - w) * change
+        advantages.append(A_j)
     return advantages
 
 
@@ -105,44 +107,70 @@ class DigiRL(mgrpo.MGRPO):
         r_R = rewards_of([row.tau for row in responses])
         V_s_loss, _ = fit(self.model, self.optimizer, "V_s", x_RD, r_R, cfg.head_updates)
 
-        # 2) V_c learns from all, and chooses episodes. 3) V_s chooses turns.
-        everything = fresh + recall(self.chat, cfg, cfg.past, step)
+        # 2) V_c learns from all, and chooses episodes.
+        past = recall(self.chat, cfg, cfg.past, step)
+        everything = fresh + past
         chosen, V_c_loss = self.best_episodes(everything)
-        rows = self.good_turns(chosen) if self.updates(step) else []
-        total, kept, turns = run.all_sum([len(everything), len(chosen), len(rows)]).tolist()
-        return rows, {"episodes_seen": int(total), "episodes_kept": kept / max(total, 1),
-                      "turns_cloned": int(turns), "V_s_loss": V_s_loss, "V_c_loss": V_c_loss}
+
+        # 3) V_s chooses turns.
+        rows = []
+        if self.updates(step):
+            rows = self.good_turns(chosen)
+
+        # 4) Counts over all ranks.
+        totals = run.all_sum([len(everything), len(chosen), len(rows)])
+        seen, kept, cloned = totals.tolist()
+        return rows, {
+            "episodes_seen": int(seen),
+            "episodes_kept": kept / max(seen, 1),
+            "turns_cloned": int(cloned),
+            "V_s_loss": V_s_loss,
+            "V_c_loss": V_c_loss,
+        }
 
     def best_episodes(self, episodes):
         """The first filter: (episodes with the largest A_c over all ranks, V_c's cross-entropy)."""
         cfg = self.cfg
         rows = [instruction(self.chat, tau.task) for tau in episodes]
         x_RD = states(self.model, rows, cfg, self.device)
-        loss, _ = fit(self.model, self.optimizer, "V_c", x_RD, rewards_of(episodes), cfg.head_updates)
+        r_R = rewards_of(episodes)
+        loss, _ = fit(self.model, self.optimizer, "V_c", x_RD, r_R, cfg.head_updates)
         V_R = predict(self.model, "V_c", x_RD)
         for tau, V in zip(episodes, V_R.tolist()):
             tau.advantage = tau.reward - V
-        ranking = sorted(run.gather([tau.advantage for tau in episodes]), reverse=True)
+
+        ranking = run.gather([tau.advantage for tau in episodes])
+        ranking.sort(reverse=True)
         if not ranking:
             return [], loss
-        least = ranking[ceil(cfg.share * len(ranking)) - 1]
-        return [tau for tau in episodes if tau.advantage >= least - TIE], loss
+        n_best = ceil(cfg.share * len(ranking))
+        least = ranking[n_best - 1] - TIE
+        best = [tau for tau in episodes if tau.advantage >= least]
+        return best, loss
 
     def good_turns(self, episodes):
         """The second filter: rows of the turns whose A_j exceeds 1 / max_turns."""
         cfg = self.cfg
         by_episode = [response_rows(self.chat, [tau]) for tau in episodes]
-        everything = [row for rows in by_episode for row in rows]
+        everything = []
+        for rows in by_episode:
+            everything += rows
         x_RD = states(self.model, everything, cfg, self.device)
-        V_s = iter(predict(self.model, "V_s", x_RD).tolist())
+        V_R = predict(self.model, "V_s", x_RD)
+        V_left = iter(V_R.tolist())
+
         good = []
         for tau, rows in zip(episodes, by_episode):
-            V = [next(V_s) for _ in rows]
+            V = [next(V_left) for _ in rows]
             A = turn_advantages(tau.reward, V, cfg.lam)
-            good += [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]
-        tokens = float(run.all_sum([sum(row.n_action for row in good)]))
+            for row, A_j in zip(rows, A):
+                if A_j > 1 / cfg.max_turns:
+                    good.append(row)
+
+        n_tokens = sum(row.n_action for row in good)
+        n_tokens = float(run.all_sum([n_tokens]))
         for row in good:
-            row.weight = 1 / tokens
+            row.weight = 1 / n_tokens
             row.advantage = 1.0
         return good
 
@@ -152,4 +180,5 @@ class DigiRL(mgrpo.MGRPO):
 
 if __name__ == "__main__":
     main = partial(mgrpo.main, Method=DigiRL)
-    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"beta": 0.0}}, start="runs/bc")
+    paper = mgrpo.PAPER | {"beta": 0.0}
+    run.command_line(main, Config, __doc__, {"paper": paper}, start="runs/bc")

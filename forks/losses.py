@@ -79,7 +79,8 @@ class Tokens:
 
     def response_mean(self, x_N):
         """(N,): at each token the mean of x over its response."""
-        means_R = torch.stack([part.mean() for part in x_N.split(self.lengths)])
+        responses = x_N.split(self.lengths)
+        means_R = torch.stack([response.mean() for response in responses])
         counts_R = torch.tensor(self.lengths, device=x_N.device)
         return means_R.repeat_interleave(counts_R)
 
@@ -118,7 +119,9 @@ def maxrl(r):
 
 def clipped(rho_N, A_N, cfg: Config):
     """PPO (arXiv 1707.06347, eq. 7): min(rho A, clip(rho, 1 - eps, 1 + eps_high) A)."""
-    return torch.min(rho_N * A_N, rho_N.clamp(1 - cfg.eps, 1 + cfg.eps_high) * A_N)
+    unclipped_N = rho_N * A_N
+    clipped_N = rho_N.clamp(1 - cfg.eps, 1 + cfg.eps_high) * A_N
+    return torch.min(unclipped_N, clipped_N)
 
 
 def grpo(t: Tokens, cfg: Config):
@@ -126,7 +129,8 @@ def grpo(t: Tokens, cfg: Config):
 
     A token pushes by rho A until it is 20% likelier (A > 0) or less likely (A < 0), then no more.
     """
-    return clipped(t.log_rho.exp(), t.A, cfg)
+    rho_N = t.log_rho.exp()
+    return clipped(rho_N, t.A, cfg)
 
 
 def dapo(t: Tokens, cfg: Config):
@@ -135,7 +139,8 @@ def dapo(t: Tokens, cfg: Config):
     A token of a success pushes until it is 28% likelier, which gives rare tokens more room to rise.
     """
     # The code is grpo's: eps_high and the weights differ, see LOSSES.
-    return clipped(t.log_rho.exp(), t.A, cfg)
+    rho_N = t.log_rho.exp()
+    return clipped(rho_N, t.A, cfg)
 
 
 def gspo(t: Tokens, cfg: Config):
@@ -144,7 +149,8 @@ def gspo(t: Tokens, cfg: Config):
     s = (pi(a) / pi_old(a))^(1/|a|), a mean over responses. All tokens of a response push equally
     hard, or none does once the response as a whole has moved; single tokens may move far.
     """
-    s_N = t.response_mean(t.log_rho).exp()
+    log_s_N = t.response_mean(t.log_rho)
+    s_N = log_s_N.exp()
     return clipped(s_N, t.A, cfg)
 
 
@@ -153,8 +159,10 @@ def cispo(t: Tokens, cfg: Config):
 
     No token ever stops pushing: those that GRPO's clip would stop go on, by at most 5 A.
     """
+    rho_N = t.log_rho.exp()
     # By default 1 - eps is 0, which bounds nothing: rho is positive.
-    weight_N = t.log_rho.exp().clamp(1 - cfg.eps, 1 + cfg.eps_high).detach()
+    bounded_N = rho_N.clamp(1 - cfg.eps, 1 + cfg.eps_high)
+    weight_N = bounded_N.detach()
     return weight_N * t.A * t.logp
 
 
@@ -164,9 +172,11 @@ def masked(t: Tokens, cfg: Config):
     A response with A < 0 that is less likely than when it was sampled, by more than delta nats a token,
     pushes no more: not even its tokens that have become likelier, which GRPO pushes down the harder.
     """
-    drift_N = -t.response_mean(t.log_rho.detach())
+    log_rho_N = t.log_rho.detach()
+    drift_N = -t.response_mean(log_rho_N)
     dropped_N = (t.A < 0) & (drift_N > cfg.delta)
-    return grpo(t, cfg).masked_fill(dropped_N, 0.0)
+    J_N = grpo(t, cfg)
+    return J_N.masked_fill(dropped_N, 0.0)
 
 
 # ----------------------------------------------------------------------------------------- the method
@@ -186,23 +196,31 @@ LOSSES = {
 def own_settings(cfg: Config) -> Config:
     """The loss's own clip range, unless flags give another one, and its own --loss-norm."""
     if cfg.loss not in LOSSES:
-        raise ValueError(f"--loss {cfg.loss}: use one of {', '.join(LOSSES)}.")
+        names = ", ".join(LOSSES)
+        raise ValueError(f"--loss {cfg.loss}: use one of {names}.")
     _, _, eps, eps_high, norm = LOSSES[cfg.loss]
+
     if cfg.eps is not None:
         eps = cfg.eps
+
     if cfg.eps_high is not None:
         eps_high = cfg.eps_high
     elif eps_high is None:
         eps_high = eps
-    return replace(cfg, eps=eps, eps_high=eps_high, loss_norm=norm or cfg.loss_norm)
+
+    if norm is None:
+        norm = cfg.loss_norm
+    return replace(cfg, eps=eps, eps_high=eps_high, loss_norm=norm)
 
 
 def push(J, t: Tokens, cfg: Config):
     """(N,): d (sum of J) / d log pi of each token: which way the loss pushes it, and how hard."""
     logp_N = t.logp.detach().requires_grad_()
+    t = replace(t, logp=logp_N)
     with torch.enable_grad():
-        total = J(replace(t, logp=logp_N), cfg).sum()
-    return torch.autograd.grad(total, logp_N)[0]
+        total = J(t, cfg).sum()
+    gradient_N, = torch.autograd.grad(total, logp_N)
+    return gradient_N
 
 
 class Losses(mgrpo.MGRPO):
@@ -212,23 +230,37 @@ class Losses(mgrpo.MGRPO):
 
     def advantages(self, group):
         training = mgrpo.group_advantages(group)  # drops groups of equal rewards
-        if training:
-            r = torch.tensor([tau.reward for tau in training], dtype=torch.float64)
-            for tau, A_i in zip(training, self.A(r).tolist()):
-                tau.advantage = A_i
+        if not training:
+            return []
+        r = torch.tensor([tau.reward for tau in training], dtype=torch.float64)
+        A = self.A(r)
+        for tau, A_i in zip(training, A.tolist()):
+            tau.advantage = A_i
         return training
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+        # 1) The tokens of the batch, and their weights.
         device = logp_N.device
-        t = Tokens(logp_N, sampled_logps(batch, device),
-                   A=per_token([row.advantage for row in batch], batch, device),
-                   lengths=[row.n_action for row in batch])
+        logp_old_N = sampled_logps(batch, device)
+        A_N = per_token([row.advantage for row in batch], batch, device)
+        lengths = [row.n_action for row in batch]
+        t = Tokens(logp_N, logp_old_N, A_N, lengths)
         weight_N = per_token([row.weight for row in batch], batch, device)
+
+        # 2) L.
         delta_N = logp_ref_N - logp_N
         kl_N = delta_N.exp() - delta_N - 1  # as in mgrpo_loss
-        loss = -(weight_N * (self.J(t, self.cfg) - self.cfg.beta * kl_N)).sum()
-        without_push_N = (push(self.J, t, self.cfg) == 0) & (t.A != 0)
-        return loss, {"kl": kl_N.sum().item(), "clip_frac": without_push_N.sum().item()}
+        J_N = self.J(t, self.cfg)
+        gain_N = J_N - self.cfg.beta * kl_N
+        loss = -(weight_N * gain_N).sum()
+
+        # 3) The metrics.
+        push_N = push(self.J, t, self.cfg)
+        without_push_N = (push_N == 0) & (t.A != 0)
+        return loss, {
+            "kl": kl_N.sum().item(),
+            "clip_frac": without_push_N.sum().item(),
+        }
 
     # DAPO's dynamic sampling (section 3.2 there), for any loss.
 
@@ -236,7 +268,8 @@ class Losses(mgrpo.MGRPO):
         """mgrpo.py's choice. The other tasks, in random order, are there to refill the batch."""
         chosen = super().choose_tasks(tasks, step)
         others = [task for task in tasks if task not in chosen]
-        self.spare = random.Random(f"{self.cfg.seed}/spare {step}").sample(others, len(others))
+        rng = random.Random(f"{self.cfg.seed}/spare {step}")
+        self.spare = rng.sample(others, len(others))
         return chosen
 
     def collect(self, tasks, env, step, tick=run.ignore, **search):
@@ -258,11 +291,16 @@ class Losses(mgrpo.MGRPO):
     def groups_that_train(self, episodes) -> int:
         """How many, over all ranks. `advantages` sets A later: this may set another one."""
         G = self.cfg.G
-        groups = [episodes[start:start + G] for start in range(0, len(episodes), G)]
-        training = [group for group in groups if mgrpo.group_advantages(group)]
-        return int(run.all_sum([len(training)]))
+        training = 0
+        for start in range(0, len(episodes), G):
+            group = episodes[start:start + G]
+            if mgrpo.group_advantages(group):
+                training += 1
+        total = run.all_sum([training])
+        return int(total)
 
 
 if __name__ == "__main__":
     main = partial(mgrpo.main, Method=Losses)
-    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | {"eps": None}}, start="runs/bc")
+    paper = mgrpo.PAPER | {"eps": None}
+    run.command_line(main, Config, __doc__, {"paper": paper}, start="runs/bc")

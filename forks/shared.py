@@ -40,16 +40,21 @@ def add_heads(model: Transformer, optimizer, *names: str, lr: float = 1e-3):
     learning rate is constant, and --clip leaves them out.
     """
     width = model.config.hidden_size
+    scale = width ** -0.5
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)  # all ranks draw the same
     for name in names:
         first = nn.Linear(width, width)
         last = nn.Linear(width, 1)
+        noise = torch.randn(width, width, generator=generator)
         with torch.no_grad():
-            first.weight.copy_(torch.randn(width, width, generator=generator) * width ** -0.5)
-        for tensor in (first.bias, last.weight, last.bias):
-            nn.init.zeros_(tensor)
-        head = nn.Sequential(first, nn.GELU(), last).to(device)
+            first.weight.copy_(noise * scale)
+        nn.init.zeros_(first.bias)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+        head = nn.Sequential(first, nn.GELU(), last)
+        head = head.to(device)
         model.heads[name] = head
         optimizer.add_param_group({"params": head.parameters(), "lr": lr})
 
@@ -61,7 +66,8 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
     It is read at the last token before the response, or, with `end`, at the response's own last.
     """
     found = {}
-    with unsharded(model) as whole:  # all ranks enter, also one without rows: they gather the weights together
+    # All ranks enter, also one without rows: they gather the weights together.
+    with unsharded(model) as whole:
         for batch in micro_batches(rows, cfg.max_tokens):
             inputs = pack(batch, device)
             action_BT = inputs.pop("action_BT")
@@ -70,46 +76,65 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
                 edge_BT = action_BT & ~next_BT
             else:
                 edge_BT = ~action_BT & next_BT  # the step from False to True: a response begins
-            x_RD = whole(**inputs, head=lambda x_BTD: x_BTD[edge_BT]).float()
+
+            def at_edges(x_BTD):
+                return x_BTD[edge_BT]
+
+            x_RD = whole(**inputs, head=at_edges).float()
             for row, x_D in zip(batch, x_RD, strict=True):
                 found[id(row)] = x_D
+
     if not rows:
-        return torch.zeros(0, model.config.hidden_size, device=device)
-    return torch.stack([found[id(row)] for row in rows])
+        width = model.config.hidden_size
+        return torch.zeros(0, width, device=device)
+    in_order = [found[id(row)] for row in rows]
+    return torch.stack(in_order)
 
 
-def fit(model: Transformer, optimizer, name: str, x_RD, y_R, updates: int) -> tuple[float, float]:
+def fit(model: Transformer, optimizer, name: str,
+        x_RD, y_R, updates: int) -> tuple[float, float]:
     """Trains a head by cross-entropy on success y_R (0 or 1) over the rows of all ranks.
 
     Returns the cross-entropy before and after, in nats. ln 2 = 0.69 is what a coin achieves. Far less
     after than before: the head knows these rows by heart, and says little about others.
     """
-    shares = gather([(x_RD.cpu(), y_R.cpu())])
-    all_x_RD = torch.cat([x for x, _ in shares]).float().to(x_RD.device)
-    all_y_R = torch.cat([y for _, y in shares]).float().to(x_RD.device)
+    device = x_RD.device
+    own = (x_RD.cpu(), y_R.cpu())
+    shares = gather([own])
+    all_x_RD = torch.cat([x for x, _ in shares])
+    all_x_RD = all_x_RD.float().to(device)
+    all_y_R = torch.cat([y for _, y in shares])
+    all_y_R = all_y_R.float().to(device)
     if not len(all_y_R):
         return 0.0, 0.0
 
+    head = model.heads[name]
+
     def cross_entropy():
-        return F.binary_cross_entropy_with_logits(model.heads[name](all_x_RD)[:, 0], all_y_R)
+        logit_R = head(all_x_RD)[:, 0]
+        return F.binary_cross_entropy_with_logits(logit_R, all_y_R)
 
     before = cross_entropy().item()
     for _ in range(updates):
         cross_entropy().backward()
         optimizer.step()  # nothing but this head has a gradient now
         optimizer.zero_grad()
-    return before, cross_entropy().item()
+    after = cross_entropy().item()
+    return before, after
 
 
 @torch.no_grad()
 def predict(model: Transformer, name: str, x_RD):
     """The head's chance of success for each row, (R,)."""
-    return model.heads[name](x_RD)[:, 0].sigmoid()
+    head = model.heads[name]
+    logit_R = head(x_RD)[:, 0]
+    return logit_R.sigmoid()
 
 
 def rewards_of(episodes: list[Trajectory]):
     """Their rewards as a tensor, (R,)."""
-    return torch.tensor([tau.reward for tau in episodes])
+    rewards = [tau.reward for tau in episodes]
+    return torch.tensor(rewards)
 
 
 # ------------------------------------------------------------------------------------------- rows --
@@ -117,7 +142,9 @@ def rewards_of(episodes: list[Trajectory]):
 
 def instruction(chat: Chat, task: dict) -> Row:
     """The context up to the end of the task's text, as a row for `states`."""
-    ids = chat.system_ids() + chat.opening("user", f"Task: {task['intent']}")
+    text = f"Task: {task['intent']}"
+    opening = chat.opening("user", text)
+    ids = chat.system_ids() + opening
     return Row(ids + [chat.end_id], n_action=1)
 
 
@@ -131,16 +158,19 @@ def response_rows(chat: Chat, episodes: list[Trajectory]) -> list[Row]:
 
 def without_messages(page: str) -> str:
     """A page without the lines before it that are about the last action: errors and notes."""
+    messages = ("error: ", "note: ")
     lines = page.split("\n")
-    while lines and lines[0].startswith(("error: ", "note: ")):
+    while lines and lines[0].startswith(messages):
         lines.pop(0)
     return "\n".join(lines)
 
 
 def likelihood(batch: list[Row], logp_N):
     """- sum weight A log pi, where A says how much a response is worth imitating; and its metrics."""
-    worth_N = per_token([row.weight * row.advantage for row in batch], batch, logp_N.device)
-    return -(worth_N * logp_N).sum(), {"kl": 0.0, "clip_frac": 0.0}
+    worths = [row.weight * row.advantage for row in batch]
+    worth_N = per_token(worths, batch, logp_N.device)
+    loss = -(worth_N * logp_N).sum()
+    return loss, {"kl": 0.0, "clip_frac": 0.0}
 
 
 # --------------------------------------------------------------------------------- replay buffer --
@@ -152,22 +182,31 @@ def past_records(cfg, among: int = 2000) -> list[dict]:
     Only training counts: an evaluation may have written into the same file.
     """
     barrier()  # until rank 0 has written them
-    records, _ = newest(Path(cfg.out) / "trajectories.jsonl", count=10**6, size=10**9)
-    valid = [record for record in records
-             if record.get("split") == "train" and record["status"] == "ok"]
+    path = Path(cfg.out) / "trajectories.jsonl"
+    records, _ = newest(path, count=10**6, size=10**9)
+    valid = []
+    for record in records:
+        training = record.get("split") == "train"
+        if training and record["status"] == "ok":
+            valid.append(record)
     return valid[-among:]
 
 
-def recall(chat: Chat, cfg, count: int, step: int, among: int = 2000) -> list[Trajectory]:
+def recall(chat: Chat, cfg, count: int, step: int,
+           among: int = 2000) -> list[Trajectory]:
     """This rank's share of `count` past episodes, drawn without repeats from the run's newest `among`.
 
     Their log-probs at sampling time are not given: gap and change in the metrics count from the start
     of this step. All ranks call it.
     """
-    valid = [record for record in past_records(cfg, among) if record["turns"]]
+    records = past_records(cfg, among)
+    valid = [record for record in records if record["turns"]]
+
     rng = random.Random(f"{cfg.seed}/{step}/recall")
-    drawn = rng.sample(valid, min(count, len(valid)))
-    return [remember(chat, record) for record in drawn[rank()::world_size()]]
+    count = min(count, len(valid))
+    drawn = rng.sample(valid, count)
+    share = drawn[rank()::world_size()]
+    return [remember(chat, record) for record in share]
 
 
 def remember(chat: Chat, record: dict) -> Trajectory:

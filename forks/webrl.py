@@ -47,7 +47,8 @@ import torch
 
 import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
-from forks.shared import add_heads, fit, past_records, predict, recall, response_rows, rewards_of, states
+from forks.shared import (add_heads, fit, past_records, predict, recall, response_rows, rewards_of,
+                          states)
 from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
 
@@ -79,24 +80,41 @@ class Config(mgrpo.Config):
 
 def verdict(record: dict) -> float:
     """The reward that training used for a line of trajectories.jsonl: the judge's only at first."""
-    said = [passed for name, passed, _ in record["checks"] if name == VERDICT]
-    return float(said[-1]) if said else record["success"]
+    reward = record["success"]
+    for name, passed, _ in record["checks"]:
+        if name == VERDICT:
+            reward = float(passed)
+    return reward
+
+
+def weight_of(verdicts: list[float]) -> float:
+    """The weight of a template's tasks in the draw, given the verdicts on its episodes."""
+    latest = verdicts[-20:]
+    rate = (sum(latest) + 1) / (len(latest) + 2)  # 0.5 before the first episode
+    failing = 1 - rate
+    if HARD < rate < EASY:
+        return failing
+    return 0.1 * failing  # too hard or too easy
 
 
 def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks, drawn from the pool: the more often a template failed lately, the more."""
-    lately = defaultdict(list)
+    verdicts = defaultdict(list)
     for record in past_records(cfg):
-        lately[record["template"]].append(verdict(record))
+        template = record["template"]
+        verdicts[template].append(verdict(record))
 
-    def weight(task):
-        latest = lately[task.get("intent_template_id")][-20:]
-        rate = (sum(latest) + 1) / (len(latest) + 2)  # 0.5 before the first episode
-        return (1 - rate) * (1.0 if HARD < rate < EASY else 0.1)
-
-    rng = random.Random(f"{cfg.seed}/tasks {step}")
     # The largest u^(1/w) are a sample without replacement in which w is a task's weight.
-    return sorted(tasks, key=lambda task: -rng.random() ** (1 / weight(task)))[:cfg.batch]
+    rng = random.Random(f"{cfg.seed}/tasks {step}")
+    keyed = []
+    for task in tasks:
+        template = task.get("intent_template_id")
+        w = weight_of(verdicts[template])
+        u = rng.random()
+        keyed.append((u ** (1 / w), task))
+    keyed.sort(key=lambda pair: pair[0], reverse=True)
+    drawn = keyed[:cfg.batch]
+    return [task for _, task in drawn]
 
 
 # -------------------------------------------------------------------------- advantages and the loss
@@ -106,18 +124,31 @@ def advantages(r_R, V_R, last_R, lam: float):
     """A of turns, in the order of their episodes. last_R: whether a turn is the last of its own."""
     next_V_R = V_R.roll(-1)  # of the turn after; a last turn's would be another episode's
     later_R = torch.where(last_R, r_R, next_V_R)
-    return lam * (later_R - V_R) + (1 - lam) * (r_R - V_R)
+    change_R = later_R - V_R
+    outcome_R = r_R - V_R
+    return lam * change_R + (1 - lam) * outcome_R
 
 
 def squared_loss(batch: list[Row], logp_N, beta: float):
-    """The square, weighted. row.logps are pi_ref's: of new rows from their sampling, of old from `familiar`."""
-    delta_N = logp_N - sampled_logps(batch, logp_N.device)
-    ratio_R = torch.stack([part.sum() for part in delta_N.split([row.n_action for row in batch])])
+    """The weighted sum of the squares, and its metrics.
+
+    row.logps are pi_ref's: of new rows from their sampling, of old ones from `familiar`.
+    """
+    # The log-ratio of a response is the sum over its tokens.
+    logp_ref_N = sampled_logps(batch, logp_N.device)
+    delta_N = logp_N - logp_ref_N
+    lengths = [row.n_action for row in batch]
+    responses = delta_N.split(lengths)
+    ratio_R = torch.stack([delta.sum() for delta in responses])
+
     A_R = ratio_R.new_tensor([row.advantage for row in batch])
     weight_R = ratio_R.new_tensor([row.weight for row in batch])
-    loss = (weight_R * (beta * ratio_R - A_R) ** 2).sum()
+    square_R = (beta * ratio_R - A_R) ** 2
+    loss = (weight_R * square_R).sum()
+
     kl_N = (-delta_N).exp() + delta_N - 1
-    return loss, {"kl": kl_N.sum().item(), "clip_frac": 0.0}
+    kl = kl_N.sum().item()
+    return loss, {"kl": kl, "clip_frac": 0.0}
 
 
 class WebRL(mgrpo.MGRPO):
@@ -139,49 +170,66 @@ class WebRL(mgrpo.MGRPO):
         metrics = {}
         fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
         past = recall(self.chat, cfg, cfg.past, step)
-        metrics["episodes_trained"] = int(run.all_sum([len(fresh)]))
+        trained = run.all_sum([len(fresh)])
+        metrics["episodes_trained"] = int(trained)
 
         # 1) Rewards. Once the judge has left, by the outcome model, which all that it judged has taught.
         if step == cfg.judged:
-            self.fit_outcome_model(recall(self.chat, cfg, 10**6, step, among=10**6))
+            judged = recall(self.chat, cfg, 10**6, step, among=10**6)
+            self.fit_outcome_model(judged)
         if step >= cfg.judged:
             fresh = self.rewarded(fresh)
             past = self.rewarded(past)
             right = sum(tau.reward == tau.success for tau in fresh)  # a copy keeps the judge's success
-            right, played = run.all_sum([right, len(fresh)]).tolist()
+            totals = run.all_sum([right, len(fresh)])
+            right, played = totals.tolist()
             metrics["outcome_accuracy"] = right / max(played, 1)
 
-        # 2) V, from the new turns; then the advantages of new and old ones.
+        # 2) V, from the new turns.
         new = response_rows(self.chat, fresh)
-        old = response_rows(self.chat, [tau for tau in past if tau.reward])
+        successes = [tau for tau in past if tau.reward]
+        old = response_rows(self.chat, successes)
         both = new + old
         x_RD = states(self.model, both, cfg, self.device)
-        r_R = rewards_of([row.tau for row in both]).to(self.device)
+        r_R = rewards_of([row.tau for row in both])
+        r_R = r_R.to(self.device)
         n = len(new)
-        metrics["value_loss"], _ = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n],
-                                       cfg.head_updates)
+        value_loss, _ = fit(self.model, self.optimizer, "value",
+                            x_RD[:n], r_R[:n], cfg.head_updates)
+        metrics["value_loss"] = value_loss
+
+        # 3) The advantages of new and old turns.
+        V_R = predict(self.model, "value", x_RD)
         is_last = [row.turn is row.tau.turns[-1] for row in both]
         last_R = torch.tensor(is_last, dtype=torch.bool, device=self.device)
-        A_R = advantages(r_R, predict(self.model, "value", x_RD), last_R, cfg.lam)
+        A_R = advantages(r_R, V_R, last_R, cfg.lam)
         for row, A in zip(both, A_R.tolist()):
             row.advantage = A
 
-        # 3) The rows: all new responses, and those old ones that still are the policy's own.
+        # 4) The rows: all new responses, and those old ones that still are the policy's own.
         replayed = self.familiar(old)
         rows = new + replayed
-        responses, metrics["replayed"] = map(int, run.all_sum([len(rows), len(replayed)]))
+        totals = run.all_sum([len(rows), len(replayed)])
+        n_rows, n_replayed = totals.tolist()
+        metrics["replayed"] = int(n_replayed)
         for row in rows:
-            row.weight = 1 / responses
+            row.weight = 1 / n_rows
         return rows, metrics
 
     def last_states(self, episodes):
         """The clone's hidden states after the last responses of episodes, (R, D)."""
-        rows = [trajectory_rows(self.chat, tau)[-1] for tau in episodes]
-        return states(self.clone, rows, self.cfg, self.device, end=True)
+        last_rows = []
+        for tau in episodes:
+            rows = trajectory_rows(self.chat, tau)
+            last_rows.append(rows[-1])
+        return states(self.clone, last_rows, self.cfg, self.device, end=True)
 
     def fit_outcome_model(self, episodes):
+        """Trains the head on the clone to predict the rewards of episodes."""
         x_RD = self.last_states(episodes)
-        fit(self.model, self.optimizer, "outcome", x_RD, rewards_of(episodes), self.cfg.outcome_updates)
+        r_R = rewards_of(episodes)
+        updates = self.cfg.outcome_updates
+        fit(self.model, self.optimizer, "outcome", x_RD, r_R, updates)
 
     def rewarded(self, episodes) -> list[Trajectory]:
         """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
@@ -189,11 +237,15 @@ class WebRL(mgrpo.MGRPO):
         But the verdict is added to the checks of the original, which a copy shares: so it gets into the
         record, where `curriculum` finds it.
         """
-        chances = predict(self.model, "outcome", self.last_states(episodes)).tolist()
+        x_RD = self.last_states(episodes)
+        chances = predict(self.model, "outcome", x_RD)
         out = []
-        for tau, chance in zip(episodes, chances):
-            tau.checks.append([VERDICT, chance > 0.5, f"chance of success {chance:.0%}"])
-            out.append(replace(tau, reward=float(chance > 0.5)))
+        for tau, chance in zip(episodes, chances.tolist()):
+            success = chance > 0.5
+            reason = f"chance of success {chance:.0%}"
+            tau.checks.append([VERDICT, success, reason])
+            copy = replace(tau, reward=float(success))
+            out.append(copy)
         return out
 
     @torch.no_grad()
@@ -204,9 +256,17 @@ class WebRL(mgrpo.MGRPO):
             for batch in micro_batches(old, cfg.max_tokens):
                 inputs = pack(batch, self.device)
                 logp_N, _, _ = token_logprobs(whole, **inputs, temperature=cfg.temperature)
-                for row, logp in zip(batch, logp_N.split([row.n_action for row in batch])):
+                lengths = [row.n_action for row in batch]
+                for row, logp in zip(batch, logp_N.split(lengths)):
                     row.logps = logp.tolist()
-        return [row for row in old if FOREIGN < exp(sum(row.logps) / row.n_action) < cfg.sure]
+
+        kept = []
+        for row in old:
+            mean_logp = sum(row.logps) / row.n_action
+            likelihood = exp(mean_logp)  # 1 / the perplexity
+            if FOREIGN < likelihood < cfg.sure:
+                kept.append(row)
+        return kept
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
         return squared_loss(batch, logp_N, self.cfg.beta)
@@ -214,5 +274,10 @@ class WebRL(mgrpo.MGRPO):
 
 if __name__ == "__main__":
     main = partial(mgrpo.main, Method=WebRL)
-    paper = {"beta": 1.0, "sure": 0.95, "G": 1, "batch": 64}  # episodes a step as in mgrpo.py
-    run.command_line(main, Config, __doc__, {"paper": mgrpo.PAPER | paper}, start="runs/bc")
+    paper = mgrpo.PAPER | {
+        "beta": 1.0,
+        "sure": 0.95,
+        "G": 1,
+        "batch": 64,  # as many episodes a step as in mgrpo.py
+    }
+    run.command_line(main, Config, __doc__, {"paper": paper}, start="runs/bc")
