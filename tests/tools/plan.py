@@ -186,11 +186,15 @@ def plan_rollout(policy: Transformer, context: int, episodes: int, memory: Memor
 
 def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, *, context: int,
                      memory: Memory):
-    """Forward and backward pass of eight turns: the last one whole, the others on its trunk."""
-    turn = context // 16
-    whole = context - 7 * turn
+    """Forward and backward pass of eight rows that share all but their ends, as the episodes of a group may.
+
+    Then attention holds the most: one row is written whole, and each other end has nearly all of it as its context.
+    """
+    end = context // 16
+    whole = context - 7 * end
     segments = [(0, whole, 0, 0)]
-    segments += [(whole + i * turn, whole + (i + 1) * turn, 0, (i + 1) * turn) for i in range(7)]
+    for start in range(whole, context, end):
+        segments.append((start, start + end, 0, whole - end))
     row = torch.zeros(1, context, dtype=torch.long), torch.zeros(1, context, dtype=torch.bool)
     logp_N = token_logprobs(policy, *row, segments=segments)[0]
     with torch.no_grad(), as_reference(policy):
