@@ -82,15 +82,15 @@ class AWR(mgrpo.MGRPO):
             tau = row.tau
             A = tau.reward - V_j
             log_w = min(A / cfg.awr_beta, largest)
-            row.advantage = exp(log_w)
+            row.advantage = exp(log_w)  # `likelihood` multiplies by it
             if row.turn is tau.turns[0]:
                 tau.advantage = A  # for trajectories.jsonl
 
         # 3) Means and counts over all ranks.
-        weights = sum(row.advantage for row in rows)
-        totals = run.all_sum([weights, len(rows), len(training)])
-        weights, n_rows, n_episodes = totals.tolist()
-        metrics["weight"] = weights / max(n_rows, 1)
+        sum_w = sum(row.advantage for row in rows)
+        totals = run.all_sum([sum_w, len(rows), len(training)])
+        sum_w, n_rows, n_episodes = totals.tolist()
+        metrics["weight"] = sum_w / max(n_rows, 1)
         metrics["episodes_trained"] = int(n_episodes)
         return rows, metrics
 

@@ -1,13 +1,14 @@
 """Rewards finer than 0 and 1: a checklist (CM2, arXiv 2602.12268) or F1 (ASTRA, arXiv 2601.21558).
 
     r_i  = sum_c w_c [episode i meets check c] / sum_c w_c                    --reward checks
-    r_i  = 2 P R / (P + R),  R = that sum,  P = judge's checks met / turns    --reward f1
+    r_i  = 2 P R / (P + R),  R = that sum,  P = checks earned / turns         --reward f1
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once. e_ij is the part of R that turn j earned, with f1 as well. The term with k has mean 0 over an
-episode's turns: it moves credit between them (with --loss-norm token, a long turn weighs more). Success
-stays 0 or 1, and every table counts that.
+them at once. e_ij is the part of R that turn j earned, with f1 as well. P counts the judge's checks that are
+met and did not hold at the start. The term with k has mean 0 over an episode's turns: it moves credit
+between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn weighs more, and a
+turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens

@@ -25,12 +25,12 @@ summed over a whole batch, all its ranks and micro-batches, stands in the weight
 
     python forks/losses.py --loss cispo --model runs/bc --out runs/cispo
 
-Differs from the papers: DAPO's penalty for overlong responses is left out, and its refilled groups are
-a flag, --refill, because they cost episodes. DAPO has no KL either: with --paper, which sets --beta 0.001
+Differs from the papers: DAPO's penalty for overlong responses is left out, and its refilled groups are a
+flag, --refill, because they cost episodes. DAPO has no KL term: with --paper, which sets --beta 0.001
 for all losses, give --beta 0. MiniMax names no bound for CISPO's ratio, DeepSeek no delta; we take what
-others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho. GSPO's clip range was
-chosen for long responses: on the sandbox, one update at lr 3e-4 moves responses so far that 64% of the
-tokens get no further push (16 tasks, seed 31); with --eps 0.05 --eps-high 0.05, 14%. In bfloat16 the gap
+others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho. GSPO's clip range
+was chosen for long responses: on the sandbox, one update at lr 3e-4 moves most responses beyond it, so
+that most tokens get no further push; --eps 0.05 --eps-high 0.05 leaves them one. In bfloat16 the gap
 between rollout and training alone (logp_gap) may exceed it. Not all of these papers were read in full:
 formulas and numbers are also from abstracts and public code.
 
@@ -59,10 +59,10 @@ class Config(mgrpo.Config):
     out: str = "runs/losses"     # the run's directory; at the end it is also the checkpoint
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
-    eps: float | None = None     # clip range of the ratio, below 1; None: the loss's own
-    eps_high: float | None = None  # the same above 1; None: that of dapo, gspo or cispo, else eps
+    eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
+    eps_high: float | None = None  # ... and how far above 1; None: that of dapo, gspo or cispo, else eps
     delta: float = 0.5           # of masked: a failed response with a larger drift is dropped, in nats
-    refill: int = 0              # rounds that add groups of other tasks for those of equal rewards
+    refill: int = 0              # extra rounds: other tasks in place of groups whose rewards are all equal
 
 
 @dataclass

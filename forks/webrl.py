@@ -16,21 +16,23 @@ the next step's tasks resemble those that fail, unless they look too hard or too
 
     python forks/webrl.py --model runs/bc --out runs/webrl
 
-Differs from the paper. Tasks: no language model writes instructions here. The sandbox draws new
-instances of templates by how often they fail, and templates whose smoothed success is at most 5%
-(none in the last 18 to 20) or at least 75% a tenth as often (the paper drops such tasks, by V; of 19 templates
-none may vanish). Outcome model: a head on the frozen clone's hidden state after the last response, trained
-once, on all episodes of the first steps (--judged), which the judge scores; the paper trains a language
-model for it. Ours is a handicap: it was right in 69% of the episodes, theirs in about 80% (--judged 1000
-keeps the judge). V: a head on the policy's hidden state, not a second model, trained on new episodes
-only, since replayed ones all succeed. Replay: perplexity at the sampling temperature, and --sure 0.99,
-as only a tenth of the small clone's successful responses exceed the paper's 1/0.95 at 0.7.
-As printed, the loss counts both signs of A and sums the log-ratio over a response. The released
-code keeps only A >= 0, as 1, divides the log-ratio by the number of tokens and takes Smooth L1.
+Differs from the paper. Tasks: no language model writes instructions here. Each step draws from a fixed
+pool (--tasks) and weighs a task by how often its template failed lately. Templates whose smoothed
+success is at most 5% (none in the last 18 to 20) or at least 75% get a tenth of that weight (the paper
+drops such tasks, by V; of 19 templates none may vanish). Outcome model: a head on the frozen clone's
+hidden state after the last response, trained once, on all episodes of the first steps (--judged), which
+the judge scores; the paper trains a language model for it. Ours is a handicap: it was right in 69% of
+the episodes, theirs in about 80% (--judged 1000 keeps the judge). V: a head on the policy's hidden
+state, not a second model, trained on new episodes only, since replayed ones all succeed. Replay:
+perplexity at the sampling temperature, and --sure 0.99, as only a tenth of the small clone's successful
+responses exceed the paper's 1/0.95 at 0.7. As printed, the loss counts both signs of A and sums the
+log-ratio over a response. The released code keeps only responses with A >= 0 and sets A to 1 there,
+divides the log-ratio by the number of tokens and takes Smooth L1.
 
-Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained counts the
-step's valid episodes, replayed the old responses. --eps and --loss-norm have no effect; --lora is refused,
-since adapters leave no frozen clone. kl is that to the step's first policy.
+Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained is how
+many of the step's episodes are valid, replayed how many old responses train. --eps and --loss-norm have
+no effect; --lora is refused, since adapters leave no frozen clone. kl is that to the step's first
+policy.
 """
 import random
 import sys
