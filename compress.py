@@ -446,15 +446,15 @@ def replay(chat: Chat, record: dict) -> Trajectory:
 
 @dataclass(eq=False)
 class Row:
-    """One turn: h_t + a_t. The last n_action ids (before `after`) are trained."""
+    """One turn: h_t, then a_t (n_action ids, which are trained), then ids that a fork may append."""
     ids: list[int]
     n_action: int
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
-    logps: list[float] = field(default_factory=list)  # of the action tokens when they were sampled
+    logps: list[float] | None = field(default_factory=list)  # of a_t when sampled; None: a replayed episode
     tau: Trajectory | None = None  # the episode that it comes from ...
     turn: Turn | None = None       # ... and the turn
-    after: list[bool] = field(default_factory=list)  # of each id that a fork appended: does the fork score it?
+    after: list[bool] = field(default_factory=list)  # for each appended id: does the fork score it?
 
     @property
     def n_context(self) -> int:
@@ -480,10 +480,10 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 
 
 def shared(before: Row, row: Row) -> int:
-    """How many ids a row begins with that the row before it has as well.
+    """The length of the two rows' common beginning: what `pack` need not write again.
 
-    The id right before the action never counts: its hidden state predicts whatever is written next, so
-    each row needs its own.
+    The id right before the action never counts. The model predicts an id from the one written before it,
+    so an action that began a segment would be predicted from the end of another row.
     """
     assert row.n_context > 0, "nothing predicts the first id of a row"
     longest = row.n_context - 1
@@ -533,19 +533,19 @@ def pack(batch: list[Row], device="cpu") -> dict:
     action = []  # whether an id is trained
     positions = []
     segments = []
-    branch = []  # the segments that the last row is made of: (start, position of its first id)
+    branch = []  # the segments that the previous row is made of: (start, position of its first id)
     for i, row in enumerate(batch):
-        # 1) What is written already? Keep the last row's segments up to the one where the shared ids end.
-        #    Its first ids, up to there, are the context.
+        # 1) What is written already? Drop the previous row's segments that begin behind the shared ids.
+        #    The last one left holds the last shared id; its ids up to that one are the context.
         seen = 0
         if i > 0:
             seen = shared(batch[i - 1], row)
         while branch and branch[-1][1] >= seen:
             branch.pop()
-        piece = (0, 0)
+        context_start = context_stop = 0
         if branch:
-            start, position = branch[-1]
-            piece = (start, start + seen - position)
+            context_start, position = branch[-1]
+            context_stop = context_start + seen - position
 
         # 2) Write the rest.
         start = len(ids)
@@ -555,7 +555,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
         action += [True] * row.n_action
         action += [False] * len(row.after)
         positions += range(seen, len(row.ids))
-        segments.append((start, len(ids), *piece))
+        segments.append((start, len(ids), context_start, context_stop))
 
     return {
         "tokens_BT": torch.tensor([ids], device=device),

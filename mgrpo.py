@@ -3,7 +3,7 @@ multi-turn group relative policy optimization.
 
 For each task the policy plays a group of G episodes in parallel. A finished episode tau_i
 earns r_i = 1 if the task is done, else 0. All its tokens share the advantage
-A_i = (r_i - mean(r)) / std(r). With h_j from compress.context, we minimize
+A_i = (r_i - mean(r)) / std(r). With h_j, the context of turn j (compress.context), we minimize
 
     L = - 1/G sum_i 1/|tau_i| sum_j 1/|a_ij| sum_t
             [ min(rho A_i, clip(rho, 1-eps, 1+eps) A_i) - beta KL ]
@@ -27,7 +27,8 @@ in the direction that A asks for, which is rho > 1 + eps if A > 0, and rho < 1 -
 tokens share the weights, so rho can drift on: clipping does not bound how far the policy moves.
 
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
-how much pi still varies. The loss itself says little: in the first update it is - sum weight A.
+how undecided pi still is. The loss itself says little: in the first update rho is 1 and the loss is
+sum weight (beta KL - A), where the A of a group have mean 0.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
@@ -236,18 +237,19 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     Each pass over the tasks is shuffled by the seed and drops its last, incomplete batch. So no
     step holds a task twice: that would play the same episodes twice.
     """
-    number, k = divmod(step, len(tasks) // cfg.batch)
-    shuffled = random.Random(f"{cfg.seed}/pass {number}").sample(tasks, len(tasks))
+    pass_number, k = divmod(step, len(tasks) // cfg.batch)
+    shuffled = random.Random(f"{cfg.seed}/pass {pass_number}").sample(tasks, len(tasks))
     templates = {}
     for task in shuffled:
         templates.setdefault(task.get("intent_template_id"), []).append(task)
-    # Give each task a place in [0, 1): a template's n tasks at 0/n, 1/n, ..., shifted a little by
-    # template. In the order of places, every batch is a cross-section of the templates.
+    # Give each task a place in [0, 1): a template's n tasks at (0 + f)/n, (1 + f)/n, ..., with a fraction
+    # f of its own, so that not all templates begin at 0. In the order of places, every batch is a
+    # cross-section of the templates.
     places = []
-    for number, own in enumerate(templates.values()):
-        shift = number / len(templates)
+    for i, own in enumerate(templates.values()):
+        f = i / len(templates)
         for j, task in enumerate(own):
-            places.append(((j + shift) / len(own), task))
+            places.append(((j + f) / len(own), task))
     places.sort(key=lambda pair: pair[0])
     order = [task for _, task in places]
     return order[k * cfg.batch:(k + 1) * cfg.batch]
@@ -258,8 +260,8 @@ class MGRPO:
 
     To fork, subclass it in a file of your own and run mgrpo.main(cfg, YourMethod); see forks/.
 
-    A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). More
-    dimensions: R rows; B, T rows and tokens of a packed micro-batch (`pack`), where B is 1.
+    A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). In inputs,
+    B is 1 and T the ids of a packed micro-batch (`pack`). Forks also use R, the number of rows.
     """
     smallest_group = 2  # below this the group's mean is the episode itself
     advice = "next: python evaluate.py --model {out}"  # how `main` ends
@@ -327,7 +329,7 @@ class MGRPO:
         """(loss of a micro-batch, its metrics as sums over its tokens: kl, clip_frac, and a fork's own).
 
         hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads. All
-        ranks call this equally often. A rank that has fewer rows gets PADDING, whose weight is 0. To
+        ranks call this equally often: one with fewer micro-batches gets PADDING, whose weight is 0. To
         keep something from a step's first update for the later ones, put it on the row.
         """
         logp_old_N = sampled_logps(batch, logp_N.device)
@@ -366,7 +368,8 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         loss, metrics = method.loss(batch, logp_N, logp_ref_N, hidden_ND)
         (loss * run.world_size()).backward()
 
-        # 3) Measure. PADDING counts nothing, but its keys are those of all ranks.
+        # 3) Measure. PADDING counts nothing, but names its metrics: all_sum below adds the ranks' lists
+        #    by position.
         gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
         metrics["entropy"] = entropy_N.sum().item()
         metrics["logp_gap"] = gap_N.sum().item()
@@ -392,7 +395,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
 
 
 def remember_missing(batch: list[Row], logp_N):
-    """Replayed episodes have no log-probs of their sampling: a fork's first pass stands in for it."""
+    """Gives rows of a fork's replayed episodes the log-probs of this pass, as if pi had sampled them."""
     counts = [row.n_action for row in batch]
     for row, logp in zip(batch, logp_N.detach().split(counts)):
         if row.logps is None:
@@ -404,13 +407,15 @@ def update_metrics(passes: list[dict]) -> dict:
     if not passes:
         none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
         return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
-    # The first pass is on-policy: its gap is that between rollout and training.
+    # From the first pass, which is on-policy: loss, entropy, and the gap between rollout and training.
+    # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
     line = dict(passes[0])
     del line["actions"], line["tokens"]
     line["kl"] = passes[-1]["kl"]
     line["clip_frac"] = passes[-1]["clip_frac"]
     line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho| before each later one
     line["skipped"] = sum(one["skipped"] for one in passes)
+    # All ids of the packed rows, contexts as well: what was computed.
     line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
     return line
 
@@ -443,7 +448,7 @@ def warm_start(cfg: Config) -> str:
 
 
 def open_training(cfg: Config, device):
-    """(policy, reference or None, optimizer), sharded over the ranks, with float32 masters."""
+    """(policy, reference or None, optimizer), sharded over the ranks. What trains is float32."""
     model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
     model.recompute = cfg.recompute
     reference = None

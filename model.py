@@ -12,8 +12,9 @@ A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.
 their names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) wrap the classes from outside.
 
 Suffixes say a tensor's shape: x_BTD is (B, T, D).
-Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size,
-V vocabulary, L layers, S cache slots, C cached positions, N scored tokens, M of them at once.
+Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size (E/2 in RoPE's
+frequencies and angles: one per rotated pair), V vocabulary, L layers, S cache slots, C attended
+positions, N scored tokens, M of them at once.
 """
 from __future__ import annotations
 
@@ -149,12 +150,13 @@ class Transformer(nn.Module):
 
         positions_BT: each token's position in its sequence, 0..T-1 by default.
         cache, rows: write keys and values into these slots; attend to all earlier positions there.
-        end: how much of the cache to read, if the caller knows that no row is longer.
+        end: read the first `end` positions of the cache, without asking the GPU for the highest one.
+        The caller must know that no position is beyond it.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
-        segments: (start, stop, context_start, context_stop), ... cut one packed row (B = 1). A segment's
-        tokens see each other causally, and all of tokens context_start..context_stop: the first ones of an
-        earlier segment, with whatever that segment has as its context. They need positions_BT. For packed
-        training only: compress.pack writes such rows and has an example.
+        segments: for packed training only; compress.pack makes them and has an example. One tuple (start,
+        stop, context_start, context_stop) for each piece of the only row (B = 1); give positions_BT as well.
+        A segment's tokens see each other causally. They also see tokens context_start..context_stop, which
+        begin an earlier segment, and the whole context of that segment.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -302,7 +304,7 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
         training            T = C    causal
         prefill             T < C    causal, aligned at the lower right: later chunks see earlier ones
         decoding, one row   T = 1    everything
-        decoding, several   T = 1    mask_B1TC, since the rows hold different numbers of keys
+        with a mask                  what mask_B1TC says: rows hold different numbers of keys
 
     NOTE SDPA's is_causal aligns its triangle at the upper left, which is wrong for C > T.
     """
@@ -315,7 +317,8 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
         return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, mask, is_causal=C == T,
                                               enable_gqa=H != K)
 
-    # Decoding. H/K queries share each key head: as rows of one head they need no copies of the keys.
+    # T = 1 or a mask. The H/K query heads that share a key head are laid one below the other, as the
+    # queries of a single head. So both sides have K heads, and no keys are copied.
     mask = None
     if mask_B1TC is not None:
         mask = mask_B1TC.repeat(1, 1, H // K, 1)
@@ -378,7 +381,8 @@ class KVCache:
 class CacheView:
     """What one forward pass reads and writes of a KVCache, in all its layers.
 
-    mask_B1TC: 0 where a query sees a key, else -inf; None if all rows write the last T positions.
+    mask_B1TC: 0 where a query sees a key, else -inf. None if `end` is left out and all rows write the
+    last T positions. If `end` is given, there is always a mask.
     """
 
     def __init__(self, cache: KVCache, rows: slice, positions_BT, end: int | None = None):
@@ -558,15 +562,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
          lora: int | None = None, precision: str | None = None) -> Transformer:
-    """Opens a checkpoint. sharded: cut by `shard` first, so that no rank holds more than its part.
+    """Opens a checkpoint. sharded: cut by `shard` first, so that no process holds more than its part.
 
     precision: that of `shard`, see `computing_dtype`; dtype is that of the weights.
     Tensors are read one at a time into an empty model, so there is never a second full copy.
-    lora: None opens what was saved, a LoRA policy with its adapters; 0 opens the merged weights of one.
-    A rank is for training: the checkpoint's adapters of this rank, or new ones, which change nothing yet
-    (B = 0). Adapters are float32; see `adapt`.
+    lora: None opens what was saved, a LoRA policy with its adapters. 0 opens its merged weights instead.
+    r > 0 is for training: the checkpoint's adapters, whose LoRA rank must be r; without any, new ones,
+    which change nothing yet (B = 0). Adapters are float32; see `adapt`.
     """
-    base = str(path)  # the checkpoint of the weights; a LoRA policy's has another, frozen one
+    base = str(path)  # where the full weights are; those behind saved adapters are in another checkpoint
     path = resolve(path)
     config_file = path / "config.json"
     config = ModelConfig.from_dict(read_json(config_file), config_file)
@@ -654,11 +658,12 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
 
 def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None,
                      model: Transformer, adapters: dict):
-    """Replaces files whole, the weights last: a directory without them is no checkpoint.
+    """Writes into PATH/tmp, then moves file by file, the weights last: a half-made first save has none.
 
-    The adapters' file is enough for `load`, so the merged weights may be those of another moment.
+    With LoRA the adapters move before the merged weights. If the process dies in between, the merged ones
+    are old, and nothing is lost: `load` takes the adapters and the weights that they name.
     """
-    # 1) Write everything into a directory of its own.
+    # 1) Write everything into PATH/tmp. Remove old tokenizer files that `like` does not have.
     fresh = path / "tmp"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -839,9 +844,9 @@ def computing_dtype(device: torch.device, precision: str | None = None) -> torch
 def shard(model: Transformer, precision: str | None = None) -> Transformer:
     """FSDP2: each block, then the rest, is cut into one part per rank, gathered just in time.
 
-    Weights, their gradients and reductions are float32; forward and backward passes compute in the
-    `computing_dtype`. Alone, a model with adapters stays as it is: its frozen weights have that dtype
-    already, without a float32 master.
+    The weights that train, their gradients and reductions are float32; forward and backward passes compute
+    in the `computing_dtype`. LoRA's frozen weights are opened in that dtype, without a float32 master. So
+    in a single process a model with adapters stays as it is.
     """
     if not dist.is_initialized() or (model.lora and world_size() == 1):
         return model
