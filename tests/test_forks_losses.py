@@ -406,9 +406,10 @@ def test_the_script_runs_logs_and_saves_and_two_ranks_do_what_one_does(pointing,
     for one, two in zip(*found, strict=True):
         assert set(METRICS) <= set(one)
         for key in ("success_rate", "loss", "grad_norm", "entropy", "groups_kept"):
-            assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-6), key
-        # Each rank writes the system prompt, and what else its episodes share.
-        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
+            # None in both where all groups of a step have equal rewards
+            assert one[key] == two[key] or one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-6), key
+        # Each rank writes the system prompt, and what else its episodes share; on one rank, more of them share.
+        assert one["tokens_trained"] <= two["tokens_trained"] <= 1.2 * one["tokens_trained"]
         assert (one["logp_gap"] or 0) < 1e-3
     assert any(line["grad_norm"] for line in found[0])
 
