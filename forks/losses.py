@@ -61,7 +61,7 @@ class Config(mgrpo.Config):
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
     eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
     eps_high: float | None = None  # ... and how far above 1; None: that of dapo, gspo or cispo, else eps
-    delta: float = 0.5           # of masked: a failed response with a larger drift is dropped, in nats
+    delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats a token
     refill: int = 0              # extra rounds: other tasks in place of groups whose rewards are all equal
 
 

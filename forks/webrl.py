@@ -5,10 +5,12 @@
     V   minimizes E_nu [cross-entropy(r, V(h_j))]             r: 1 or 0, says the outcome model
 
 The optimum of max E[r] - beta KL(pi || pi_ref) obeys beta log (pi / pi_ref) = A* for every response,
-whoever sampled it; A estimates A*. So episodes from anywhere (nu) may train, without a ratio. The loss is
-0 once a response's summed log-prob has moved by A / beta, which bounds the later updates of a step. In the
-first, its gradient is that of REINFORCE; with --paper there is no other (one update a batch). pi_ref is
-the policy of the phase before; here a phase is a step, so pi_ref is the policy that began it.
+whoever sampled it. So episodes from anywhere (nu) may train, without a ratio. A stands in for A*: it
+estimates the advantage of the policy that sampled, which for old episodes is not the present one. The
+loss is 0 once a response's summed log-prob has moved by A / beta, which bounds the later updates of a
+step. In the first, its gradient on new responses is that of REINFORCE, times a constant; with --paper
+there is no other (one update a batch). pi_ref is the policy of the phase before; here a phase is a step,
+so pi_ref is the policy that began it.
 
 Replay: successes of earlier steps train again, but only responses whose perplexity under pi_ref is above
 1 / --sure (else nothing is left to learn) and below 1/0.5 (else they have become foreign). Curriculum:
@@ -30,9 +32,9 @@ log-ratio over a response. The released code keeps only responses with A >= 0 an
 divides the log-ratio by the number of tokens and takes Smooth L1.
 
 Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained is how
-many of the step's episodes are valid, replayed how many old responses train. --eps and --loss-norm have
-no effect; --lora is refused, since adapters leave no frozen clone. kl is that to the step's first
-policy.
+many of the step's episodes are valid, replayed how many old responses train. --eps, --loss-norm and
+--credit-errors have no effect; --lora is refused, since adapters leave no frozen clone. kl is that to
+the step's first policy.
 """
 import random
 import sys
