@@ -3,7 +3,7 @@ SEED ?= 0
 OUT ?= runs/demo-$(SEED)
 PY := .venv/bin/python
 
-.PHONY: help setup demo test test-slow pictures base experiments table
+.PHONY: help setup demo test test-slow pictures base experiments table forks
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -72,6 +72,8 @@ RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
 ABLATIONS := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered
 FORKS := awr digirl webrl tsr
+LOSSES := dr_grpo maxrl dapo gspo cispo masked
+LATER := checklist critic feedback overlap
 figures = $(1:%=$(FIGURES)/%.json)
 # As many steps as the demo: every method plays 1,728 episodes.
 MGRPO = $(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED)
@@ -81,6 +83,9 @@ experiments: setup $(call figures,$(ABLATIONS)) $(RUNS)/turns/done ## the paper'
 	$(PY) tests/tools/table.py
 
 table: setup $(call figures,bc filtered $(FORKS) r1 credit) ## the paper's methods from one clone, hours a seed: make table SEED=1
+	$(PY) tests/tools/table.py
+
+forks: setup $(call figures,r1 $(LOSSES) $(LATER)) ## later losses and ideas from one clone, hours a seed: make forks SEED=1
 	$(PY) tests/tools/table.py
 
 $(FIGURES)/%.json: $(RUNS)/%/done
@@ -120,8 +125,11 @@ $(RUNS)/cot/done: $(RUNS)/cot-bc/done
 	$(MGRPO) --max-new-tokens 224 --max-context 4096 && touch $@
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
 	$(MGRPO) --max-context 4096 && touch $@
-$(FORKS:%=$(RUNS)/%/done): $(RUNS)/%/done: $(RUNS)/bc/done
+fork_runs = $(1:%=$(RUNS)/%/done): $(RUNS)/%/done: $(RUNS)/bc/done
+$(call fork_runs,$(FORKS) $(LATER))
 	$(PY) forks/$*.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@
+$(call fork_runs,$(LOSSES))
+	$(PY) forks/losses.py --loss $* --model $(<D) --out $(@D) --seed $(SEED) && touch $@
 $(RUNS)/filtered/sampled/done: $(RUNS)/bc/done # as many episodes as M-GRPO plays, all by the clone
 	$(call timed,$(PY) evaluate.py --model $(<D) --out $(@D) --seed $(SEED) --tasks sandbox:train:216 --runs 8 --temperature 0.7)
 $(RUNS)/filtered/done: $(RUNS)/bc/done $(RUNS)/filtered/sampled/done # filtered cloning (rejection sampling): its successes once more

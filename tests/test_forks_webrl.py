@@ -427,7 +427,8 @@ def test_the_table_shows_what_was_run_and_stays_empty_elsewhere(tmp_path, capsys
     monkeypatch.setattr("sys.argv", ["table.py", str(tmp_path)])
     table.main()
     shown = capsys.readouterr().out
-    assert shown.count("| method | seeds | unseen instances | unseen templates | log-out trap | ") == 2
+    heads = shown.count("| method | seeds | unseen instances | unseen templates | log-out trap | ")
+    assert heads == len(table.METHODS)
     both = "42.0 [16.6, 67.4]"  # t with one degree of freedom: 12.7 times 2.0
     assert f"| behavior cloning | 1, 2 | {both} | {both} | {both} | 14.6 | 2880 | 20.6 |" in shown
     one = "50.0 [45.0, 55.0]"
@@ -470,7 +471,7 @@ def test_the_cost_of_a_run_counts_the_folders_in_it(tmp_path):
     assert table.cost(run) == {"episodes": 5, "minutes": 2.5}
 
 
-@pytest.mark.parametrize("target, shown", list(zip(["table", "experiments"], table.METHODS.values())))
+@pytest.mark.parametrize("target, shown", list(zip(["table", "experiments", "forks"], table.METHODS.values())))
 def test_make_runs_everything_that_the_tables_show(target, shown):
     planned = subprocess.run(["make", "-n", target, "SEED=7"], capture_output=True, text=True, cwd=ROOT).stdout
     tested = dict(re.findall(r"--out runs/experiments/seed7/tests/([\w-]+) --tasks (\S+)", planned))
