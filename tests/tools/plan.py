@@ -7,6 +7,7 @@ A fake tensor has a shape and no data, so an 8B model takes seconds and no memor
 with torch's own tracker (FSDPMemTracker) within 1% a line; no GPU has confirmed them yet.
 """
 import argparse
+import contextlib
 import sys
 import weakref
 from collections import Counter
@@ -43,7 +44,10 @@ SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value he
 }
 CARDS = {24: 22.5, 48: 44.5, 80: 79.2, 141: 139.8}  # GB -> GiB that L4, L40S, H100 and H200 show
 RESERVE = 1.1  # CUDA's context, scratch memory of kernels and NCCL, what the allocator cannot use
-GATHERED, REST = "gathered weights, bfloat16", "activations, temporary tensors"
+GIB = 2 ** 30
+# Kinds of what a card holds. Of those that end in float32 every rank holds its part.
+GATHERED = "gathered weights, bfloat16"
+REST = "activations, temporary tensors"
 
 
 def shape_config(name: str) -> ModelConfig:
@@ -67,31 +71,51 @@ class Memory(TorchDispatchMode):
 
     def __init__(self, marked: int):
         super().__init__()
-        self.marked, self.items, self.phase, self.kinds, self.log = marked, [], "", [], []
+        self.marked = marked
+        self.items = []  # what the next calls of item() return
+        self.phase = ""
+        self.kinds = []
+        self.log = []
 
     def see(self, storage, kind: str | None = None):
+        """Logs a storage's bytes now, and 0 once it is freed."""
         if not hasattr(storage, "number"):
             number = storage.number = len(self.kinds)
             self.kinds.append("AdamW's copy, float32" if self.phase == "update" else REST)
-            weakref.finalize(storage, lambda: self.log.append((self.phase, number, 0)))
-        self.kinds[storage.number] = kind or self.kinds[storage.number]
+            weakref.finalize(storage, self.log_freed, number)
+        if kind is not None:
+            self.kinds[storage.number] = kind
         self.log.append((self.phase, storage.number, storage.nbytes()))
 
+    def log_freed(self, number: int):
+        self.log.append((self.phase, number, 0))
+
     def name(self, kind: str, tensors):
+        """Says what the tensors' storages hold."""
         for tensor in tensors:
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            self.see(local.untyped_storage(), kind)
+            if hasattr(tensor, "to_local"):  # a DTensor: this rank's part
+                tensor = tensor.to_local()
+            self.see(tensor.untyped_storage(), kind)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if any(hasattr(type_, "to_local") for type_ in types):
             return NotImplemented  # DTensor comes back with this rank's part
-        if operation is torch.ops.aten._local_scalar_dense.default:  # item(): any number will do
-            return self.items.pop(0) if self.items else int(args[0].dtype != torch.bool)
-        index = args[1][0] if operation is torch.ops.aten.index.Tensor else None
-        if index is not None and index.dtype == torch.bool:
-            out = args[0].new_empty(self.marked, *args[0].shape[index.ndim:])
+
+        if operation is torch.ops.aten._local_scalar_dense.default:  # item()
+            if self.items:
+                return self.items.pop(0)
+            return int(args[0].dtype != torch.bool)  # any number will do
+
+        mask = None
+        if operation is torch.ops.aten.index.Tensor:
+            index = args[1][0]
+            if index is not None and index.dtype == torch.bool:
+                mask = index
+        if mask is not None:
+            out = args[0].new_empty(self.marked, *args[0].shape[mask.ndim:])
         else:
             out = operation(*args, **(kwargs or {}))
+
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
                 self.see(tensor.untyped_storage())
@@ -99,11 +123,14 @@ class Memory(TorchDispatchMode):
 
     def peaks(self) -> dict:
         """{phase: {kind: bytes}} when each phase held most."""
-        peaks, sizes, now = {}, Counter(), Counter()
+        peaks = {}
+        sizes = Counter()  # of each storage
+        now = Counter()  # of each kind
         for phase, number, size in self.log:
             now[self.kinds[number]] += size - sizes[number]
             sizes[number] = size
-            if now.total() > sum(peaks.get(phase, {}).values()):
+            most = sum(peaks.get(phase, {}).values())
+            if now.total() > most:
                 peaks[phase] = dict(now)
         return peaks
 
@@ -112,9 +139,37 @@ def shard_as_on_gpus(config: ModelConfig, lora: int = 0) -> Transformer:
     """A model without weights, cut by `shard`, with the precision that it chooses on GPUs."""
     dtype = torch.bfloat16 if lora else torch.float32
     policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    with (patch.object(fsdp, "MixedPrecisionPolicy", lambda *_: policy),
-          patch.object(torch.cuda, "is_available", lambda: False), torch.device("meta")):
-        return shard(adapt(Transformer(config).to(dtype), lora))
+    with (
+        patch.object(fsdp, "MixedPrecisionPolicy", lambda *_: policy),
+        patch.object(torch.cuda, "is_available", lambda: False),
+        torch.device("meta"),
+    ):
+        model = Transformer(config).to(dtype)
+        return shard(adapt(model, lora))
+
+
+@contextlib.contextmanager
+def gpu_kernels(memory: Memory):
+    """Stand-ins that allocate on the CPU what a GPU's kernels do, and FSDP2's resizing, which `memory` has to see."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage, size):  # FSDP2 allocates and frees gathered weights by resizing
+        resize(storage, size)
+        memory.see(storage, GATHERED)
+
+    def flash_attention(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
+        out, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BHTE, k_BKCE, v_BKCE, 0.0, True)
+        return out
+
+    def layer_norm(x, shape, weight, eps):
+        return F.layer_norm(x, shape, weight)
+
+    with (
+        patch.object(torch.UntypedStorage, "resize_", resized),
+        patch.object(code, "attend", flash_attention),
+        patch.object(F, "rms_norm", layer_norm),
+    ):
+        yield
 
 
 def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=True, lora=0):
@@ -127,45 +182,52 @@ def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the process group
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
-    models = [shard_as_on_gpus(config, lora) for _ in range(1 if lora else 2)]
-    memory, resize = Memory(marked=context // 2), torch.UntypedStorage.resize_
+    models = [shard_as_on_gpus(config, lora)]
+    if not lora:
+        models.append(shard_as_on_gpus(config))
+    memory = Memory(marked=context // 2)
 
-    def resized(storage, size):  # FSDP2 allocates and frees gathered weights by resizing
-        resize(storage, size)
-        memory.see(storage, GATHERED)
-
-    flash = torch.ops.aten._scaled_dot_product_flash_attention
-    with (FakeTensorMode(allow_non_fake_inputs=True), memory,
-          patch.object(torch.UntypedStorage, "resize_", resized),
-          patch.object(code, "attend", lambda *qkv: flash(*qkv[:3], 0.0, True)[0]),
-          patch.object(F, "rms_norm", lambda x, shape, weight, _: F.layer_norm(x, shape, weight))):
-        policy, *others = (model.to_empty(device="cpu") for model in models)
+    with FakeTensorMode(allow_non_fake_inputs=True), memory, gpu_kernels(memory):
+        policy, *others = [model.to_empty(device="cpu") for model in models]
         policy.recompute = recompute
         trained = [weight for weight in policy.parameters() if weight.requires_grad]
+
+        # 1) What is there before the first step.
         memory.name("frozen policy, bfloat16" if lora else "policy, float32", policy.parameters())
         if lora:
             memory.name("adapters, float32", trained)
         for reference in others:
-            memory.name("reference, float32", reference.requires_grad_(False).parameters())
+            reference.requires_grad_(False)
+            memory.name("reference, float32", reference.parameters())
         optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
-        for weight in trained:  # Adam's moments exist from the first update on
+
+        # 2) Adam's moments exist from the first update on.
+        memory.phase = "first update"
+        for weight in trained:
             weight.grad = torch.zeros_like(weight)
-        for i, phase in enumerate(("update", "training", "training", "update", "rollout")):
-            memory.phase = phase if i else "first update"
-            if phase == "rollout":
-                plan_rollout(policy, context, episodes, memory)
-            elif phase == "training":
-                plan_micro_batch(policy, *others, context=context, memory=memory)
-            else:
-                clip_gradients(policy, 1.0)
-                optimizer.step()
-                moments = (state[key] for state in optimizer.state.values()
-                           for key in ("exp_avg", "exp_avg_sq"))
-                memory.name("Adam's moments, float32", moments)
-                optimizer.zero_grad()
+        plan_update(policy, optimizer, memory)
+
+        # 3) A step: its second micro-batch begins with the gradients of the first.
+        memory.phase = "training"
+        for _ in range(2):
+            plan_micro_batch(policy, *others, context=context, memory=memory)
+        memory.phase = "update"
+        plan_update(policy, optimizer, memory)
+        memory.phase = "rollout"
+        plan_rollout(policy, context, episodes, memory)
     dist.destroy_process_group()
+
     peaks = memory.peaks()
     return {phase: peaks[phase] for phase in ("rollout", "training", "update")}
+
+
+def plan_update(policy: Transformer, optimizer, memory: Memory):
+    """Clipping and a step of AdamW."""
+    clip_gradients(policy, 1.0)
+    optimizer.step()
+    for state in optimizer.state.values():
+        memory.name("Adam's moments, float32", (state["exp_avg"], state["exp_avg_sq"]))
+    optimizer.zero_grad()
 
 
 @torch.no_grad()
@@ -179,9 +241,15 @@ def plan_rollout(policy: Transformer, context: int, episodes: int, memory: Memor
         memory.name("KV cache, bfloat16", (cache.k, cache.v))
         chunk = torch.zeros(1, min(2048, context), dtype=torch.long)
         memory.items = [context - chunk.numel(), context - 1]  # its first and last position
-        model(chunk, chunk, cache, slice(0, 1), head=lambda x_BTD: x_BTD[:, :0])
+        model(chunk, chunk, cache, slice(0, 1), head=no_logits)
         token = torch.zeros(episodes, 1, dtype=torch.long)
-        sample(model(token, token, cache, end=context)[:, -1], torch.zeros(episodes))
+        logits_BTV = model(token, token, cache, end=context)
+        sample(logits_BTV[:, -1], torch.zeros(episodes))
+
+
+def no_logits(x_BTD):
+    """A `head` that keeps no position."""
+    return x_BTD[:, :0]
 
 
 def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, *, context: int,
@@ -195,44 +263,86 @@ def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, 
     segments = [(0, whole, 0, 0)]
     for start in range(whole, context, end):
         segments.append((start, start + end, 0, whole - end))
-    row = torch.zeros(1, context, dtype=torch.long), torch.zeros(1, context, dtype=torch.bool)
-    logp_N = token_logprobs(policy, *row, segments=segments)[0]
+    tokens_BT = torch.zeros(1, context, dtype=torch.long)
+    action_BT = torch.zeros(1, context, dtype=torch.bool)
+    logp_N = token_logprobs(policy, tokens_BT, action_BT, segments=segments)[0]
     with torch.no_grad(), as_reference(policy):
-        logp_ref_N = token_logprobs(reference or policy, *row, segments=segments)[0]
+        logp_ref_N = token_logprobs(reference or policy, tokens_BT, action_BT, segments=segments)[0]
     (logp_N - logp_ref_N).exp().sum().backward()
-    memory.name("gradients, float32", (w.grad for w in policy.parameters() if w.requires_grad))
+
+    gradients = [weight.grad for weight in policy.parameters() if weight.requires_grad]
+    memory.name("gradients, float32", gradients)
     if reference:  # FSDP2 leaves the outermost module gathered if no backward pass follows
-        memory.name(GATHERED, (w for w in reference.parameters() if not hasattr(w, "to_local")))
+        gathered = [weight for weight in reference.parameters() if not hasattr(weight, "to_local")]
+        memory.name(GATHERED, gathered)
 
 
 def peak(phases: dict, more: float = 1.0) -> float:
     """GiB that a card must have. more: times as many GPUs, which share all that is float32."""
-    sizes = (sum(size / (more if kind.endswith("float32") else 1) for kind, size in held.items())
-             for held in phases.values())
-    return RESERVE * max(sizes) / 2 ** 30
+    largest = 0.0
+    for held in phases.values():
+        total = 0.0
+        for kind, size in held.items():
+            if kind.endswith("float32"):
+                size /= more
+            total += size
+        largest = max(largest, total)
+    return RESERVE * largest / GIB
+
+
+def enough_gpus(phases: dict, gpus: int, size: float) -> int | None:
+    """The smallest power of two, up to 1,024, of cards of `size` GiB that hold what `gpus` cards hold in phases."""
+    for i in range(11):
+        count = 2 ** i
+        if peak(phases, count / gpus) <= size:
+            return count
+    return None
+
+
+def print_line(kind: str, sizes: list[float]):
+    """sizes: GiB in each phase."""
+    columns = [f"{size:9.1f}" for size in sizes]
+    print(f"{kind:34}", *columns)
+
+
+def print_table(phases: dict):
+    """GiB of each kind in each phase; what has no name of its own comes last."""
+    print(f"{'GiB per GPU':34}", *[f"{phase:>9}" for phase in phases])
+    kinds = []
+    for held in phases.values():
+        for kind in held:
+            if kind not in kinds and kind != REST:
+                kinds.append(kind)
+    for kind in [*kinds, REST]:
+        print_line(kind, [held.get(kind, 0) / GIB for held in phases.values()])
+    print_line("total", [sum(held.values()) / GIB for held in phases.values()])
 
 
 def print_plan(args):
     if min(args.context // 16, args.episodes, args.gpus) < 1:
         raise ValueError("give --gpus and --episodes at least 1, --context at least 16")
-    phases = plan(shape_config(args.model), args.gpus, args.context, args.episodes,
+    config = shape_config(args.model)
+    phases = plan(config, args.gpus, args.context, args.episodes,
                   recompute=not args.no_recompute, lora=args.lora)
-    print(f"{args.model}, GPUs: {args.gpus}, tokens of context: {args.context:,}, "
-          f"episodes at once per GPU: {args.episodes}"
-          + (f", LoRA of rank {args.lora}" if args.lora else "") + "\n")
-    print(f"{'GiB per GPU':34}", *(f"{phase:>9}" for phase in phases))
-    kinds = dict.fromkeys(kind for held in phases.values() for kind in held)
-    for kind in sorted(kinds, key=lambda kind: kind == REST):
-        print(f"{kind:34}", *(f"{held.get(kind, 0) / 2 ** 30:9.1f}" for held in phases.values()))
-    print(f"{'total':34}", *(f"{sum(held.values()) / 2 ** 30:9.1f}" for held in phases.values()))
-    print(f"\nneeded: {peak(phases):.1f} GiB, the largest total and {RESERVE - 1:.0%} reserve")
+
+    title = f"{args.model}, GPUs: {args.gpus}, tokens of context: {args.context:,}"
+    title += f", episodes at once per GPU: {args.episodes}"
+    if args.lora:
+        title += f", LoRA of rank {args.lora}"
+    print(title + "\n")
+    print_table(phases)
+    needed = peak(phases)
+    print(f"\nneeded: {needed:.1f} GiB, the largest total and {RESERVE - 1:.0%} reserve")
+
     for card, size in CARDS.items():
-        counts, spare = (2 ** i for i in range(11)), size - peak(phases)
-        enough = next((n for n in counts if peak(phases, n / args.gpus) <= size), None)
-        verdict = f"fits, {spare:.0f} GiB to spare" if spare >= 0 else f"lacks {-spare:.0f} GiB"
-        remedy = f"GPUs that would do: {enough}" if enough else "reduce episodes or context"
+        spare = size - needed
+        fits = spare >= 0
+        verdict = f"fits, {spare:.0f} GiB to spare" if fits else f"lacks {-spare:.0f} GiB"
         if args.lora:  # a rollout holds the whole model and its cache, on however many GPUs
-            remedy = "GPUs that would do: 1" if spare >= 0 else "reduce episodes or context"
+            enough = 1 if fits else None
+        else:
+            enough = enough_gpus(phases, args.gpus, size)
+        remedy = f"GPUs that would do: {enough}" if enough else "reduce episodes or context"
         print(f"{card:4} GB cards ({size} GiB usable): {verdict}; {remedy}")
 
 
