@@ -3,8 +3,8 @@
     python tests/tools/curves.py assets/results/experiments/seed3?/r1-metrics.jsonl --out assets/training.svg
 
 On the left, greedy success on held-out tasks (runs with --held-out): every run, their mean, and a band from
-the lowest to the highest, at the steps where all of them evaluated. It starts with the clones. On the right, the curves
-of the paper's Fig. 3, which come from the episodes that a step samples.
+the lowest to the highest, at the steps where all of them evaluated. It starts with the clones, if each run has
+a bc.json. On the right, the curves of the paper's Fig. 3, which come from the episodes that a step samples.
 
 base.json, bc.json and filtered.json next to a metrics.jsonl are what evaluate.py wrote about the base, the clone, and
 filtered cloning from as many episodes. Their success on the runs' held-out tasks is drawn where a file is there.
@@ -15,14 +15,22 @@ import math
 import statistics
 from pathlib import Path
 
-from svg import Panel, picture
+from svg import Panel, picture, text
 
 WIDTH = 850
 HEIGHT = 316
 NAMES_ROOM = 150  # right of the panel of held-out success, for the names of its lines
 LINE_HEIGHT = 15
-SAMPLED = (("success_rate", "success of sampled episodes", ".0%"), ("response_tokens", "tokens of a response", ".1f"),
-           ("turns", "turns of an episode", ".1f"))
+# {key of a line of metrics.jsonl: (title, format)}
+SAMPLED = {
+    "success_rate": ("success of sampled episodes", ".0%"),
+    "response_tokens": ("tokens of a response", ".1f"),
+    "turns": ("turns of an episode", ".1f"),
+}
+# {what else is drawn: its file next to a metrics.jsonl}
+LEVELS = {"base": "base.json", "after cloning": "bc.json", "filtered cloning": "filtered.json"}
+Rates = dict[int, list[float]]   # {step: one value a run}
+Levels = dict[str, list[float]]  # {a key of LEVELS: one success rate for each run that has the file}
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; }
 .title { font-size: 14px; font-weight: 600; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
@@ -43,27 +51,32 @@ path.other { stroke: #cc5a1f; stroke-width: 2; } circle.other { fill: #cc5a1f; }
 
 def round_up(value: float) -> float:
     """The next number that looks well on an axis."""
-    unit = 10 ** math.floor(math.log10(value))
+    exponent = math.floor(math.log10(value))
+    unit = 10 ** exponent
     for digits in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10):
         if unit * digits >= value:
             break
     return unit * digits
 
 
-def axes(panel: Panel, title: str, form: str, parts: int, step_marks: list[int]) -> list[str]:
+def axes(panel: Panel, title: str, form: str, parts: int, step_marks: list) -> list[str]:
     """The title, the axes, a horizontal line at each of `parts` equal parts and the marks of steps."""
-    bottom = panel.top + panel.height
-    right = panel.left + panel.width
-    svg = [f'<text class="title" x="{panel.left}" y="{panel.top - 12}">{title}</text>']
+    svg = [text(panel.left, panel.top - 12, title, "title")]
     for i in range(parts + 1):
         value = panel.y_high * i / parts
-        y = panel.y(value)
-        kind = "grid" if i else "axis"
-        svg.append(f'<path class="{kind}" d="M{panel.left} {y:.1f}H{right}"/>')
-        svg.append(f'<text class="tick end" x="{panel.left - 7}" y="{y + 4:.1f}">{value:{form}}</text>')
+        kind = "grid"
+        if i == 0:
+            kind = "axis"
+        svg.append(panel.level(value, kind))
+        middle = panel.y(value) + 4
+        written = f"{value:{form}}"
+        svg.append(text(panel.left - 7, middle, written, "tick end"))
+    below = panel.bottom + 17
     for step in step_marks:
-        name = f"step {step}" if step == step_marks[-1] else step
-        svg.append(f'<text class="tick middle" x="{panel.x(step):.1f}" y="{bottom + 17}">{name}</text>')
+        name = str(step)
+        if step == step_marks[-1]:
+            name = f"step {step}"
+        svg.append(text(panel.x(step), below, name, "tick middle"))
     return svg
 
 
@@ -73,100 +86,194 @@ def names(panel: Panel, lines: list[tuple]) -> list[str]:
     lines: (value of the last point, name, kind).
     """
     lines = sorted(lines, reverse=True)
-    heights = [panel.y(value) + 4 for value, _, _ in lines]
+    heights = []
+    for value, _, _ in lines:
+        heights.append(panel.y(value) + 4)
     for i in range(1, len(heights)):
-        heights[i] = max(heights[i], heights[i - 1] + LINE_HEIGHT)
+        free = heights[i - 1] + LINE_HEIGHT
+        heights[i] = max(heights[i], free)
     # What was pushed below the panel moves up again, and the names above it with it.
-    lowest = panel.top + panel.height + 4
-    for i in reversed(range(len(heights))):
+    lowest = panel.y(panel.y_low) + 4
+    for i in range(len(heights) - 1, -1, -1):
         heights[i] = min(heights[i], lowest)
         lowest = heights[i] - LINE_HEIGHT
+
+    x = panel.right + 8
     svg = []
     for y, (_, name, kind) in zip(heights, lines):
-        svg.append(f'<text class="{kind}" x="{panel.left + panel.width + 8}" y="{y:.1f}">{name}</text>')
+        svg.append(text(x, y, name, kind))
     return svg
 
 
-def mean_and_band(panel: Panel, rates: dict[float, list[float]]) -> list[str]:
-    """{step: the runs' values} as a band from the lowest to the highest run, and a line for their mean."""
-    low = [(step, min(values)) for step, values in rates.items()]
-    high = [(step, max(values)) for step, values in rates.items()]
-    corners = " ".join(f"{panel.x(x):.1f},{panel.y(y):.1f}" for x, y in low + high[::-1])
-    mean = [(step, statistics.mean(values)) for step, values in rates.items()]
-    return [f'<polygon class="band" points="{corners}"/>', panel.line(mean, "mean")]
+def mean_and_band(panel: Panel, rates: Rates) -> list[str]:
+    """A band from the lowest to the highest run, and a line for the runs' mean."""
+    low = []
+    high = []
+    mean = []
+    for step, values in rates.items():
+        low.append((step, min(values)))
+        high.append((step, max(values)))
+        mean.append((step, statistics.mean(values)))
+    around = low + high[::-1]
+    return [panel.area(around, "band"), panel.line(mean, "mean")]
 
 
-def held_out_rates(runs: list[list[dict]], clones: list[float]) -> dict[int, list[float]]:
-    """{step: the runs' success rates} where all runs evaluated; at 0 those of their clones."""
+def held_out_rates(runs: list[list[dict]], clones: list[float]) -> Rates:
+    """The success rates where all runs evaluated; at 0 those of their clones."""
     rates = {0: clones}
     for rows in runs:
         for row in rows:
             if "held_out_success" in row:
-                rates.setdefault(row["step"] + 1, []).append(row["held_out_success"])
-    return {step: values for step, values in rates.items() if len(values) == len(runs)}
+                steps_done = row["step"] + 1
+                rates.setdefault(steps_done, [])
+                rates[steps_done].append(row["held_out_success"])
+    complete = {}
+    for step, values in rates.items():
+        if len(values) == len(runs):
+            complete[step] = values
+    return complete
 
 
-def held_out(panel: Panel, rates: dict[int, list[float]], levels: dict[str, list[float]], last: int) -> list[str]:
+def dashed_level(panel: Panel, name: str, values: list[float], last: int) -> list[str]:
+    """The mean of values as a line through the panel, with its name below."""
+    mean = statistics.mean(values)
+    end = panel.x(last) - 4
+    below = panel.y(mean) + 15
+    line = panel.level(mean, "level")
+    label = text(end, below, f"{name}: {mean:.0%}", "level end")
+    return [line, label]
+
+
+def mean_and_range(panel: Panel, values: list[float]) -> list[str]:
+    """Behind the last step: a dot for the mean, a stroke from the lowest to the highest value."""
+    x = panel.right - 4
+    mean = statistics.mean(values)
+    middle = panel.y(mean)
+    low = panel.y(min(values))
+    high = panel.y(max(values))
+    stroke = f'<path class="other" d="M{x} {low:.1f}V{high:.1f}"/>'
+    dot = f'<circle class="other" cx="{x}" cy="{middle:.1f}" r="4"/>'
+    return [stroke, dot]
+
+
+def held_out(panel: Panel, rates: Rates, levels: Levels) -> list[str]:
     """Every run, their mean and band; a dashed line for base and clone; filtered cloning behind the last step."""
-    svg = axes(panel, "success on held-out tasks, greedy", ".0%", 4, list(rates))
+    steps = list(rates)
+    last = max(steps)
+    svg = axes(panel, "success on held-out tasks, greedy", ".0%", 4, steps)
     for name in ("base", "after cloning"):
-        if values := levels.get(name):
-            y = panel.y(statistics.mean(values))
-            label = f"{name}: {statistics.mean(values):.0%}"
-            svg.append(f'<path class="level" d="M{panel.left} {y:.1f}H{panel.left + panel.width}"/>')
-            svg.append(f'<text class="level end" x="{panel.x(last) - 4:.1f}" y="{y + 15:.1f}">{label}</text>')
+        if name in levels:
+            svg += dashed_level(panel, name, levels[name], last)
+
     svg += mean_and_band(panel, rates)
-    for i in range(len(rates[last])):
-        svg.append(panel.line([(step, values[i]) for step, values in rates.items()], "run"))
-    end = statistics.mean(rates[last])
-    ends = [(end, f"M-GRPO: {end:.0%}", "mean")]
+    count = len(rates[last])
+    for i in range(count):
+        points = [(step, rates[step][i]) for step in steps]
+        svg.append(panel.line(points, "run"))
+    mean = statistics.mean(rates[last])
+    ends = [(mean, f"M-GRPO: {mean:.0%}", "mean")]
     note = "one run"
-    if len(rates[last]) > 1:
-        note = f"bold: mean of {len(rates[last])} runs, band: lowest to highest"
-    if values := levels.get("filtered cloning"):
+    if count > 1:
+        note = f"bold: mean of {count} runs, band: lowest to highest"
+
+    if "filtered cloning" in levels:
+        values = levels["filtered cloning"]
+        svg += mean_and_range(panel, values)
         mean = statistics.mean(values)
-        x = panel.left + panel.width - 4
-        svg.append(f'<path class="other" d="M{x} {panel.y(min(values)):.1f}V{panel.y(max(values)):.1f}"/>')
-        svg.append(f'<circle class="other" cx="{x}" cy="{panel.y(mean):.1f}" r="4"/>')
         ends.append((mean, f"filtered cloning: {mean:.0%}", "other"))
-        if len(values) < len(rates[last]):
+        if len(values) < count:
             note += f"; filtered cloning: {len(values)} of them"
-    svg.append(f'<text class="tick" x="{panel.left}" y="{panel.top + panel.height + 38}">{note}</text>')
-    return svg + names(panel, ends)
+    svg.append(text(panel.left, panel.bottom + 38, note, "tick"))
+    svg += names(panel, ends)
+    return svg
 
 
-def sampled(panel: Panel, title: str, form: str, runs: list[list[float]], step_marks: list[int]) -> list[str]:
-    """One value a step, from the episodes that the step sampled: the runs' mean and band."""
-    tick_form = ".0%" if form == ".0%" else "g"
-    svg = axes(panel, title, tick_form, 2, step_marks)
-    svg += mean_and_band(panel, {step + 1: list(values) for step, values in enumerate(zip(*runs))})
+def sampled(panel: Panel, key: str, runs: list[list[float]]) -> list[str]:
+    """The runs' mean and band of one key of SAMPLED: a value a step, from the episodes that the step sampled."""
+    title, form = SAMPLED[key]
+    tick_form = "g"
+    if form == ".0%":
+        tick_form = form
+    marks = []
+    if key == "turns":  # the lowest panel
+        marks = [1, len(runs[0])]
+    svg = axes(panel, title, tick_form, 2, marks)
+
+    rates = {}
+    for step, values in enumerate(zip(*runs), start=1):
+        rates[step] = list(values)
+    svg += mean_and_band(panel, rates)
     last = statistics.mean(values[-1] for values in runs)
-    return svg + names(panel, [(last, f"{last:{form}}", "mean")])
+    end = (last, f"{last:{form}}", "mean")
+    svg += names(panel, [end])
+    return svg
 
 
-def training(runs: list[list[dict]], levels: dict[str, list[float]]) -> str:
-    """The rows of each run's metrics.jsonl and {"base", "after cloning", "filtered cloning": rates}, as SVG."""
+def training(runs: list[list[dict]], levels: Levels) -> str:
+    """SVG of the rows of each run's metrics.jsonl. Longer runs are cut to the length of the shortest."""
     steps = min(len(rows) for rows in runs)
-    rates = held_out_rates(runs, levels.get("after cloning", []))
+    clones = levels.get("after cloning", [])
+    rates = held_out_rates(runs, clones)
     svg = []
     left = 60
-    if len(rates) > 1:
-        wide = Panel(left, 42, 320, 220, x_low=0, x_high=steps + 0.4, y_low=0, y_high=1.0)
-        svg += held_out(wide, rates, levels, last=max(rates))
-        left += wide.width + NAMES_ROOM + 40
     top = 42
-    for key, title, form in SAMPLED:
-        values = [[row[key] for row in rows[:steps]] for rows in runs]
-        highest = 1.0 if form == ".0%" else round_up(max(map(max, values)))
-        panel = Panel(left, top, WIDTH - left - 50, 48, x_low=1, x_high=steps, y_low=0, y_high=highest)
-        marks = [1, steps] if key == SAMPLED[-1][0] else []
-        svg += sampled(panel, title, form, values, marks)
+    if len(rates) > 1:
+        wide = Panel(
+            left=left,
+            top=top,
+            width=320,
+            height=220,
+            x_low=0,
+            x_high=steps + 0.4,
+            y_low=0,
+            y_high=1.0,
+        )
+        svg += held_out(wide, rates, levels)
+        left = wide.right + NAMES_ROOM + 40
+
+    width = WIDTH - left - 50
+    for key in SAMPLED:
+        values = []
+        for rows in runs:
+            values.append([row[key] for row in rows[:steps]])
+        highest = 1.0
+        if key != "success_rate":
+            largest = max(max(run) for run in values)
+            highest = round_up(largest)
+        panel = Panel(
+            left=left,
+            top=top,
+            width=width,
+            height=48,
+            x_low=1,
+            x_high=steps,
+            y_low=0,
+            y_high=highest,
+        )
+        svg += sampled(panel, key, values)
         top += 86
     return picture(WIDTH, HEIGHT, STYLE, svg)
 
 
 def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def read_levels(files: list[Path], split: str) -> Levels:
+    """Success on the split. A level of which no run has the file is left out."""
+    levels = {}
+    for name, file in LEVELS.items():
+        found = []
+        for path in files:
+            summary = path.with_name(file)
+            if summary.exists():
+                figures = json.loads(summary.read_text())
+                of_split = figures["splits"][split]
+                found.append(of_split["success_rate"])
+        if found:
+            levels[name] = found
+    return levels
 
 
 def draw(files: list[Path]) -> str:
@@ -174,13 +281,7 @@ def draw(files: list[Path]) -> str:
     split = "sandbox:dev"
     for row in runs[0]:
         split = row.get("held_out", split)
-    levels = {}
-    for name, file in (("base", "base.json"), ("after cloning", "bc.json"), ("filtered cloning", "filtered.json")):
-        for path in files:
-            summary = path.with_name(file)
-            if summary.exists():
-                splits = json.loads(summary.read_text())["splits"]
-                levels.setdefault(name, []).append(splits[split]["success_rate"])
+    levels = read_levels(files, split)
     return training(runs, levels)
 
 

@@ -14,14 +14,14 @@ assets/episode.jsonl. (tests/tools/packing.py draws how training packs that epis
 import argparse
 import json
 import math
+import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
-
-import random  # noqa: E402
 
 import torch  # noqa: E402
 
@@ -29,8 +29,9 @@ import mgrpo  # noqa: E402
 from compress import Chat, Row, Trajectory, Turn, context, open_chat, replay  # noqa: E402
 from model import load  # noqa: E402
 from rollout import Engine, Request  # noqa: E402
-from svg import Panel, picture  # noqa: E402
+from svg import Panel, picture, text  # noqa: E402
 
+WIDTH = 850
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; } .soft { fill: #6d675f; } .paper { fill: #fff; }
 .title { font-size: 14px; font-weight: 600; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
@@ -49,29 +50,49 @@ polyline.new { stroke: #1f6f9f; fill: none; } polyline.kept { stroke: #8b847a; f
 </style>"""
 
 
-def axes(panel: Panel, title: str, x_marks: list, y_marks: list, x_name: str, names: dict = {}) -> list[str]:
-    """names: how values of the vertical axis are written; by default as numbers."""
-    bottom = panel.top + panel.height
-    svg = [f'<text class="title" x="{panel.left}" y="{panel.top - 14}">{title}</text>']
-    for value in y_marks:
-        kind = "axis" if value == 0 else "grid"
-        svg.append(f'<path class="{kind}" d="M{panel.left} {panel.y(value):.1f}h{panel.width}"/>')
-        svg.append(label(panel.left - 7, panel.y(value) + 4, names.get(value, f"{value:g}"), "tick end"))
+def axes(panel: Panel, title: str, x_name: str, x_marks: list, y_marks: dict) -> list[str]:
+    """y_marks: {value: how it is written}"""
+    svg = [text(panel.left, panel.top - 14, title, "title")]
+    for value, name in y_marks.items():
+        kind = "grid"
+        if value == 0:
+            kind = "axis"
+        svg.append(across(panel, value, kind))
+        middle = panel.y(value) + 4
+        svg.append(label(panel.left - 7, middle, name, "tick end"))
+    below = panel.bottom + 17
     for value in x_marks:
-        svg.append(f'<text class="tick middle" x="{panel.x(value):.1f}" y="{bottom + 17}">{value:g}</text>')
-    svg.append(f'<text class="tick middle" x="{panel.left + panel.width / 2}" y="{bottom + 34}">{x_name}</text>')
+        svg.append(text(panel.x(value), below, f"{value:g}", "tick middle"))
+    center = panel.left + panel.width / 2
+    svg.append(text(center, below + 17, x_name, "tick middle"))
     return svg
 
 
-def label(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{text}</text>'
+def across(panel: Panel, value: float, kind: str) -> str:
+    """A horizontal line through the panel."""
+    y = panel.y(value)
+    return f'<path class="{kind}" d="M{panel.left} {y:.1f}h{panel.width}"/>'
+
+
+def label(x: float, y: float, words: str, kind: str = "") -> str:
+    """Text at a place that is written with a decimal."""
+    return text(float(x), float(y), words, kind)
 
 
 def made_up(reward: float, lengths: tuple = (1,)) -> Trajectory:
     """An episode with a response of so many tokens in each turn."""
-    tau = Trajectory({"task_id": 0, "intent": "x", "sites": []}, success=reward, reward=reward)
+    task = {"task_id": 0, "intent": "x", "sites": []}
+    tau = Trajectory(task, success=reward, reward=reward)
     for n in lengths:
-        tau.turns.append(Turn("", "a page", observation_ids=[0], action_ids=[0] * n, logps=[0.0] * n, response=""))
+        turn = Turn(
+            url="",
+            observation="a page",
+            observation_ids=[0],
+            action_ids=[0] * n,
+            logps=[0.0] * n,
+            response="",
+        )
+        tau.turns.append(turn)
     return tau
 
 
@@ -80,37 +101,80 @@ def made_up(reward: float, lengths: tuple = (1,)) -> Trajectory:
 
 def advantages(successes: int, G: int) -> tuple[float, float] | None:
     """(of a success, of a failure) in a group; None if the group is dropped."""
-    group = [made_up(float(i < successes)) for i in range(G)]
-    if not mgrpo.group_advantages(group):
+    group = []
+    for i in range(G):
+        reward = float(i < successes)
+        group.append(made_up(reward))
+    training = mgrpo.group_advantages(group)
+    if not training:
         return None
-    return group[0].advantage, group[-1].advantage
+    first = group[0]
+    last = group[-1]
+    return first.advantage, last.advantage
+
+
+def dropped(panel: Panel, k: int) -> list[str]:
+    """The column of a group whose rewards are all equal."""
+    x = panel.x(k)
+    y = panel.y(0.45)
+    return [
+        panel.box(k - 0.46, 0.92, panel.y_low, panel.y_high, "wash"),
+        label(x, y, "all equal:", "tick middle"),
+        label(x, y + 15, "dropped", "tick middle"),
+    ]
+
+
+def both_bars(panel: Panel, k: int, success: float, failure: float) -> list[str]:
+    """The column of a group that trains: one bar up and one down, with their advantages."""
+    x = panel.x(k)
+    above = panel.y(success) - 5
+    below = panel.y(failure) + 14
+    return [
+        panel.box(k - 0.3, 0.6, 0, success, "up"),
+        panel.box(k - 0.3, 0.6, failure, 0, "down"),
+        label(x, above, f"{success:+.2f}", "middle"),
+        label(x, below, f"{failure:+.2f}", "middle"),
+    ]
+
+
+def explained(x: int, y: int, kind: str, name: str, meaning: str) -> list[str]:
+    """What a color stands for, in two lines."""
+    return [
+        f'<rect class="{kind}" x="{x}" y="{y - 10}" width="12" height="12"/>',
+        label(x + 18, y, name),
+        label(x, y + 18, meaning, "soft"),
+    ]
 
 
 def advantage_figure(G: int = 8) -> str:
-    panel = Panel(60, 46, 560, 240, -0.5, G + 0.5, -2.8, 2.8)
+    panel = Panel(
+        left=60,
+        top=46,
+        width=560,
+        height=240,
+        x_low=-0.5,
+        x_high=G + 0.5,
+        y_low=-2.8,
+        y_high=2.8,
+    )
+    title = f"advantage in a group of {G} episodes"
+    counts = list(range(G + 1))
     signs = {-2: "-2", -1: "-1", 0: "0", 1: "+1", 2: "+2"}
-    svg = axes(panel, f"advantage in a group of {G} episodes", list(range(G + 1)), list(signs), "episodes that succeed", signs)
-    for k in range(G + 1):
+    svg = axes(panel, title, "episodes that succeed", counts, signs)
+    for k in counts:
         both = advantages(k, G)
         if both is None:
-            svg.append(panel.box(k - 0.46, 0.92, panel.y_low, panel.y_high, "wash"))
-            for i, word in enumerate(("all equal:", "dropped")):
-                svg.append(label(panel.x(k), panel.y(0.45) + 15 * i, word, "tick middle"))
-            continue
-        success, failure = both
-        svg.append(panel.box(k - 0.3, 0.6, 0, success, "up"))
-        svg.append(panel.box(k - 0.3, 0.6, failure, 0, "down"))
-        svg.append(label(panel.x(k), panel.y(success) - 5, f"{success:+.2f}", "middle"))
-        svg.append(label(panel.x(k), panel.y(failure) + 14, f"{failure:+.2f}", "middle"))
-    x = panel.left + panel.width + 24
-    for y, kind, words in ((86, "up", ("each success:", "its tokens become likelier")),
-                           (206, "down", ("each failure:", "its tokens become less likely"))):
-        svg.append(f'<rect class="{kind}" x="{x}" y="{y - 10}" width="12" height="12"/>')
-        svg.append(label(x + 18, y, words[0]))
-        svg.append(label(x, y + 18, words[1], "soft"))
+            svg += dropped(panel, k)
+        else:
+            success, failure = both
+            svg += both_bars(panel, k, success, failure)
+
+    x = panel.right + 24
+    svg += explained(x, 86, "up", "each success:", "its tokens become likelier")
+    svg += explained(x, 206, "down", "each failure:", "its tokens become less likely")
     svg.append(label(x, 128, "the rarer the success,", "soft"))
     svg.append(label(x, 145, "the more it counts", "soft"))
-    return picture(850, 340, STYLE, svg)
+    return picture(WIDTH, 340, STYLE, svg)
 
 
 # ----------------------------------------------------------------------------------------------- clip
@@ -118,34 +182,79 @@ def advantage_figure(G: int = 8) -> str:
 
 def surrogate(rho: float, A: float, eps: float) -> tuple[float, float]:
     """(what the token adds to the objective, its derivative by the log-prob), by mgrpo_loss."""
-    logp_1 = torch.tensor([math.log(rho)], dtype=torch.float64, requires_grad=True)
+    log_rho = math.log(rho)
+    logp_1 = torch.tensor([log_rho], dtype=torch.float64, requires_grad=True)
     zero_1 = torch.zeros(1, dtype=torch.float64)
-    loss, _ = mgrpo.mgrpo_loss(logp_1, zero_1, zero_1, A_N=A, weight_N=1.0, eps=eps, beta=0.0)
-    loss.backward()
-    return -loss.item(), -logp_1.grad.item()
+    loss, _ = mgrpo.mgrpo_loss(
+        logp_N=logp_1,
+        logp_old_N=zero_1,
+        logp_ref_N=zero_1,
+        A_N=A,
+        weight_N=1.0,
+        eps=eps,
+        beta=0.0,
+    )
+    objective = -loss
+    objective.backward()
+    return objective.item(), logp_1.grad.item()
+
+
+def clip_panel(panel: Panel, title: str, A: float, eps: float) -> list[str]:
+    """One token's share of the objective, over rho; the range where it has no gradient is shaded."""
+    rhos = [step / 100 for step in range(1, 201)]
+    unclipped = []
+    clipped = []
+    ended = []  # every rho at which the gradient is 0
+    for rho in rhos:
+        value, slope = surrogate(rho, A, eps)
+        unclipped.append((rho, rho * A))
+        clipped.append((rho, value))
+        if slope == 0:
+            ended.append(rho)
+    first = ended[0]
+    last = ended[-1]
+
+    svg = [panel.box(first, last - first, panel.y_low, panel.y_high, "wash")]
+    x_marks = [0, 0.5, 1 - eps, 1, 1 + eps, 1.5, 2]
+    y_marks = {0: "0", A: f"{A:g}", 2 * A: f"{2 * A:g}"}
+    x_name = "rho = probability now / when sampled"
+    svg += axes(panel, title, x_name, x_marks, y_marks)
+    kind = "up"
+    height = 0.35
+    if A < 0:
+        kind = "down"
+        height = -1.4
+    svg.append(panel.line(unclipped, "kept thin"))
+    svg.append(panel.line(clipped, kind))
+    middle = (first + last) / 2
+    x = panel.x(middle)
+    y = panel.y(height) + 4
+    svg.append(label(x, y, "no gradient:", "soft middle"))
+    svg.append(label(x, y + 15, "moved enough", "soft middle"))
+    return svg
 
 
 def clip_figure(eps: float = 0.2) -> str:
-    svg = []
-    for i, (A, title) in enumerate(((1.0, "a token of a success, A = +1"), (-1.0, "a token of a failure, A = -1"))):
-        low, high = (-0.2, 2.2) if A > 0 else (-2.2, 0.2)
-        panel = Panel(60 + 410 * i, 46, 340, 220, 0, 2, low, high)
-        points = [step / 100 for step in range(1, 201)]
-        values = [surrogate(rho, A, eps) for rho in points]
-        ended = [rho for rho, (_, slope) in zip(points, values) if slope == 0]
-        svg.append(panel.box(ended[0], ended[-1] - ended[0], low, high, "wash"))
-        svg += axes(panel, title, [0, 0.5, 1 - eps, 1, 1 + eps, 1.5, 2], [0, A, 2 * A], "rho = probability now / when sampled")
-        svg.append(panel.line([(rho, rho * A) for rho in points], "kept thin"))
-        svg.append(panel.line([(rho, value) for rho, (value, _) in zip(points, values)], "up" if A > 0 else "down"))
-        middle = panel.x((ended[0] + ended[-1]) / 2)
-        y = panel.y(0.35 if A > 0 else -1.4) + 4
-        svg.append(label(middle, y, "no gradient:", "soft middle"))
-        svg.append(label(middle, y + 15, "moved enough", "soft middle"))
-    svg.append(label(60, 326, f"Solid: min(rho A, clip(rho, 1 - eps, 1 + eps) A), what the token adds to the objective, "
-                     f"with eps = {eps}.", "soft"))
-    svg.append(label(60, 343, "Dashed: rho A, without clipping. Where a token has moved against its advantage, both are "
-                     "the same: it keeps its gradient.", "soft"))
-    return picture(850, 360, STYLE, svg)
+    success = Panel(
+        left=60,
+        top=46,
+        width=340,
+        height=220,
+        x_low=0,
+        x_high=2,
+        y_low=-0.2,
+        y_high=2.2,
+    )
+    failure = replace(success, left=470, y_low=-2.2, y_high=0.2)
+    svg = clip_panel(success, "a token of a success, A = +1", 1.0, eps)
+    svg += clip_panel(failure, "a token of a failure, A = -1", -1.0, eps)
+    solid = ("Solid: min(rho A, clip(rho, 1 - eps, 1 + eps) A), what the token adds to the objective, "
+             f"with eps = {eps}.")
+    dashed = ("Dashed: rho A, without clipping. Where a token has moved against its advantage, both are "
+              "the same: it keeps its gradient.")
+    svg.append(label(60, 326, solid, "soft"))
+    svg.append(label(60, 343, dashed, "soft"))
+    return picture(WIDTH, 360, STYLE, svg)
 
 
 # ----------------------------------------------------------------------------------------- loss norms
@@ -153,98 +262,190 @@ def clip_figure(eps: float = 0.2) -> str:
 
 SUCCESS = (8, 22)  # tokens of the responses
 FAILURE = (20, 8, 22, 16, 8, 24, 12, 20)
+GAP = 6  # tokens of room between responses
 
 
 def weighed(norm: str, success: Trajectory, failure: Trajectory) -> list[Row]:
     """The rows of a group of two, with advantages and weights."""
     chat = open_chat(ROOT / "worlds/base", actions_help="")
     cfg = mgrpo.Config(loss_norm=norm, max_turns=16, max_new_tokens=24)
-    return mgrpo.weigh([mgrpo.group_advantages([success, failure])], chat, cfg)
+    training = mgrpo.group_advantages([success, failure])
+    return mgrpo.weigh([training], chat, cfg)
+
+
+def blocks(panel: Panel, rows: list[Row]) -> list[str]:
+    """A block for each response, as high as its tokens are pushed."""
+    pushes = [row.weight * row.advantage for row in rows]
+    hardest = max(abs(push) for push in pushes)
+    svg = []
+    x = 0
+    for row, push in zip(rows, pushes):
+        height = push / hardest
+        width = row.n_action - 0.4
+        if height > 0:
+            block = panel.box(x, width, 0, height, "up")
+        else:
+            block = panel.box(x, width, height, 0, "down")
+        svg.append(block)
+        x += row.n_action + GAP
+    return svg
+
+
+def share_of(tau: Trajectory, rows: list[Row]) -> float:
+    """How much of the rows' weight is on an episode's tokens."""
+    own = 0.0
+    whole = 0.0
+    for row in rows:
+        weight = row.weight * row.n_action
+        whole += weight
+        if row.tau is tau:
+            own += weight
+    return own / whole
+
+
+def change_by_length(norm: str, rows: list[Row]) -> float:
+    """How many times as much a token of the success weighs if the failure is twice as long."""
+    success = made_up(1.0, SUCCESS)
+    failure = made_up(0.0, 2 * FAILURE)
+    longer = weighed(norm, success, failure)
+    return longer[0].weight / rows[0].weight
+
+
+def described(x: float, name: str, tau: Trajectory) -> list[str]:
+    """The two lines above an episode's blocks."""
+    turns = len(tau.turns)
+    tokens = sum(len(turn.action_ids) for turn in tau.turns)
+    return [
+        label(x, 28, f"{name}, {tokens} tokens"),
+        label(x, 45, f"{turns} turns, A = {tau.advantage:+.2f}", "soft"),
+    ]
 
 
 def loss_norms_figure() -> str:
     """A success of two turns and a failure of eight, token by token."""
-    success, failure = made_up(1.0, SUCCESS), made_up(0.0, FAILURE)
-    gap = 6  # tokens of room between responses
-    lengths_of_both = SUCCESS + FAILURE
-    whole = sum(lengths_of_both) + gap * len(lengths_of_both)
+    success = made_up(1.0, SUCCESS)
+    failure = made_up(0.0, FAILURE)
+    width_of_success = sum(SUCCESS) + GAP * len(SUCCESS)  # in tokens
+    width_of_failure = sum(FAILURE) + GAP * len(FAILURE)
+    panel = Panel(
+        left=106,
+        top=62,
+        width=720,
+        height=84,
+        x_low=0,
+        x_high=width_of_success + width_of_failure,
+        y_low=-1.05,
+        y_high=1.05,
+    )
+    x = panel.x(width_of_success)  # where the failure begins
     svg = []
-    for i, norm in enumerate(("token", "paper", "constant")):
+    for norm in ("token", "paper", "constant"):
         rows = weighed(norm, success, failure)
-        longer = weighed(norm, made_up(1.0, SUCCESS), made_up(0.0, 2 * FAILURE))
-        change = longer[0].weight / rows[0].weight
-        highest = max(row.weight * abs(row.advantage) for row in rows)
-        panel = Panel(106, 62 + 118 * i, 720, 84, 0, whole, -1.05, 1.05)
-        svg.append(f'<path class="axis" d="M{panel.left} {panel.y(0):.1f}h{panel.width}"/>')
-        svg.append(label(20, panel.y(0) + 5, norm, "title"))
-        held = {"success": 0.0, "failure": 0.0}
-        x = 0.0
-        for row in rows:
-            name = "success" if row.tau is success else "failure"
-            push = row.weight * row.advantage / highest
-            kind = "up" if push > 0 else "down"
-            svg.append(panel.box(x, row.n_action - 0.4, min(push, 0), max(push, 0), kind))
-            held[name] += row.weight * row.n_action
-            x += row.n_action + gap
-        share = held["failure"] / (held["success"] + held["failure"])
-        begin_of_failure = panel.x(sum(SUCCESS) + len(SUCCESS) * gap)
-        svg.append(label(begin_of_failure, panel.y(0) - 24, f"The failure has {share:.0%} of the weight. If it were twice as long,", "soft"))
-        svg.append(label(begin_of_failure, panel.y(0) - 8, f"a token of the success would weigh {change:.2f} times as much.", "soft"))
-    for x, name, tau in ((panel.left, "success", success), (begin_of_failure, "failure", failure)):
-        tokens = sum(len(turn.action_ids) for turn in tau.turns)
-        svg.append(label(x, 28, f"{name}, {tokens} tokens"))
-        svg.append(label(x, 45, f"{len(tau.turns)} turns, A = {tau.advantage:+.2f}", "soft"))
-    left = 20
-    svg.append(label(left, 414, "A block is a response: its width is its number of tokens, its height how hard each token "
-                     "is pushed (weight times A),", "soft"))
-    svg.append(label(left, 431, "its area how hard the response is pushed. Each row is scaled to its strongest token.", "soft"))
-    return picture(850, 446, STYLE, svg)
+        svg.append(across(panel, 0, "axis"))
+        y = panel.y(0)
+        svg.append(label(20, y + 5, norm, "title"))
+        svg += blocks(panel, rows)
+
+        share = share_of(failure, rows)
+        change = change_by_length(norm, rows)
+        weight = f"The failure has {share:.0%} of the weight. If it were twice as long,"
+        weight_if_longer = f"a token of the success would weigh {change:.2f} times as much."
+        svg.append(label(x, y - 24, weight, "soft"))
+        svg.append(label(x, y - 8, weight_if_longer, "soft"))
+        panel = replace(panel, top=panel.top + 118)
+
+    svg += described(panel.left, "success", success)
+    svg += described(x, "failure", failure)
+    block = ("A block is a response: its width is its number of tokens, its height how hard each token "
+             "is pushed (weight times A),")
+    area = "its area how hard the response is pushed. Each row is scaled to its strongest token."
+    svg.append(label(20, 414, block, "soft"))
+    svg.append(label(20, 431, area, "soft"))
+    return picture(WIDTH, 446, STYLE, svg)
 
 
 # ---------------------------------------------------------------------------- an episode's contexts
 
 
 def expert_episode(chat: Chat) -> Trajectory:
-    line = (ROOT / "assets/episode.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    return replay(chat, json.loads(line))
+    file = ROOT / "assets/episode.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    record = json.loads(lines[0])
+    return replay(chat, record)
 
 
 def two_chats() -> tuple[Chat, Chat]:
     """(with compression, without it)."""
     chat = open_chat(ROOT / "worlds/base", actions_help="")
-    return chat, Chat(chat.tokenizer, chat.system, chat.think, compress=False)
+    whole_chat = Chat(chat.tokenizer, chat.system, chat.think, compress=False)
+    return chat, whole_chat
 
 
 def lengths(chat: Chat) -> list[int]:
     """Ids in the context of each turn of the expert's episode."""
     tau = expert_episode(chat)
-    return [len(context(chat, tau, t)) for t in range(len(tau.turns))]
+    sizes = []
+    for t in range(len(tau.turns)):
+        h_t = context(chat, tau, t)
+        sizes.append(len(h_t))
+    return sizes
 
 
 def round_up(value: float) -> int:
-    unit = 10 ** (len(str(int(value))) - 1)
+    """To one digit and zeros."""
+    digits = len(str(int(value)))
+    unit = 10 ** (digits - 1)
     return math.ceil(value / unit) * unit
+
+
+def quarters(highest: int) -> dict[int, str]:
+    """The marks of an axis from 0 on, with a line at every quarter."""
+    marks = {}
+    for i in range(5):
+        value = highest * i // 4
+        marks[value] = str(value)
+    return marks
+
+
+def compression_curve(panel: Panel, values: list[int], kind: str, name: str) -> list[str]:
+    """A line with a dot for each turn; on its right the last value and the name."""
+    points = list(enumerate(values, start=1))
+    svg = [panel.line(points, kind)]
+    for turn, value in points:
+        x = panel.x(turn)
+        y = panel.y(value)
+        svg.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
+    last = values[-1]
+    beside = panel.right + 14
+    y = panel.y(last) + 4
+    svg.append(label(beside, y, f"{last:,} ids"))
+    svg.append(label(beside, y + 17, name, "soft"))
+    return svg
 
 
 def compression_figure() -> str:
     chat, whole_chat = two_chats()
-    compressed, whole = lengths(chat), lengths(whole_chat)
+    compressed = lengths(chat)
+    whole = lengths(whole_chat)
     turns = len(whole)
     highest = round_up(max(whole))
-    panel = Panel(70, 46, 560, 230, 1, turns, 0, highest)
-    marks = [highest * i // 4 for i in range(5)]
-    svg = axes(panel, "ids in the context of each turn", list(range(1, turns + 1)), marks, "turn")
-    names = ((whole, "kept", "every page stays"), (compressed, "new", "past pages replaced"))
-    for values, kind, name in names:
-        points = list(zip(range(1, turns + 1), values))
-        svg.append(panel.line(points, kind))
-        for turn, value in points:
-            svg.append(f'<circle class="{kind}" cx="{panel.x(turn):.1f}" cy="{panel.y(value):.1f}" r="3.5"/>')
-        x = panel.left + panel.width + 14
-        svg.append(label(x, panel.y(values[-1]) + 4, f"{values[-1]:,} ids"))
-        svg.append(label(x, panel.y(values[-1]) + 21, name, "soft"))
-    svg.append(label(panel.left, 336, f"The scripted expert's episode in assets/episode.jsonl, {turns} turns.", "soft"))
-    return picture(850, 352, STYLE, svg)
+    panel = Panel(
+        left=70,
+        top=46,
+        width=560,
+        height=230,
+        x_low=1,
+        x_high=turns,
+        y_low=0,
+        y_high=highest,
+    )
+    x_marks = list(range(1, turns + 1))
+    svg = axes(panel, "ids in the context of each turn", "turn", x_marks, quarters(highest))
+    svg += compression_curve(panel, whole, "kept", "every page stays")
+    svg += compression_curve(panel, compressed, "new", "past pages replaced")
+    said = f"The scripted expert's episode in assets/episode.jsonl, {turns} turns."
+    svg.append(label(panel.left, 336, said, "soft"))
+    return picture(WIDTH, 352, STYLE, svg)
 
 
 class Counter:
@@ -257,50 +458,89 @@ class Counter:
         self.tokens += tokens_BT.numel()
 
 
-def reuse(chat: Chat, model) -> list[tuple[int, int]]:
-    """(ids kept from the turn before, ids computed) before each response of the expert's episode, by rollout.Engine."""
+Reuse = list[tuple[int, int]]  # of each turn: (ids kept from the turn before, ids computed)
+
+
+def reuse(chat: Chat, model) -> Reuse:
+    """What is kept and computed before each response of the expert's episode, by rollout.Engine."""
     tau = expert_episode(chat)
     engine = Engine(model, chat.end_id, slots=1, length=4096, max_new_tokens=64)
     counter = Counter()
     engine.model = counter
-    out = []
+    turns = []
     for t, turn in enumerate(tau.turns):
         h_t = context(chat, tau, t)
         before = counter.tokens
-        engine.prefill(Request(0, h_t, random.Random(0)))
+        request = Request(0, h_t, random.Random(0))
+        engine.prefill(request)
         computed = counter.tokens - before
-        out.append((len(h_t) - 1 - computed, computed))
+        kept = len(h_t) - 1 - computed  # prefill leaves the last id to `decode`
+        turns.append((kept, computed))
         # While it decodes, the engine feeds the last id of the context and all of the response but its last.
         engine.held[0] += [h_t[-1], *turn.action_ids[:-1]]
-    return out
+    return turns
+
+
+def cache_panel(panel: Panel, title: str, turns: Reuse) -> list[str]:
+    """A bar for each turn: what is kept, and on top of it what is computed."""
+    x_marks = list(range(1, len(turns) + 1))
+    svg = axes(panel, title, "turn", x_marks, quarters(panel.y_high))
+    total = 0
+    alone = 0
+    for t, (kept, computed) in enumerate(turns):
+        both = kept + computed
+        svg.append(panel.box(t + 0.7, 0.6, 0, kept, "kept"))
+        svg.append(panel.box(t + 0.7, 0.6, kept, both, "new"))
+        total += computed
+        alone += both
+    said = f"computes {total:,} ids; without a cache {alone:,}"
+    svg.append(label(panel.left, 316, said, "soft"))
+    return svg
 
 
 def cache_figure() -> str:
     chat, whole_chat = two_chats()
     model = load(ROOT / "worlds/base")
-    svg = []
-    both = (("past pages replaced (compression)", reuse(chat, model)), ("every page stays", reuse(whole_chat, model)))
-    highest = round_up(max(kept + computed for _, turns in both for kept, computed in turns))
-    for i, (title, turns) in enumerate(both):
-        panel = Panel(70 + 400 * i, 46, 330, 220, 0.5, len(turns) + 0.5, 0, highest)
-        svg += axes(panel, title, list(range(1, len(turns) + 1)), [highest * j // 4 for j in range(5)], "turn")
-        for t, (kept, computed) in enumerate(turns):
-            svg.append(panel.box(t + 0.7, 0.6, 0, kept, "kept"))
-            svg.append(panel.box(t + 0.7, 0.6, kept, kept + computed, "new"))
-        total = sum(computed for _, computed in turns)
-        alone = sum(kept + computed for kept, computed in turns)
-        svg.append(label(panel.left, 316, f"computes {total:,} ids; without a cache {alone:,}", "soft"))
+    compressed = reuse(chat, model)
+    whole = reuse(whole_chat, model)
+    sizes = [kept + computed for kept, computed in compressed + whole]
+    highest = round_up(max(sizes))
+    count = len(whole)
+    on_the_left = Panel(
+        left=70,
+        top=46,
+        width=330,
+        height=220,
+        x_low=0.5,
+        x_high=count + 0.5,
+        y_low=0,
+        y_high=highest,
+    )
+    on_the_right = replace(on_the_left, left=470)
+    svg = cache_panel(on_the_left, "past pages replaced (compression)", compressed)
+    svg += cache_panel(on_the_right, "every page stays", whole)
+
     x = 70
-    for kind, name in (("kept", "keys and values kept from the turn before"), ("new", "computed before the response")):
+    legend = {
+        "kept": "keys and values kept from the turn before",
+        "new": "computed before the response",
+    }
+    for kind, name in legend.items():
         svg.append(f'<rect class="{kind}" x="{x}" y="336" width="12" height="12" rx="2"/>')
         svg.append(label(x + 18, 346, name, "soft"))
         x += 290
-    svg.append(label(70, 369, f"The scripted expert's episode in assets/episode.jsonl, {len(turns)} turns.", "soft"))
-    return picture(850, 387, STYLE, svg)
+    said = f"The scripted expert's episode in assets/episode.jsonl, {count} turns."
+    svg.append(label(70, 369, said, "soft"))
+    return picture(WIDTH, 387, STYLE, svg)
 
 
-FIGURES = {"advantage": advantage_figure, "clip": clip_figure, "loss-norms": loss_norms_figure,
-           "compression": compression_figure, "cache": cache_figure}
+FIGURES = {
+    "advantage": advantage_figure,
+    "clip": clip_figure,
+    "loss-norms": loss_norms_figure,
+    "compression": compression_figure,
+    "cache": cache_figure,
+}
 
 
 def main():
@@ -310,7 +550,8 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():
-        (args.out / f"{name}.svg").write_text(draw(), encoding="utf-8")
+        file = args.out / f"{name}.svg"
+        file.write_text(draw(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,14 +19,18 @@ import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 import torch  # noqa: E402
 
 from forks import losses  # noqa: E402
-from svg import Panel, picture  # noqa: E402
+from svg import Panel, picture, text  # noqa: E402
 
-WIDTH, HEIGHT = 850, 476
-PANEL_WIDTH, PANEL_HEIGHT = 168, 136  # of a panel's axes
-COLUMNS, ROWS = (44, 250, 456, 662), (98, 308)  # left and upper edges of the panels
+WIDTH = 850
+HEIGHT = 476
+PANEL_WIDTH = 168  # of a panel's axes
+PANEL_HEIGHT = 136
+COLUMNS = (44, 250, 456, 662)  # left edges of the panels
+ROWS = (98, 308)               # ... and upper ones
 FARTHEST = 2.0  # rho at the right end of the axes
 HIGHEST = 4.0   # push at their upper end; at the lower end it is the negative
 STEP = 1e-4     # between the values of rho that are computed
+GROUP = 8       # episodes
 # {--loss: (column, row, title, what differs)}
 PANELS = {
     "grpo": (0, 0, "GRPO", "A = (r − mean) / std"),
@@ -38,6 +42,7 @@ PANELS = {
     "masked": (3, 1, "masked", "drifted failures are dropped"),
 }
 OTHER_ADVANTAGES = ("grpo", "dr_grpo", "maxrl")  # these are also drawn for a group with six successes
+Points = list[tuple[float, float]]  # (rho, push)
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; } .title { font-size: 14px; font-weight: 600; }
 .soft { fill: #6d675f; } .tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; }
@@ -55,69 +60,115 @@ path, polyline { fill: none; } polyline { stroke-width: 2.2; stroke-linejoin: ro
 
 def advantages(loss: str, successes: int) -> tuple[float, float]:
     """A of a success and of a failure, in a group of eight episodes."""
-    r = torch.tensor([1.0] * successes + [0.0] * (8 - successes), dtype=torch.float64)
-    A = losses.LOSSES[loss][0](r)
-    return A[0].item(), A[-1].item()
+    rewards = [1.0] * successes + [0.0] * (GROUP - successes)
+    r = torch.tensor(rewards, dtype=torch.float64)
+    advantage, *_ = losses.LOSSES[loss]
+    A = advantage(r).tolist()
+    return A[0], A[-1]
 
 
-def pushes(loss: str, A: float, drifted: bool = False) -> list[tuple[float, float]]:
-    """(rho, push) of a token with the advantage A. Each stands in a response of two tokens.
+def pushes(loss: str, A: float, drifted: bool = False) -> Points:
+    """The pushes of a token with the advantage A. Each stands in a response of two tokens.
 
     The other token has the same rho; drifted: it is e^10 times as unlikely as when it was sampled.
     """
-    cfg = losses.own_settings(losses.Config(loss=loss))
-    rho_R = STEP * torch.arange(1, round(FARTHEST / STEP) + 1, dtype=torch.float64)
-    other_R = rho_R.log()
+    count = round(FARTHEST / STEP)
+    rho_R = STEP * torch.arange(1, count + 1, dtype=torch.float64)
+    log_rho_R = rho_R.log()
+    other_R = log_rho_R
     if drifted:
         other_R = torch.full_like(rho_R, -10.0)
-    logp_N = torch.stack([rho_R.log(), other_R], dim=1).flatten()
-    tokens = losses.Tokens(logp_N, torch.zeros_like(logp_N), torch.full_like(logp_N, A), [2] * len(rho_R))
-    push_N = losses.push(losses.LOSSES[loss][1], tokens, cfg)
-    return list(zip(rho_R.tolist(), push_N[::2].tolist()))
+
+    # With old log-probs of 0, a log-prob is a log rho.
+    both_R2 = torch.stack([log_rho_R, other_R], dim=1)
+    logp_N = both_R2.flatten()
+    old_N = torch.zeros_like(logp_N)
+    A_N = torch.full_like(logp_N, A)
+    tokens = losses.Tokens(logp_N, old_N, A_N, lengths=[2] * count)
+
+    cfg = losses.Config(loss=loss)
+    cfg = losses.own_settings(cfg)
+    _, J, *_ = losses.LOSSES[loss]
+    push_N = losses.push(J, tokens, cfg)
+    push_R = push_N[::2]  # of each response's first token
+    return list(zip(rho_R.tolist(), push_R.tolist()))
 
 
-def corners(points: list[tuple]) -> list[tuple]:
+def corners(points: Points) -> Points:
     """The points, one step apart, without those on a straight line between their neighbors."""
     kept = [points[0]]
     for before, here, after in zip(points, points[1:], points[2:]):
-        bend = (after[1] - here[1]) - (here[1] - before[1])
+        _, y_before = before
+        _, y = here
+        _, y_after = after
+        bend = (y_after - y) - (y - y_before)
         if abs(bend) > 1e-9:
             kept.append(here)
-    return [*kept, points[-1]]
+    kept.append(points[-1])
+    return kept
 
 
 def axes(panel: Panel, title: str, differs: str) -> list[str]:
-    right = panel.left + PANEL_WIDTH
-    bottom = panel.top + PANEL_HEIGHT
-    svg = [f'<text class="title" x="{panel.left}" y="{panel.top - 26}">{title}</text>',
-           f'<text class="soft" x="{panel.left}" y="{panel.top - 9}">{differs}</text>',
-           f'<path class="grid" d="M{panel.x(1):.1f} {panel.top}V{bottom}"/>']
-    for push, name in ((-3, "−3"), (0, "0"), (3, "3")):
-        y = panel.y(push)
-        kind = "grid" if push else "axis"
-        svg.append(f'<path class="{kind}" d="M{panel.left} {y:.1f}H{right}"/>')
-        svg.append(f'<text class="tick end" x="{panel.left - 6}" y="{y + 4:.1f}">{name}</text>')
-    for rho, name in ((0, "0"), (1, "ρ = 1"), (2, "2")):
-        svg.append(f'<text class="tick middle" x="{panel.x(rho):.1f}" y="{bottom + 14}">{name}</text>')
+    svg = [
+        text(panel.left, panel.top - 26, title, "title"),
+        text(panel.left, panel.top - 9, differs, "soft"),
+        panel.plumb(1, "grid"),
+    ]
+    push_names = {-3: "−3", 0: "0", 3: "3"}
+    for push, name in push_names.items():
+        kind = "grid"
+        if push == 0:
+            kind = "axis"
+        svg.append(panel.level(push, kind))
+        middle = panel.y(push) + 4
+        svg.append(text(panel.left - 6, middle, name, "tick end"))
+    below = panel.bottom + 14
+    rho_names = {0: "0", 1: "ρ = 1", 2: "2"}
+    for rho, name in rho_names.items():
+        svg.append(text(panel.x(rho), below, name, "tick middle"))
     return svg
+
+
+def curve(panel: Panel, points: Points, kind: str) -> str:
+    return panel.line(corners(points), kind)
 
 
 def chart(loss: str) -> list[str]:
     column, row, title, differs = PANELS[loss]
-    panel = Panel(COLUMNS[column], ROWS[row], PANEL_WIDTH, PANEL_HEIGHT, 0, FARTHEST, -HIGHEST, HIGHEST)
+    panel = Panel(
+        left=COLUMNS[column],
+        top=ROWS[row],
+        width=PANEL_WIDTH,
+        height=PANEL_HEIGHT,
+        x_low=0,
+        x_high=FARTHEST,
+        y_low=-HIGHEST,
+        y_high=HIGHEST,
+    )
     svg = axes(panel, title, differs)
+
     groups = [(2, "")]
     if loss in OTHER_ADVANTAGES:
         groups.append((6, " few-fail"))
     for successes, kind in groups:
         success, failure = advantages(loss, successes)
-        svg.append(panel.line(corners(pushes(loss, success)), "success" + kind))
-        svg.append(panel.line(corners(pushes(loss, failure)), "failure" + kind))
+        rising = pushes(loss, success)
+        falling = pushes(loss, failure)
+        svg.append(curve(panel, rising, "success" + kind))
+        svg.append(curve(panel, falling, "failure" + kind))
+
     if loss == "masked":
         _, failure = advantages(loss, 2)
-        svg.append(panel.line(corners(pushes(loss, failure, drifted=True)), "failure drifted"))
-        svg.append(f'<text class="tick failed" x="{panel.x(1.27):.1f}" y="{panel.y(0) - 7:.1f}">drifted: 0</text>')
+        nothing = pushes(loss, failure, drifted=True)
+        svg.append(curve(panel, nothing, "failure drifted"))
+        above = panel.y(0) - 7
+        svg.append(text(panel.x(1.27), above, "drifted: 0", "tick failed"))
     return svg
+
+
+def sample(x: int, y: int, kind: str) -> str:
+    """A short line of that kind."""
+    return f'<polyline class="{kind}" points="{x},{y} {x + 28},{y}"/>'
 
 
 def legend() -> list[str]:
@@ -125,24 +176,30 @@ def legend() -> list[str]:
     x = COLUMNS[3] - 14
     y = ROWS[0] + 6
     svg = []
-    for kind, name in (("success", "a success: A &gt; 0"), ("failure", "a failure: A &lt; 0"),
-                       ("failure drifted", "in a response that drifted")):
-        svg.append(f'<polyline class="{kind}" points="{x},{y} {x + 28},{y}"/>')
-        svg.append(f'<text x="{x + 36}" y="{y + 4}">{name}</text>')
+    outcomes = {
+        "success": "a success: A &gt; 0",
+        "failure": "a failure: A &lt; 0",
+        "failure drifted": "in a response that drifted",
+    }
+    for kind, name in outcomes.items():
+        svg.append(sample(x, y, kind))
+        svg.append(text(x + 36, y + 4, name))
         y += 21
     y += 9
-    for kind, name in (("", "2 of 8 episodes succeed"), (" few-fail", "6 of 8 succeed")):
-        svg.append(f'<polyline class="success{kind}" points="{x},{y - 3} {x + 28},{y - 3}"/>')
-        svg.append(f'<polyline class="failure{kind}" points="{x},{y + 3} {x + 28},{y + 3}"/>')
-        svg.append(f'<text x="{x + 36}" y="{y + 4}">{name}</text>')
+    groups = {"": "2 of 8 episodes succeed", " few-fail": "6 of 8 succeed"}
+    for kind, name in groups.items():
+        svg.append(sample(x, y - 3, "success" + kind))
+        svg.append(sample(x, y + 3, "failure" + kind))
+        svg.append(text(x + 36, y + 4, name))
         y += 21
     return svg
 
 
 def draw() -> str:
-    old = '<tspan dy="3" font-size="9">old</tspan><tspan dy="-3">'
-    svg = ['<text x="20" y="30">How hard a loss pushes a token up (above 0) or down (below 0), over its ratio '
-           f"ρ = π / π{old}; at ρ = 1 the push is A</tspan></text>"]
+    lowered = '<tspan dy="3" font-size="9">old</tspan><tspan dy="-3">'
+    title = ("How hard a loss pushes a token up (above 0) or down (below 0), over its ratio "
+             f"ρ = π / π{lowered}; at ρ = 1 the push is A</tspan>")
+    svg = [text(20, 30, title)]
     for loss in PANELS:
         svg += chart(loss)
     svg += legend()

@@ -10,18 +10,23 @@ tokens as one flat row, and what one row per turn would take.
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
-from compress import (PLACEHOLDER, Chat, Trajectory, micro_batches, open_chat, pack, past, replay,  # noqa: E402
-                      trajectory_rows)
-from svg import picture  # noqa: E402
+from compress import PLACEHOLDER, Chat, Trajectory, micro_batches, open_chat, pack, past  # noqa: E402
+from compress import replay, trajectory_rows  # noqa: E402
+from svg import picture, text  # noqa: E402
 
-WIDTH, LEFT, RIGHT = 850, 92, 24
-BAR, STEP = 17, 27  # height of a bar, and from one turn's bar to the next, in pixels
+WIDTH = 850
+LEFT = 92    # of the bars
+RIGHT = 24   # room beside the longest bar
+TOP = 78     # of the first bar
+BAR = 17     # height of a bar
+STEP = 27    # from one turn's bar to the next
 STYLE = """<style>
 text { font: 12px system-ui, sans-serif; fill: #24211d; } .soft { fill: #6d675f; } .paper { fill: #fff; }
 .system { fill: #b3aa9b; } .placeholder { fill: #b48ad6; } .page { fill: #efcf8d; }
@@ -34,22 +39,44 @@ text { font: 12px system-ui, sans-serif; fill: #24211d; } .soft { fill: #6d675f;
   .seen { stroke: #6b645b; } .line { stroke: #8a847a; }
 }
 </style>"""
-LEGEND = (("system", "system prompt"), ("placeholder", "placeholder"), ("context", "past response"), ("page", "page"),
-          ("trained", "trained response"), ("seen", "attended to, not repeated"))
+LEGEND = (
+    ("system", "system prompt"),
+    ("placeholder", "placeholder"),
+    ("context", "past response"),
+    ("page", "page"),
+    ("trained", "trained response"),
+    ("seen", "attended to, not repeated"),
+)
+Parts = list[tuple[str, int]]  # [(kind, a key of LEGEND; tokens)]
 
 
-def parts_of(chat: Chat, episode: Trajectory, t: int) -> list[tuple[str, int]]:
-    """Turn t's row as (kind, tokens): system prompt, then what it remembers of each earlier turn, its page, its response."""
+@dataclass
+class Line:
+    """One turn in the picture."""
+    turn: int     # from 0
+    parts: Parts  # of its row
+    seen: int     # how many of the row's tokens the line above has
+
+
+def parts_of(chat: Chat, episode: Trajectory, t: int) -> Parts:
+    """Turn t's row: system prompt, then what it remembers of each earlier turn, its page, its response."""
     parts = [("system", len(chat.system_ids()))]
     for k in range(t):
         placeholder = len(chat.user_ids(episode.task, k, PLACEHOLDER))
+        remembered = len(past(chat, episode, k))
         parts.append(("placeholder", placeholder))
-        parts.append(("context", len(past(chat, episode, k)) - placeholder))
+        parts.append(("context", remembered - placeholder))
     turn = episode.turns[t]
-    return parts + [("page", len(turn.observation_ids)), ("trained", len(turn.action_ids))]
+    parts.append(("page", len(turn.observation_ids)))
+    parts.append(("trained", len(turn.action_ids)))
+    return parts
 
 
-def after(parts: list[tuple[str, int]], seen: int) -> list[tuple[str, int]]:
+def count(parts: Parts) -> int:
+    return sum(tokens for _, tokens in parts)
+
+
+def after(parts: Parts, seen: int) -> Parts:
     """What is left of the parts behind the first `seen` tokens."""
     left = []
     for kind, tokens in parts:
@@ -60,12 +87,13 @@ def after(parts: list[tuple[str, int]], seen: int) -> list[tuple[str, int]]:
     return left
 
 
-def bars(x: float, y: float, parts: list[tuple[str, int]], scale: float, height: int = BAR) -> list[str]:
+def bars(x: float, y: float, parts: Parts, scale: float, height: int = BAR) -> list[str]:
     """Boxes side by side from x on; scale: pixels a token."""
     svg = []
     for kind, tokens in parts:
         width = max(tokens * scale - 1, 0.6)
-        svg.append(f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="2"/>')
+        size = f'width="{width:.1f}" height="{height}"'
+        svg.append(f'<rect class="{kind}" x="{x:.1f}" y="{y}" {size} rx="2"/>')
         x += tokens * scale
     return svg
 
@@ -80,41 +108,51 @@ def legend() -> list[str]:
     return svg
 
 
-def turns(lines: list[tuple], top: int) -> list[str]:
-    """A line for each turn. lines: (turn, the parts of its row, how many tokens of it the line above has)."""
-    longest = max(sum(tokens for _, tokens in parts) for _, parts, _ in lines)
+def turns(lines: list[Line]) -> list[str]:
+    """A line for each turn."""
+    longest = max(count(line.parts) for line in lines)
     scale = (WIDTH - LEFT - RIGHT) / longest
-    svg = [f'<text class="soft" x="{LEFT}" y="{top - 17}">each turn is written from where it differs from the turn above '
-           "(the first placeholder comes with the task)</text>"]
-    for i, (t, parts, seen) in enumerate(lines):
-        y = top + STEP * i
-        start = LEFT + seen * scale
-        svg.append(f'<text x="20" y="{y + 13}">turn {t + 1}</text>')
-        if seen:
-            svg.append(f'<path class="line" d="M{start - 0.5:.1f} {y - STEP + BAR + 1}V{y - 1}"/>')
-            svg += bars(LEFT, y, [("seen", seen)], scale)
-        svg += bars(start, y, after(parts, seen), scale)
+    note = ("each turn is written from where it differs from the turn above "
+            "(the first placeholder comes with the task)")
+    svg = [text(LEFT, TOP - 17, note, "soft")]
+    y = TOP
+    for line in lines:
+        start = LEFT + line.seen * scale
+        svg.append(text(20, y + 13, f"turn {line.turn + 1}"))
+        if line.seen:
+            above = y - STEP + BAR + 1
+            svg.append(f'<path class="line" d="M{start - 0.5:.1f} {above}V{y - 1}"/>')
+            svg += bars(LEFT, y, [("seen", line.seen)], scale)
+        written = after(line.parts, line.seen)
+        svg += bars(start, y, written, scale)
+        y += STEP
     return svg
 
 
-def comparison(lines: list[tuple], written: int, top: int) -> list[str]:
+def flat_row(y: int, name: str, parts: Parts, scale: float, said: str) -> list[str]:
+    """One long row, its name on its left and a sentence below it."""
+    svg = [text(20, y + 13, name)]
+    svg += bars(LEFT, y, parts, scale)
+    svg.append(text(LEFT, y + BAR + 16, said, "soft"))
+    return svg
+
+
+def comparison(lines: list[Line], written: int, top: int) -> list[str]:
     """The tokens as `pack` writes them, and with one row per turn, at one scale."""
     whole = []
     packed = []
-    for _, parts, seen in lines:
-        whole += parts
-        packed += after(parts, seen)
-    alone = sum(tokens for _, tokens in whole)
-    assert written == sum(tokens for _, tokens in packed)
+    for line in lines:
+        whole += line.parts
+        packed += after(line.parts, line.seen)
+    alone = count(whole)
+    assert written == count(packed)
+
     scale = (WIDTH - LEFT - RIGHT) / alone
-    svg = []
-    for y, name, parts, tokens in ((top, "packed", packed, written), (top + 52, "unpacked", whole, alone)):
-        svg.append(f'<text x="20" y="{y + 13}">{name}</text>')
-        svg += bars(LEFT, y, parts, scale)
-        said = f"{tokens:,} tokens in one row"
-        if parts is whole:
-            said = f"{tokens:,} tokens with one row per turn: {alone / written:.1f} times as many"
-        svg.append(f'<text class="soft" x="{LEFT}" y="{y + BAR + 16}">{said}</text>')
+    times = alone / written
+    said = f"{written:,} tokens in one row"
+    said_of_whole = f"{alone:,} tokens with one row per turn: {times:.1f} times as many"
+    svg = flat_row(top, "packed", packed, scale, said)
+    svg += flat_row(top + 52, "unpacked", whole, scale, said_of_whole)
     return svg
 
 
@@ -127,14 +165,21 @@ def draw(chat: Chat, record: dict) -> str:
     lines = []
     for row, (start, stop, *_) in zip(batch, packed["segments"]):
         t = rows.index(row)
-        seen = len(row.ids) - (stop - start)
-        lines.append((t, parts_of(chat, episode, t), seen))
-    top = 78
-    below = top + STEP * len(lines) + 22
+        parts = parts_of(chat, episode, t)
+        written = stop - start
+        seen = len(row.ids) - written
+        lines.append(Line(t, parts, seen))
+
+    below = TOP + STEP * len(lines) + 22
+    tokens = packed["tokens_BT"].numel()
     svg = legend()
-    svg += turns(lines, top)
-    svg += comparison(lines, packed["tokens_BT"].numel(), below)
+    svg += turns(lines)
+    svg += comparison(lines, tokens, below)
     return picture(WIDTH, below + 102, STYLE, svg)
+
+
+def length(record: dict) -> int:
+    return len(record["turns"])
 
 
 def main():
@@ -146,9 +191,10 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "assets/packing.svg")
     args = parser.parse_args()
     lines = args.trajectories.read_text(encoding="utf-8").splitlines()
-    record = max((json.loads(line) for line in lines), key=lambda record: len(record["turns"]))
+    records = [json.loads(line) for line in lines]
+    longest = max(records, key=length)
     chat = open_chat(args.model, actions_help="")
-    args.out.write_text(draw(chat, record), encoding="utf-8")
+    args.out.write_text(draw(chat, longest), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ from worlds.browser import find_chromium  # noqa: E402
 
 # ------------------------------------------------------------------------------ an episode, turn by turn
 
-WIDTH, HEIGHT, SCALE = 350, 152, 580 / 1280  # of a turn's window onto its page, in CSS pixels
+WIDTH = 350   # of a turn's window onto its page, in CSS pixels
+HEIGHT = 152
+SCALE = 580 / 1280  # of the page in it
+ROOM = 8      # between the window's edge and the element that the frame is for
 AGENT = """<!doctype html><meta charset="utf-8"><style>
 :root { color-scheme: light dark; --paper: #fff; --ink: #24211d; --soft: #6d675f; --line: #e2ded5;
   --wash: #f5f2ec; --accent: #2b6a8f; }
@@ -54,57 +57,115 @@ mark { background: none; color: #d8511c; font-weight: 600; }
 </style>"""
 
 
+def is_clean(record: dict) -> bool:
+    """Whether every turn has a picture, and none failed."""
+    for turn in record["turns"]:
+        if "shot" not in turn or turn["error"]:
+            return False
+    return True
+
+
+def fits(record: dict) -> bool:
+    """Whether it is a success in three or four turns, each with a picture, none of which failed or came twice."""
+    turns = record["turns"]
+    if record["success"] != 1 or not 3 <= len(turns) <= 4:
+        return False
+    different = {(turn["url"], turn["action"]) for turn in turns}
+    return len(different) == len(turns) and is_clean(record)
+
+
+def variety(record: dict) -> tuple[int, int, int]:
+    """How many kinds of actions, pages and turns an episode has."""
+    kinds = set()
+    urls = set()
+    for turn in record["turns"]:
+        kind, *_ = turn["action"].split(",")
+        kinds.add(kind)
+        urls.add(turn["url"])
+    return len(kinds), len(urls), len(record["turns"])
+
+
 def choose(records: list[dict]) -> dict:
-    """A success in three or four turns, each with a picture and none wasted; variety first."""
-    def fits(record):
-        turns = record["turns"]
-        different = {(turn["url"], turn["action"]) for turn in turns}
-        return (record["success"] == 1 and 3 <= len(turns) <= 4 and len(different) == len(turns)
-                and all("shot" in turn and not turn["error"] for turn in turns))
-
-    def variety(record):
-        kinds = {turn["action"].split(",")[0] for turn in record["turns"]}
-        return len(kinds), len({turn["url"] for turn in record["turns"]}), len(record["turns"])
-
+    """The episode that fits and has the most variety."""
     found = [record for record in records if fits(record)]
     if not found:
         raise SystemExit("pictures.py: no picture shows a success in three or four turns; see --help.")
     return max(found, key=variety)
 
 
+def element_text(page: str, element: str) -> str:
+    """The element as the page's text writes it, tags included."""
+    pattern = rf"<(\w+)>[^<>\n]* <{element}>[^<>\n]*</\1>"
+    return re.search(pattern, page)[0]
+
+
 def excerpt(page: str, element: str | None, count: int = 4) -> str:
-    """The lines of a page around an element, as HTML with the element marked."""
-    pattern, lines = rf"<(\w+)>[^<>\n]* <{element}>[^<>\n]*</\1>", page.split("\n")
-    found = re.search(pattern, page)[0] if element else ""
-    here = next((i for i, line in enumerate(lines) if found and found in line), 0)
-    first = max(0, min(here - count // 2, len(lines) - count))
-    shown = ["…"] * (first > 0) + lines[first:first + count] + ["…"] * (first + count < len(lines))
-    text, mark = escape("\n".join(shown)), escape(found)
-    return text.replace(mark, f"<mark>{mark}</mark>", 1) if found else text
+    """The lines of a page around an element, as HTML with the element marked. None: the page's first lines."""
+    lines = page.split("\n")
+    found = ""
+    here = 0
+    if element:
+        found = element_text(page, element)
+        while found not in lines[here]:
+            here += 1
+
+    last = len(lines) - count
+    first = max(0, min(here - count // 2, last))
+    shown = lines[first:first + count]
+    if first > 0:
+        shown.insert(0, "…")
+    if first < last:
+        shown.append("…")
+
+    text = escape("\n".join(shown))
+    if not found:
+        return text
+    mark = escape(found)
+    return text.replace(mark, f"<mark>{mark}</mark>", 1)
 
 
 def window(turn: dict, run: Path) -> str:
     """The middle of the page's top, moved as far as the frame asks."""
-    x, y, w, h = (SCALE * number for number in turn["shot"]["frame"] or (640, 0, 0, 0))
-    left = min(max(640 * SCALE - WIDTH / 2, x + w + 8 - WIDTH), x - 8)
-    top = max(0, y + h + 8 - HEIGHT)
-    frame = f'<i style="left:{x - 4}px;top:{y - 4}px;width:{w + 8}px;height:{h + 8}px"></i>' if w else ""
-    jpeg = base64.b64encode((run / turn["shot"]["file"]).read_bytes()).decode()
+    frame = turn["shot"]["frame"] or (640, 0, 0, 0)
+    x, y, w, h = [SCALE * number for number in frame]
+    middle = 640 * SCALE - WIDTH / 2
+    least = x + w + ROOM - WIDTH  # from here on the frame's right edge is inside
+    most = x - ROOM               # ... and up to here its left one
+    left = min(max(middle, least), most)
+    top = max(0, y + h + ROOM - HEIGHT)
+
+    border = ""
+    if w:
+        border = f'<i style="left:{x - 4}px;top:{y - 4}px;width:{w + 8}px;height:{h + 8}px"></i>'
+    picture = run / turn["shot"]["file"]
+    jpeg = base64.b64encode(picture.read_bytes()).decode()
     return (f'<div class="shot"><div style="left:{-left}px;top:{-top}px">'
-            f'<img src="data:image/jpeg;base64,{jpeg}">{frame}</div></div>')
+            f'<img src="data:image/jpeg;base64,{jpeg}">{border}</div></div>')
+
+
+def turn_html(turn: dict, run: Path) -> str:
+    """A turn's window, and beside it what the policy read, thought and did."""
+    said = re.fullmatch(r"(?s)(?:<think>(.*?)</think>)?(?:<answer>)?(.*?)(?:</answer>)?", turn["response"])
+    thought = said[1] or ""
+    action = said[2].strip()
+    element = None
+    named = re.search(r"element='(\d+)'", turn["action"])
+    if named:
+        element = named[1]
+    read = excerpt(turn["observation"], element)
+    return (f'<section>{window(turn, run)}<dl>'
+            f'<dt>reads</dt><dd><pre class="page">{read}</pre></dd>'
+            f'<dt>thinks</dt><dd>{escape(thought)}</dd>'
+            f'<dt>does</dt><dd><pre class="does">{escape(action)}</pre></dd>'
+            '</dl></section>')
 
 
 def agent_html(record: dict, run: Path) -> str:
-    html = [AGENT, f'<h1><span>Task:</span> {escape(record["intent"])}</h1>']
+    html = AGENT
+    html += f'<h1><span>Task:</span> {escape(record["intent"])}</h1>'
     for turn in record["turns"]:
-        said = re.fullmatch(r"(?s)(?:<think>(.*?)</think>)?(?:<answer>)?(.*?)(?:</answer>)?",
-                            turn["response"])
-        element = re.search(r"element='(\d+)'", turn["action"])
-        html += [f'<section>{window(turn, run)}<dl><dt>reads</dt><dd><pre class="page">',
-                 f'{excerpt(turn["observation"], element and element[1])}</pre></dd>',
-                 f'<dt>thinks</dt><dd>{escape(said[1] or "")}</dd>',
-                 f'<dt>does</dt><dd><pre class="does">{escape(said[2].strip())}</pre></dd></dl></section>']
-    return "".join(html)
+        html += turn_html(turn, run)
+    return html
 
 
 # ------------------------------------------------------------------------------------------------ drawing
@@ -112,38 +173,76 @@ def agent_html(record: dict, run: Path) -> str:
 
 def photograph(page_at: str, file: Path, width: int, height: int, scale: float, whole=True):
     """FILE.png in light colors and FILE-dark.png in dark ones. whole: the page, not only the window."""
+    flags = []
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")
     with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        chromium = playwright.chromium.launch(executable_path=find_chromium(playwright), args=flags)
+        program = find_chromium(playwright)
+        chromium = playwright.chromium.launch(executable_path=program, args=flags)
         for scheme, suffix in (("light", ""), ("dark", "-dark")):
-            page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme,
-                                     device_scale_factor=scale)
+            page = chromium.new_page(
+                viewport={"width": width, "height": height},
+                color_scheme=scheme,
+                device_scale_factor=scale,
+            )
             page.goto(page_at)
             if not whole:
                 page.evaluate("scrollTo(0, document.getElementById('episodes').offsetTop)")
             name = file.with_name(f"{file.name}{suffix}.png")
             page.screenshot(path=name, full_page=whole)
-            print(f"{name}: {name.stat().st_size / 1000:.0f} kB")
+            size = name.stat().st_size
+            print(f"{name}: {size / 1000:.0f} kB")
         chromium.close()
 
 
-def draw_run(run: Path, out: Path):
-    lines = (run / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    record = choose([r for r in records if r.get("step") is None] or records)
+def draw_agent(record: dict, run: Path, out: Path):
     html = out / "agent.tmp.html"
     html.write_text(agent_html(record, run), encoding="utf-8")
-    photograph(html.resolve().as_uri(), out / "agent", 840, 400, 1.5)
+    address = html.resolve().as_uri()
+    photograph(address, out / "agent", width=840, height=400, scale=1.5)
     html.unlink()
-    # The report shows a success that M-GRPO learned from, if the run has pictures of one; a late one, for
-    # it leaves out old episodes.
-    taught = [r for r in records if r["advantage"] > 0 and len(r["turns"]) > 1
-              and all("shot" in turn and not turn["error"] for turn in r["turns"])]
-    shown = max(taught, key=lambda r: (min(len(r["turns"]), 4), r["step"] or 0), default=record)
+
+
+def teaches(record: dict) -> bool:
+    """Whether M-GRPO made the episode likelier, it has a second turn to open, and every turn can be shown."""
+    return record["advantage"] > 0 and len(record["turns"]) > 1 and is_clean(record)
+
+
+def long_and_late(record: dict) -> tuple[int, int]:
+    turns = min(len(record["turns"]), 4)
+    step = record["step"] or 0
+    return turns, step
+
+
+def fragment(record: dict) -> str:
+    """What opens the report at the second turn of an episode."""
+    where = {}
     names = {"split": "split", "step": "step", "task_id": "task", "member": "member"}
-    where = {name: shown[key] for key, name in names.items() if shown.get(key) is not None} | {"turn": 2}
-    photograph(f"{(run / 'report.html').resolve().as_uri()}#{urlencode(where)}", out / "report",
-               1280, 1030, 1, whole=False)
+    for key, name in names.items():
+        if record.get(key) is not None:
+            where[name] = record[key]
+    where["turn"] = 2
+    return urlencode(where)
+
+
+def draw_report(record: dict, run: Path, out: Path):
+    report = run / "report.html"
+    address = f"{report.resolve().as_uri()}#{fragment(record)}"
+    photograph(address, out / "report", width=1280, height=1030, scale=1, whole=False)
+
+
+def draw_run(run: Path, out: Path):
+    file = run / "trajectories.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    evaluated = [record for record in records if record.get("step") is None]
+    best = choose(evaluated or records)
+    draw_agent(best, run, out)
+    # The report shows a success that M-GRPO learned from, if the run has pictures of one; a late one, since
+    # the report leaves out old episodes.
+    taught = [record for record in records if teaches(record)]
+    shown = max(taught, key=long_and_late, default=best)
+    draw_report(shown, run, out)
 
 
 def main():
@@ -153,7 +252,8 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "assets")
     args = parser.parse_args()
     if not (args.run / "trajectories.jsonl").exists():
-        raise SystemExit(f"pictures.py: {args.run} holds no episodes (trajectories.jsonl); run make demo, or see --help.")
+        raise SystemExit(f"pictures.py: {args.run} holds no episodes (trajectories.jsonl); "
+                         "run make demo, or see --help.")
     draw_run(args.run, args.out)
 
 
