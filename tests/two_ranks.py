@@ -32,7 +32,8 @@ def run_forwards(model):
     """As in a rollout, each rank runs a different number of forward passes."""
     with unsharded(model) as whole, torch.no_grad():
         for _ in range(1 + 2 * rank()):
-            whole(torch.zeros(1, 5, dtype=torch.long))
+            device = whole.model.embed_tokens.weight.device
+            whole(torch.zeros(1, 5, dtype=torch.long, device=device))
 
 
 def train_policy(checkpoint, out):

@@ -2,6 +2,7 @@
 
     python tests/tools/bench.py model --checkpoint runs/smollm2 --threads 2
     python tests/tools/bench.py model --shape Llama-3.1-8B --device cuda --tokens 8192      # bfloat16, random weights
+    python tests/tools/bench.py phases --shape Qwen2.5-3B --lora 16 --tokens 16384 --concurrency 8        # on a GPU
     python tests/tools/bench.py step --checkpoint runs/smollm2 --data runs/smol-bc/demos.jsonl --lora 16 --threads 1
     python tests/tools/bench.py packing --threads 2
     python tests/tools/bench.py rollout          # browsers, compared with bare Playwright; kept keys and values
@@ -26,6 +27,7 @@ from collections import Counter
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from unittest.mock import patch
 
@@ -39,9 +41,9 @@ from playwright.async_api import async_playwright
 import model as model_py
 from compress import Row, context, micro_batches, open_chat, pack, replay, trajectory_rows
 from conftest import descendants, pad
-from model import (KVCache, ModelConfig, GraphedStep, Transformer, attend, clip_gradients, computing_dtype, load,
-                   load_for_training, sample, token_logprobs, unsharded)
-from plan import shape_config
+from model import (KVCache, ModelConfig, GraphedStep, Transformer, adapt, as_reference, attend, clip_gradients,
+                   computing_dtype, load, load_for_training, sample, shard, token_logprobs, unsharded)
+from plan import GIB, plan, shape_config
 from rollout import Engine, Settings, actions_help, play
 from rollout import rollout as play_with_model
 from worlds import load_tasks, open_sites
@@ -129,6 +131,12 @@ def attend_to_lengths(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     out = varlen_attn(q_BHTE.reshape(B * K, H // K, E), flat(k_BKCE), flat(v_BKCE), starts_q, starts_k, 1, C,
                       enable_gqa=H > K, seqused_k=seen)
     return out.reshape(B, H, T, E)
+
+
+def knows_grouped_lengths() -> bool:
+    """Whether this torch's varlen_attn lets several query heads share a key head; that of 2.11 does not."""
+    from torch.nn.attention.varlen import varlen_attn
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def decode_flash(model, rows: int, context: int, n: int) -> float:
@@ -219,7 +227,8 @@ def train_step(args):
         model = open_ours(args)
         model.recompute = args.variant == "recomputed"
         step = lambda ids, action: (-token_logprobs(model, ids, action)[0].mean()).backward()
-    step(ids[:, :64], torch.arange(64)[None] >= 60)  # warm
+    warm = args.tokens if args.device == "cuda" else 64  # a GPU chooses its kernels by size
+    step(ids[:, :warm], action_BT[:, -warm:])
     model.zero_grad()
     took = seconds(lambda: step(ids, action_BT))
     held = torch.cuda.max_memory_allocated() if args.device == "cuda" else memory("VmHWM")
@@ -253,7 +262,7 @@ def model(args):
         times = take_turns(both | ({"theirs": lambda: prefill_theirs(theirs, 512)} if theirs else {}), args.repeats)
         a, b = times["ours"], times.get("theirs")
         print_row("prefill, 512 tokens", "tokens/s", 512 / a, b and 512 / b, b and b / a)
-        if cuda:
+        if cuda and knows_grouped_lengths():
             compare_decoding_attention(ours, args.repeats)
     del ours, theirs
     if cuda:
@@ -276,6 +285,89 @@ def model(args):
                   f"{fastest / a:.0%} of the rate at which large matrices are multiplied")
         a, b = middle(variant, "bytes"), middle("theirs", "bytes")
         print_row(f"  its peak memory{what}", "GB", a / 1e9, b and b / 1e9, b and a / b, "of theirs")
+
+
+# ------------------------------------------------------------------------------------------------------------ plan.py --
+
+
+def phases(args):
+    """The peak memory of an M-GRPO step on this GPU, phase by phase, beside what plan.py computes."""
+    config = shape_config(args.shape)
+    episodes = args.concurrency
+    planned = plan(config, 1, args.tokens, episodes, lora=args.lora)
+    measured = step_on_gpu(config, args.tokens, episodes, args.lora)
+    kind = f"LoRA of rank {args.lora}" if args.lora else "all weights"
+    print(f"{args.shape}, {kind}, {args.tokens} tokens of context, {episodes} episodes, {torch.cuda.get_device_name()}")
+    print(f"{'GiB':12} {'planned':>10} {'measured':>10}")
+    for phase, held in planned.items():
+        print(f"{phase:12} {sum(held.values()) / GIB:10.2f} {measured[phase] / GIB:10.2f}", flush=True)
+    print(f"{'reserved':12} {'':10} {torch.cuda.max_memory_reserved() / GIB:10.2f}  by torch's allocator, at most")
+
+
+def step_on_gpu(config, context: int, episodes: int, lora: int) -> dict:
+    """Runs what plan.py describes, with random weights: {phase: the most bytes allocated}."""
+    device = run_py.init_dist()
+    torch.set_default_device(device)
+
+    def random_policy():
+        dtype = torch.bfloat16 if lora else torch.float32
+        with torch.device("meta"):
+            policy = shard(adapt(Transformer(config).to(dtype), lora))
+        policy.to_empty(device=device)
+        for weight in policy.parameters():
+            whole = weight.to_local() if hasattr(weight, "to_local") else weight
+            whole.data.normal_(std=0.02)
+        return policy
+
+    policy = random_policy()
+    policy.recompute = True
+    reference = policy if lora else random_policy().requires_grad_(False)
+    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
+
+    def train():
+        """Eight rows that share all but their ends, as in plan_micro_batch."""
+        end = context // 16
+        whole = context - 7 * end
+        segments = [(0, whole, 0, 0)]
+        positions = list(range(whole))
+        for start in range(whole, context, end):
+            segments.append((start, start + end, 0, whole - end))
+            positions.extend(range(whole - end, whole))
+        tokens = torch.randint(0, config.vocab_size, (1, context))
+        positions = torch.tensor([positions])
+        action = torch.arange(context)[None] % 2 == 1
+        logp = token_logprobs(policy, tokens, action, positions_BT=positions, segments=segments)[0]
+        with torch.no_grad(), as_reference(policy):
+            logp_ref = token_logprobs(reference, tokens, action, positions_BT=positions, segments=segments)[0]
+        (logp - logp_ref).exp().sum().backward()
+
+    def update():
+        clip_gradients(policy, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @torch.no_grad()
+    def roll_out():
+        with unsharded(policy) as model:
+            dtype = model.model.embed_tokens.weight.dtype
+            cache = KVCache(config, episodes, context + 1, dtype, device)
+            length = min(2048, context)  # Engine.prefill's chunk
+            chunk = torch.randint(0, config.vocab_size, (1, length))
+            positions = torch.arange(context - length, context)[None]
+            model(chunk, positions, cache, slice(0, 1), head=lambda x_BTD: x_BTD[:, :0])
+            last = torch.full((episodes, 1), context - 1)
+            logits = model(chunk[0, :1].expand(episodes, 1), last, cache, end=context)[:, -1]
+            sample(logits, torch.rand(episodes, dtype=torch.float64))
+
+    train()
+    update()  # from here on Adam's moments exist
+    most = {}
+    for phase, parts in (("rollout", [roll_out]), ("training", [train, train]), ("update", [update])):
+        torch.cuda.reset_peak_memory_stats()
+        for part in parts:
+            part()
+        most[phase] = torch.cuda.max_memory_allocated()
+    return most
 
 
 # -------------------------------------------------------------------------------------------------------- compress.py --
@@ -552,7 +644,7 @@ def leaks(args):
         asyncio.run(play(clicks(chat, 3), chat, tasks, Counting(), settings))
 
 
-SECTIONS = {section.__name__: section for section in (model, train_step, step, packing, rollout, leaks)}
+SECTIONS = {section.__name__: section for section in (model, train_step, phases, step, packing, rollout, leaks)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -568,9 +660,9 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=4096, help="of the trajectory in the training step")
     parser.add_argument("--data", default="runs/bc/demos.jsonl", help="recorded episodes, for step")
     parser.add_argument("--group", type=int, default=4, help="episodes of a task, of step")
-    parser.add_argument("--lora", type=int, default=0, help="of step")
+    parser.add_argument("--lora", type=int, default=0, help="of step and phases")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of step")
-    parser.add_argument("--concurrency", type=int, default=16, help="episodes at once, of step")
+    parser.add_argument("--concurrency", type=int, default=16, help="episodes at once, of step and phases")
     parser.add_argument("--steps", type=int, default=160, help="of all contexts together in rollout")
     parser.add_argument("--episodes", type=int, default=2000, help="of leaks and step")
     parser.add_argument("--browsergym", metavar="PYTHON", help="of an environment with browsergym-core, for rollout")
