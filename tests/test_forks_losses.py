@@ -12,7 +12,7 @@ from test_mgrpo import TASKS, logprobs, method_of, trajectory, without_browser
 from test_scripts import ENV, METRICS, read, script
 from two_ranks import groups
 
-import losses as figure  # tests/tools/losses.py; conftest has set the path
+import losses_figure  # from tests/tools; conftest has set the path
 import mgrpo
 import run as runs
 from compress import Chat, trajectory_rows
@@ -418,10 +418,10 @@ def test_the_script_runs_logs_and_saves_and_two_ranks_do_what_one_does(pointing,
 
 
 def test_the_figure_is_drawn_from_the_functions_of_the_page(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["losses.py", "--out", str(tmp_path / "losses.svg")])
-    figure.main()
+    monkeypatch.setattr(sys, "argv", ["losses_figure.py", "--out", str(tmp_path / "losses.svg")])
+    losses_figure.main()
     assert (tmp_path / "losses.svg").read_text() == (ROOT / "assets/losses.svg").read_text()
-    assert set(figure.PANELS) == set(NAMES)
+    assert set(losses_figure.PANELS) == set(NAMES)
 
 
 @pytest.mark.parametrize("loss, A, expected", [
@@ -431,15 +431,15 @@ def test_the_figure_is_drawn_from_the_functions_of_the_page(monkeypatch, tmp_pat
     ("cispo", 2.0, {0.1: 0.2, 1.9: 3.8}), ("cispo", -2.0, {0.1: -0.2, 1.9: -3.8}),
     ("masked", -2.0, {0.9: -1.8, 1.9: -3.8})])
 def test_what_the_figure_shows(loss, A, expected):
-    found = {round(rho, 4): push for rho, push in figure.pushes(loss, A)}
+    found = {round(rho, 4): push for rho, push in losses_figure.pushes(loss, A)}
     for rho, push in expected.items():
         assert found[rho] == pytest.approx(push, abs=1e-9), rho
 
 
 def test_in_the_figure_a_drifted_failure_pushes_nothing_and_corners_are_enough():
-    assert {push for _, push in figure.pushes("masked", -1.0, drifted=True)} == {0.0}
-    points = figure.pushes("grpo", 1.0)
-    found = figure.corners(points)
+    assert {push for _, push in losses_figure.pushes("masked", -1.0, drifted=True)} == {0.0}
+    points = losses_figure.pushes("grpo", 1.0)
+    found = losses_figure.corners(points)
     assert len(found) == 4 and found[0] == points[0] and found[-1] == points[-1]
     assert [rho for rho, _ in found[1:3]] == pytest.approx([1.2, 1.2001])
 

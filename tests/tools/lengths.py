@@ -22,28 +22,48 @@ from compress import Chat, Trajectory, context, open_chat, replay  # noqa: E402
 TURNS = (1, 5, 10, 15)
 
 
-def middle(numbers: list[int]) -> str:
-    return f"{statistics.median(numbers):.0f} ({max(numbers)})"
+def middle(counts: list[int]) -> str:
+    """median (largest)"""
+    median = statistics.median(counts)
+    return f"{median:.0f} ({max(counts)})"
 
 
 def turns_table(records: list[dict]) -> list[str]:
     """Turns per template."""
     turns = defaultdict(list)
     for record in records:
-        turns[record["template"]].append(len(record["turns"]))
+        template = record["template"]
+        turns[template].append(len(record["turns"]))
+
     lines = ["template  episodes  turns: min  median  max"]
     for template, counts in turns.items():
+        episodes = len(counts)
         median = statistics.median(counts)
-        lines.append(f"{template:8}  {len(counts):8}  {min(counts):10}  {median:6.1f}  {max(counts):3}")
+        lines.append(f"{template:8}  {episodes:8}  {min(counts):10}  {median:6.1f}  {max(counts):3}")
     return lines
 
 
 def contexts(chat: Chat, episodes: list[Trajectory]) -> list[list[int]]:
-    """Tokens of the context of every turn of every episode."""
-    lengths = []
+    """Tokens of the context of every turn of every episode: a list for each episode."""
+    of_episodes = []
     for episode in episodes:
-        lengths.append([len(context(chat, episode, t)) for t in range(len(episode.turns))])
-    return lengths
+        of_turns = []
+        for t in range(len(episode.turns)):
+            h_t = context(chat, episode, t)
+            of_turns.append(len(h_t))
+        of_episodes.append(of_turns)
+    return of_episodes
+
+
+def at_turn(lengths: list[list[int]], turn: int) -> list[int]:
+    """The contexts of one turn (from 1), of the episodes that reach it."""
+    return [of_turns[turn - 1] for of_turns in lengths if len(of_turns) >= turn]
+
+
+def lengths_row(name: str, compressed: list[int], whole: list[int]) -> str:
+    """compressed, whole: tokens, a number for each episode."""
+    episodes = len(compressed)
+    return f"{name:24}  {episodes:8}  {middle(compressed):>12}  {middle(whole):>15}"
 
 
 def lengths_table(chat: Chat, episodes: list[Trajectory]) -> list[str]:
@@ -54,21 +74,43 @@ def lengths_table(chat: Chat, episodes: list[Trajectory]) -> list[str]:
 
     lines = ["tokens: median (largest)  episodes    compressed  every page kept"]
     for turn in TURNS:
-        short = [lengths[turn - 1] for lengths in compressed if len(lengths) >= turn]
-        long = [lengths[turn - 1] for lengths in whole if len(lengths) >= turn]
+        short = at_turn(compressed, turn)
+        long = at_turn(whole, turn)
         if short:
-            lines.append(f"{f'context at turn {turn}':24}  {len(short):8}  {middle(short):>12}  {middle(long):>15}")
-    for name, measure in (("largest context", max), ("all contexts, summed", sum)):
-        short = [measure(lengths) for lengths in compressed]
-        long = [measure(lengths) for lengths in whole]
-        lines.append(f"{name:24}  {len(short):8}  {middle(short):>12}  {middle(long):>15}")
+            lines.append(lengths_row(f"context at turn {turn}", short, long))
+
+    short = [max(of_turns) for of_turns in compressed]
+    long = [max(of_turns) for of_turns in whole]
+    lines.append(lengths_row("largest context", short, long))
+
+    short = [sum(of_turns) for of_turns in compressed]
+    long = [sum(of_turns) for of_turns in whole]
+    lines.append(lengths_row("all contexts, summed", short, long))
     return lines
 
 
 def responses_line(episodes: list[Trajectory]) -> str:
-    lengths = [len(turn.action_ids) for episode in episodes for turn in episode.turns]
-    pages = [len(turn.observation_ids) for episode in episodes for turn in episode.turns]
-    return f"tokens of a response: {middle(lengths)}; of a page: {middle(pages)}"
+    responses = []
+    pages = []
+    for episode in episodes:
+        for turn in episode.turns:
+            responses.append(len(turn.action_ids))
+            pages.append(len(turn.observation_ids))
+    return f"tokens of a response: {middle(responses)}; of a page: {middle(pages)}"
+
+
+def report(chat: Chat, path: Path) -> str:
+    """All about the episodes of one file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    episodes = [replay(chat, record) for record in records]
+    parts = [
+        str(path),
+        "\n".join(turns_table(records)),
+        "\n".join(lengths_table(chat, episodes)),
+        responses_line(episodes),
+    ]
+    return "\n\n".join(parts)
 
 
 def main():
@@ -79,10 +121,7 @@ def main():
     args = parser.parse_args()
     chat = open_chat(args.model, actions_help="")
     for path in args.trajectories:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        episodes = [replay(chat, record) for record in records]
-        parts = [[str(path)], turns_table(records), lengths_table(chat, episodes), [responses_line(episodes)]]
-        print("\n\n".join("\n".join(part) for part in parts), end="\n\n")
+        print(report(chat, path), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
-from compress import PLACEHOLDER, Chat, Trajectory, micro_batches, open_chat, pack, past  # noqa: E402
-from compress import replay, trajectory_rows  # noqa: E402
+from compress import Chat, Trajectory, micro_batches, open_chat, pack, past, replay  # noqa: E402
+from compress import trajectory_rows  # noqa: E402
 from svg import picture, text  # noqa: E402
 
 WIDTH = 850
@@ -58,14 +58,18 @@ class Line:
     seen: int     # how many of the row's tokens the line above has
 
 
-def parts_of(chat: Chat, episode: Trajectory, t: int) -> Parts:
+def row_parts(chat: Chat, episode: Trajectory, t: int) -> Parts:
     """Turn t's row: system prompt, then what it remembers of each earlier turn, its page, its response."""
+    past_page = "page"
+    if chat.compress:
+        past_page = "placeholder"
+
     parts = [("system", len(chat.system_ids()))]
     for k in range(t):
-        placeholder = len(chat.user_ids(episode.task, k, PLACEHOLDER))
         remembered = len(past(chat, episode, k))
-        parts.append(("placeholder", placeholder))
-        parts.append(("context", remembered - placeholder))
+        response = len(chat.past_response(episode.turns[k].action_ids))
+        parts.append((past_page, remembered - response))
+        parts.append(("context", response))
     turn = episode.turns[t]
     parts.append(("page", len(turn.observation_ids)))
     parts.append(("trained", len(turn.action_ids)))
@@ -165,7 +169,7 @@ def draw(chat: Chat, record: dict) -> str:
     lines = []
     for row, (start, stop, *_) in zip(batch, packed["segments"]):
         t = rows.index(row)
-        parts = parts_of(chat, episode, t)
+        parts = row_parts(chat, episode, t)
         written = stop - start
         seen = len(row.ids) - written
         lines.append(Line(t, parts, seen))

@@ -94,20 +94,26 @@ def choose(records: list[dict]) -> dict:
 
 
 def element_text(page: str, element: str) -> str:
-    """The element as the page's text writes it, tags included."""
+    """The element as the page's text writes it, tags included; empty if the page lacks it."""
     pattern = rf"<(\w+)>[^<>\n]* <{element}>[^<>\n]*</\1>"
-    return re.search(pattern, page)[0]
+    found = re.search(pattern, page)
+    if not found:
+        return ""
+    return found[0]
 
 
 def excerpt(page: str, element: str | None, count: int = 4) -> str:
-    """The lines of a page around an element, as HTML with the element marked. None: the page's first lines."""
+    """The lines of a page around an element, as HTML with the element marked.
+
+    Without an element, or with one that the page lacks: the page's first lines.
+    """
     lines = page.split("\n")
     found = ""
-    here = 0
     if element:
         found = element_text(page, element)
-        while found not in lines[here]:
-            here += 1
+    here = 0
+    while found not in lines[here]:
+        here += 1
 
     last = len(lines) - count
     first = max(0, min(here - count // 2, last))

@@ -4,7 +4,8 @@
     python tests/tools/plan.py Llama-3.1-8B --gpus 1 --lora 16
 
 A fake tensor has a shape and no data, so an 8B model takes seconds and no memory. The figures agree
-with torch's own tracker (FSDPMemTracker) within 1% a line; no GPU has confirmed them yet.
+with torch's own tracker (FSDPMemTracker) within 1% a line, and with what an H200 allocated within 3%
+(`bench.py phases`; figures in assets/bench/).
 """
 import argparse
 import contextlib
@@ -29,7 +30,18 @@ import model as code
 from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, clip_gradients, sample, shard,
                    token_logprobs, unsharded)
 
-SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value heads, head size, tied
+COLUMNS = (  # of SHAPES, by their names in config.json
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+SHAPES = {
     "Llama-3.1-8B": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
     "Llama-3.2-1B": ("llama", 128256, 2048, 8192, 16, 32, 8, 64, True),
     "Llama-3.2-3B": ("llama", 128256, 3072, 8192, 28, 24, 8, 128, True),
@@ -42,7 +54,12 @@ SHAPES = {  # type, vocabulary, width, feed-forward, layers, heads, key/value he
     "Qwen3-4B": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128, True),
     "Qwen3-8B": ("qwen3", 151936, 4096, 12288, 36, 32, 8, 128, False),
 }
-CARDS = {24: 22.5, 48: 44.5, 80: 79.2, 141: 139.8}  # GB -> GiB that L4, L40S, H100 and H200 show
+CARDS = {  # nominal GB: GiB that the card shows
+    24: 22.5,    # L4
+    48: 44.5,    # L40S
+    80: 79.2,    # H100
+    141: 139.8,  # H200
+}
 RESERVE = 1.1  # CUDA's context, scratch memory of kernels and NCCL, what the allocator cannot use
 GIB = 2 ** 30
 # Kinds of what a card holds. Of those that end in float32 every rank holds its part.
@@ -52,14 +69,14 @@ REST = "activations, temporary tensors"
 
 def shape_config(name: str) -> ModelConfig:
     """The config of a model in SHAPES, or of a checkpoint directory."""
-    if name not in SHAPES:
-        path = Path(name) / "config.json"
-        if not path.exists():
-            raise ValueError(f"{name}: no checkpoint directory, none of {', '.join(SHAPES)}")
-        return ModelConfig.from_dict(run.read_json(path), path)
-    keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-            "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")
-    return ModelConfig.from_dict(dict(zip(keys, SHAPES[name])))
+    if name in SHAPES:
+        shape = zip(COLUMNS, SHAPES[name])
+        return ModelConfig.from_dict(dict(shape))
+
+    path = Path(name) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{name}: no checkpoint directory, none of {', '.join(SHAPES)}")
+    return ModelConfig.from_dict(run.read_json(path), path)
 
 
 class Memory(TorchDispatchMode):
@@ -80,15 +97,23 @@ class Memory(TorchDispatchMode):
     def see(self, storage, kind: str | None = None):
         """Logs a storage's bytes now, and 0 once it is freed."""
         if not hasattr(storage, "number"):
-            number = storage.number = len(self.kinds)
-            self.kinds.append("AdamW's copy, float32" if self.phase == "update" else REST)
-            weakref.finalize(storage, self.log_freed, number)
+            storage.number = self.new_number()
+            weakref.finalize(storage, self.log_size, storage.number, 0)
         if kind is not None:
             self.kinds[storage.number] = kind
-        self.log.append((self.phase, storage.number, storage.nbytes()))
+        self.log_size(storage.number, storage.nbytes())
 
-    def log_freed(self, number: int):
-        self.log.append((self.phase, number, 0))
+    def new_number(self) -> int:
+        """The number of a storage not seen before. In an update, new ones are the optimizer's."""
+        kind = REST
+        if self.phase == "update":
+            kind = "AdamW's copy, float32"
+        self.kinds.append(kind)
+        return len(self.kinds) - 1
+
+    def log_size(self, number: int, size: int):
+        change = (self.phase, number, size)
+        self.log.append(change)
 
     def name(self, kind: str, tensors):
         """Says what the tensors' storages hold."""
@@ -98,54 +123,73 @@ class Memory(TorchDispatchMode):
             self.see(tensor.untyped_storage(), kind)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if any(hasattr(type_, "to_local") for type_ in types):
-            return NotImplemented  # DTensor comes back with this rank's part
+        """PyTorch calls this instead of an operation."""
+        for cls in types:
+            if hasattr(cls, "to_local"):
+                return NotImplemented  # DTensor comes back with this rank's part
 
-        if operation is torch.ops.aten._local_scalar_dense.default:  # item()
-            if self.items:
-                return self.items.pop(0)
-            return int(args[0].dtype != torch.bool)  # any number will do
-
+        # 1) What fake tensors cannot do, since it depends on data: item(), and x[mask].
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            return self.item(args[0])
         mask = None
         if operation is torch.ops.aten.index.Tensor:
-            index = args[1][0]
+            x, indices = args
+            index = indices[0]
             if index is not None and index.dtype == torch.bool:
                 mask = index
-        if mask is not None:
-            out = args[0].new_empty(self.marked, *args[0].shape[mask.ndim:])
-        else:
-            out = operation(*args, **(kwargs or {}))
 
+        if mask is None:
+            kwargs = kwargs or {}
+            out = operation(*args, **kwargs)
+        else:
+            unmasked = x.shape[mask.ndim:]
+            out = x.new_empty(self.marked, *unmasked)
+
+        # 2) Log the results.
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
                 self.see(tensor.untyped_storage())
         return out
 
+    def item(self, tensor) -> int:
+        """The number in a tensor that has no data."""
+        if self.items:
+            return self.items.pop(0)
+        if tensor.dtype == torch.bool:
+            return 0
+        return 1  # any number will do
+
     def peaks(self) -> dict:
         """{phase: {kind: bytes}} when each phase held most."""
         peaks = {}
+        most = Counter()  # of each phase
         sizes = Counter()  # of each storage
-        now = Counter()  # of each kind
+        held = Counter()  # of each kind
         for phase, number, size in self.log:
-            now[self.kinds[number]] += size - sizes[number]
+            kind = self.kinds[number]
+            held[kind] += size - sizes[number]
             sizes[number] = size
-            most = sum(peaks.get(phase, {}).values())
-            if now.total() > most:
-                peaks[phase] = dict(now)
+            total = held.total()
+            if total > most[phase]:
+                most[phase] = total
+                peaks[phase] = dict(held)
         return peaks
 
 
 def shard_as_on_gpus(config: ModelConfig, lora: int = 0) -> Transformer:
     """A model without weights, cut by `shard`, with the precision that it chooses on GPUs."""
-    dtype = torch.bfloat16 if lora else torch.float32
-    policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    dtype = torch.float32
+    if lora:
+        dtype = torch.bfloat16
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with (
-        patch.object(fsdp, "MixedPrecisionPolicy", lambda *_: policy),
-        patch.object(torch.cuda, "is_available", lambda: False),
+        patch.object(fsdp, "MixedPrecisionPolicy", return_value=policy),
+        patch.object(torch.cuda, "is_available", return_value=False),
         torch.device("meta"),
     ):
         model = Transformer(config).to(dtype)
-        return shard(adapt(model, lora))
+        adapt(model, lora)
+        return shard(model)
 
 
 @contextlib.contextmanager
@@ -158,8 +202,9 @@ def gpu_kernels(memory: Memory):
         memory.see(storage, GATHERED)
 
     def flash_attention(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
-        out, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BHTE, k_BKCE, v_BKCE, 0.0, True)
-        return out
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        y_BHTE, *_ = kernel(q_BHTE, k_BKCE, v_BKCE, dropout_p=0.0, is_causal=True)
+        return y_BHTE
 
     def layer_norm(x, shape, weight, eps):
         return F.layer_norm(x, shape, weight)
@@ -181,23 +226,26 @@ def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=
     lora: the rank of adapters; then the policy without them is the reference.
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the process group
-    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=gpus)
-    models = [shard_as_on_gpus(config, lora)]
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=gpus)
+    policy = shard_as_on_gpus(config, lora)
+    reference = policy
     if not lora:
-        models.append(shard_as_on_gpus(config))
+        reference = shard_as_on_gpus(config)
     memory = Memory(marked=context // 2)
 
     with FakeTensorMode(allow_non_fake_inputs=True), memory, gpu_kernels(memory):
-        policy, *others = [model.to_empty(device="cpu") for model in models]
+        # 1) What is there before the first step.
+        policy.to_empty(device="cpu")
         policy.recompute = recompute
         trained = [weight for weight in policy.parameters() if weight.requires_grad]
-
-        # 1) What is there before the first step.
-        memory.name("frozen policy, bfloat16" if lora else "policy, float32", policy.parameters())
         if lora:
+            memory.name("frozen policy, bfloat16", policy.parameters())
             memory.name("adapters, float32", trained)
-        for reference in others:
+        else:
+            reference.to_empty(device="cpu")
             reference.requires_grad_(False)
+            memory.name("policy, float32", policy.parameters())
             memory.name("reference, float32", reference.parameters())
         optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0, foreach=True)
 
@@ -209,8 +257,8 @@ def plan(config: ModelConfig, gpus: int, context: int, episodes: int, recompute=
 
         # 3) A step: its second micro-batch begins with the gradients of the first.
         memory.phase = "training"
-        for _ in range(2):
-            plan_micro_batch(policy, *others, context=context, memory=memory)
+        plan_micro_batch(policy, reference, context, memory)
+        plan_micro_batch(policy, reference, context, memory)
         memory.phase = "update"
         plan_update(policy, optimizer, memory)
         memory.phase = "rollout"
@@ -226,25 +274,32 @@ def plan_update(policy: Transformer, optimizer, memory: Memory):
     clip_gradients(policy, 1.0)
     optimizer.step()
     for state in optimizer.state.values():
-        memory.name("Adam's moments, float32", (state["exp_avg"], state["exp_avg_sq"]))
+        moments = (state["exp_avg"], state["exp_avg_sq"])
+        memory.name("Adam's moments, float32", moments)
     optimizer.zero_grad()
 
 
 @torch.no_grad()
 def plan_rollout(policy: Transformer, context: int, episodes: int, memory: Memory):
-    """A chunk of one episode's prefill and one token of every episode."""
+    """The last chunk of one episode's prefill, and one token of every episode."""
     with unsharded(policy) as model:
         if model is not policy:
             memory.name(GATHERED, model.parameters())
-        weight = model.model.embed_tokens.weight
-        cache = KVCache(model.config, episodes, context + 1, weight.dtype)
+        dtype = model.model.embed_tokens.weight.dtype
+        cache = KVCache(model.config, episodes, context + 1, dtype)
         memory.name("KV cache, bfloat16", (cache.k, cache.v))
-        chunk = torch.zeros(1, min(2048, context), dtype=torch.long)
-        memory.items = [context - chunk.numel(), context - 1]  # its first and last position
-        model(chunk, chunk, cache, slice(0, 1), head=no_logits)
-        token = torch.zeros(episodes, 1, dtype=torch.long)
-        logits_BTV = model(token, token, cache, end=context)
-        sample(logits_BTV[:, -1], torch.zeros(episodes))
+
+        # 1) Prefill. The cache asks for the lowest and the highest position, which are not in the tensor.
+        T = min(2048, context)  # Engine.prefill's chunk
+        chunk_1T = torch.zeros(1, T, dtype=torch.long)
+        memory.items = [context - T, context - 1]
+        model(chunk_1T, chunk_1T, cache, slice(0, 1), head=no_logits)
+
+        # 2) Decode.
+        token_B1 = torch.zeros(episodes, 1, dtype=torch.long)
+        logits_B1V = model(token_B1, token_B1, cache, end=context)
+        uniform_B = torch.zeros(episodes)
+        sample(logits_B1V[:, -1], uniform_B)
 
 
 def no_logits(x_BTD):
@@ -252,27 +307,31 @@ def no_logits(x_BTD):
     return x_BTD[:, :0]
 
 
-def plan_micro_batch(policy: Transformer, reference: Transformer | None = None, *, context: int,
-                     memory: Memory):
+def plan_micro_batch(policy: Transformer, reference: Transformer, context: int, memory: Memory):
     """Forward and backward pass of eight rows that share all but their ends, as the episodes of a group may.
 
     Then attention holds the most: one row is written whole, and each other end has nearly all of it as its context.
     """
+    # 1) The rows, packed; see `Transformer.forward`.
     end = context // 16
     whole = context - 7 * end
     segments = [(0, whole, 0, 0)]
     for start in range(whole, context, end):
         segments.append((start, start + end, 0, whole - end))
-    tokens_BT = torch.zeros(1, context, dtype=torch.long)
-    action_BT = torch.zeros(1, context, dtype=torch.bool)
-    logp_N = token_logprobs(policy, tokens_BT, action_BT, segments=segments)[0]
-    with torch.no_grad(), as_reference(policy):
-        logp_ref_N = token_logprobs(reference or policy, tokens_BT, action_BT, segments=segments)[0]
-    (logp_N - logp_ref_N).exp().sum().backward()
+    tokens_1T = torch.zeros(1, context, dtype=torch.long)
+    action_1T = torch.zeros(1, context, dtype=torch.bool)
 
+    # 2) Their passes. An expression of all log-probs stands in for the loss.
+    logp_N = token_logprobs(policy, tokens_1T, action_1T, segments=segments)[0]
+    with torch.no_grad(), as_reference(policy):
+        logp_ref_N = token_logprobs(reference, tokens_1T, action_1T, segments=segments)[0]
+    loss = (logp_N - logp_ref_N).exp().sum()
+    loss.backward()
+
+    # 3) What they leave behind.
     gradients = [weight.grad for weight in policy.parameters() if weight.requires_grad]
     memory.name("gradients, float32", gradients)
-    if reference:  # FSDP2 leaves the outermost module gathered if no backward pass follows
+    if reference is not policy:  # FSDP2 leaves the outermost module gathered if no backward pass follows
         gathered = [weight for weight in reference.parameters() if not hasattr(weight, "to_local")]
         memory.name(GATHERED, gathered)
 
@@ -299,27 +358,33 @@ def enough_gpus(phases: dict, gpus: int, size: float) -> int | None:
     return None
 
 
-def print_line(kind: str, sizes: list[float]):
-    """sizes: GiB in each phase."""
-    columns = [f"{size:9.1f}" for size in sizes]
-    print(f"{kind:34}", *columns)
+def print_line(kind: str, sizes: list[int]):
+    """sizes: bytes in each phase."""
+    cells = [f"{size / GIB:9.1f}" for size in sizes]
+    print(f"{kind:34}", *cells)
 
 
 def print_table(phases: dict):
     """GiB of each kind in each phase; what has no name of its own comes last."""
-    print(f"{'GiB per GPU':34}", *[f"{phase:>9}" for phase in phases])
+    head = [f"{phase:>9}" for phase in phases]
+    print(f"{'GiB per GPU':34}", *head)
+
     kinds = []
     for held in phases.values():
         for kind in held:
             if kind not in kinds and kind != REST:
                 kinds.append(kind)
-    for kind in [*kinds, REST]:
-        print_line(kind, [held.get(kind, 0) / GIB for held in phases.values()])
-    print_line("total", [sum(held.values()) / GIB for held in phases.values()])
+    kinds.append(REST)
+    for kind in kinds:
+        sizes = [held.get(kind, 0) for held in phases.values()]
+        print_line(kind, sizes)
+
+    totals = [sum(held.values()) for held in phases.values()]
+    print_line("total", totals)
 
 
 def print_plan(args):
-    if min(args.context // 16, args.episodes, args.gpus) < 1:
+    if args.gpus < 1 or args.episodes < 1 or args.context < 16:
         raise ValueError("give --gpus and --episodes at least 1, --context at least 16")
     config = shape_config(args.model)
     phases = plan(config, args.gpus, args.context, args.episodes,
@@ -336,18 +401,26 @@ def print_plan(args):
 
     for card, size in CARDS.items():
         spare = size - needed
-        fits = spare >= 0
-        verdict = f"fits, {spare:.0f} GiB to spare" if fits else f"lacks {-spare:.0f} GiB"
-        if args.lora:  # a rollout holds the whole model and its cache, on however many GPUs
-            enough = 1 if fits else None
+        if spare >= 0:
+            verdict = f"fits, {spare:.0f} GiB to spare"
         else:
+            verdict = f"lacks {-spare:.0f} GiB"
+
+        # With LoRA a rollout holds the whole model and its cache, on however many GPUs.
+        enough = None
+        if not args.lora:
             enough = enough_gpus(phases, args.gpus, size)
-        remedy = f"GPUs that would do: {enough}" if enough else "reduce episodes or context"
+        elif spare >= 0:
+            enough = 1
+        remedy = "reduce episodes or context"
+        if enough:
+            remedy = f"GPUs that would do: {enough}"
         print(f"{card:4} GB cards ({size} GiB usable): {verdict}; {remedy}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    first_line = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(description=first_line)
     parser.add_argument("model", help=f"a checkpoint directory or one of {', '.join(SHAPES)}")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--context", type=int, default=16384, help="tokens of the longest episode")

@@ -11,7 +11,7 @@ import re
 import textwrap
 
 import torch
-from packing import STYLE, bars
+from packing import STYLE, bars, count, row_parts
 
 import answers
 import bc
@@ -938,14 +938,9 @@ def row_picture(walk) -> str:
     width, left, right, top = 850, 92, 24, 92
     scale = (width - left - right) / len(row.ids)
 
-    parts = [("system", len(chat.system_ids()))]
-    for k in range(t):
-        placeholder = len(chat.user_ids(tau.task, k, PLACEHOLDER))
-        parts.append(("placeholder", placeholder))
-        parts.append(("context", len(past(chat, tau, k)) - placeholder))
-    past_ids = sum(n for _, n in parts)
-    assert past_ids == len(trunk(chat, tau, t))
-    parts += [("page", row.n_context - past_ids), ("trained", row.n_action)]
+    parts = row_parts(chat, tau, t)
+    assert count(parts) == len(row.ids)
+    past_ids = len(trunk(chat, tau, t))
 
     fork = left + past_ids * scale
     end = width - right

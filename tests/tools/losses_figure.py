@@ -1,6 +1,6 @@
 """Draws assets/losses.svg: how hard the losses of forks/losses.py push a token, over its ratio rho.
 
-    python tests/tools/losses.py
+    python tests/tools/losses_figure.py
 
 A panel for each loss. The push is d J / d log pi, which autograd computes from the functions of
 forks/losses.py themselves, with their own clip ranges. The advantages are those of a group of eight
