@@ -3,7 +3,7 @@ SEED ?= 0
 OUT ?= runs/demo-$(SEED)
 PY := .venv/bin/python
 
-.PHONY: help setup demo test test-slow pictures base experiments table forks
+.PHONY: help setup demo test test-slow test-gpu pictures base experiments table forks
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -34,6 +34,9 @@ test: setup ## the tests, a two-rank run included; the slow ones: make test-slow
 
 test-slow: setup ## the checks that take long
 	$(PY) -m pytest -q -m slow tests
+
+test-gpu: setup ## what only a GPU can show; all other tests run on the CPU
+	CUDA_VISIBLE_DEVICES=0 $(PY) -m pytest -q tests/test_gpu.py
 
 pictures: setup ## redraw the README's pictures, the figures and the walk, from a finished demo
 	$(PY) tests/tools/packing.py

@@ -27,6 +27,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes minutes; make test-slow runs these")
     # A shell starts what runs in its background deaf to Ctrl-C, and the runs that tests interrupt inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # tests compute on the CPU; make test-gpu shows them a GPU
 
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -1,6 +1,7 @@
 """What only a GPU can show: its kernels, bfloat16 and CUDA graphs compute what the CPU computes.
 
-Skipped without one. The models are tiny; the figures of real ones are in assets/bench/.
+Skipped by `make test`, which computes on the CPU; run `make test-gpu`. The models are tiny; the figures of real ones
+are in assets/bench/.
 """
 import asyncio
 import random
