@@ -22,8 +22,8 @@ paper's V is a network of its own, which would double the cost here. The release
 A (mean 0, deviation 1) and takes beta = 1. Here A stays as it is: where V is sure and right, A is
 near 0 and the weight near 1.
 
-Differs from mgrpo.py: no groups, replayed episodes, a value head, another loss. So --eps has no effect
-and --beta is refused.
+Differs from mgrpo.py: no groups, replayed episodes, a value head, another loss. So --eps and
+--credit-errors have no effect and --beta is refused.
 
 Metrics: value_loss is V's cross-entropy before the step's --head-updates; V has seen the replayed episodes
 before. value_loss_fitted is that after them, on the same rows that V then weighs: near 0, V knows their

@@ -5,10 +5,10 @@
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once. e_ij is the part of R that turn j earned, with f1 as well. P counts the judge's checks that are
-met and did not hold at the start. The term with k has mean 0 over an episode's turns: it moves credit
-between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn weighs more, and a
-turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
+them at once. e_ij is the part of R, not of r, that turn j earned, with f1 as well. P counts the judge's
+checks that are met and did not hold at the start. The term with k has mean 0 over an episode's turns: it
+moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn weighs
+more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
@@ -24,6 +24,7 @@ without them. So we know when a check came to hold only if the agent's page show
     answer                   the judge finds it at the end                 the last
     verifier, success        the judge finds it at the end                 none: the whole episode
     any that held at start   the judge finds it at the end                 none: the whole episode
+    any that no look can read, or that came to hold after an exit          none: the whole episode
 
 A task may say more about its checks, in the judge's order: those of the answer, the address, the verifier,
 the page left open, other pages. A check counts once those that it needs are met. An episode that never

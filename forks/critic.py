@@ -6,7 +6,8 @@
 r is the reward of the whole episode, 0 or 1; weight_t is L_mgrpo's (mgrpo.weigh). V is a head on the
 policy's own last hidden state, the one that predicts token t, so it estimates the chance of success before
 token t is sampled. Its gradient runs through the policy's layers: both learn to read pages. A_t is computed
-once, in the step's first update, and reused in the later ones, without gradient.
+once, in the step's first update, and reused in the later ones, without gradient. As in mgrpo.py, a response
+that failed has no A above 0 unless --credit-errors is given.
 
 In PyTorch terms: M-GRPO plays a task several times to know what to expect of it. A critic predicts
 that, so an episode also teaches if it is alone (--G 1), or if all of its group earned the same. The
@@ -80,6 +81,9 @@ class Critic(mgrpo.MGRPO):
         for row, error in zip(batch, error_N.split(counts)):
             first_update = not hasattr(row, "A")
             if first_update:
+                failed = row.turn and row.turn.error
+                if failed and not self.cfg.credit_errors:
+                    error = error.clamp(max=0.0)  # as mgrpo.withhold_credit does
                 row.A = error
         A_N = torch.cat([row.A for row in batch])
 

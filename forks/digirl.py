@@ -1,8 +1,9 @@
 """DigiRL (arXiv 2406.11896): clone the turns that two value functions find better than expected.
 
     V_c(c) and V_s(h_j)  minimize  E_D [cross-entropy(r, V)]              c: the instruction
+                                   (V_s: only over the step's own episodes)
     A_c = r - V_c(c)
-    A_j = w_j r + (1 - w_j) (V_s(h_j+1) - V_s(h_j)),   w_j = lam^(H-j)    H: the episode's last turn
+    A_j = w_j r + (1 - w_j) (V_s(h_{j+1}) - V_s(h_j)),   w_j = lam^(H-j)  H: the episode's last turn
     pi  maximizes  the mean log-prob of the tokens of all turns of D that pass two filters:
         A_c is among the largest --share of all episodes, and A_j > 1 / max_turns
 
@@ -27,8 +28,8 @@ cross-entropy on new episodes averages 0.69, like a coin's. The released code su
 not 1 / max_turns, adds the change in V_s without its weight, and filters offline episodes by
 reward. lam is its own.
 
-Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, another loss. So --eps and
---loss-norm have no effect and --beta is refused.
+Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, another loss. So --eps,
+--loss-norm and --credit-errors have no effect and --beta is refused.
 
 Metrics: episodes_seen, of the step and replayed; episodes_kept, the share of them that passes the first filter
 (with ties more than --share); turns_cloned, what passes both; V_s_loss and V_c_loss, before the step's fit.

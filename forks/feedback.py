@@ -2,8 +2,9 @@
 
     L = L_mgrpo - lambda mean_o( log pi(o | h_j, a_j, o_before) )
 
-The mean is over all tokens o that tell what a response a_j changed: the lines of the next page that this
-page did not have, its error line and title among them. They are the site's tokens and not the policy's, so
+The mean is over all tokens o that tell what a response a_j changed: the lines of the next page that a diff
+with this page calls inserted or changed, its error line and title among them. A line that moved counts as
+new. They are the site's tokens and not the policy's, so
 they have no advantage, no ratio and no clip. It is the cross-entropy of pre-training, but at the sampling
 temperature, as all log-probs in mgrpo.py. Each of a step's updates has the term.
 
@@ -11,7 +12,7 @@ In PyTorch terms: M-GRPO ignores what the site answered, and learns nothing at a
 as a whole. But each answer shows what a click does, or why it failed, and it is there already. Predicting it
 trains the policy's layers to know the site.
 
-    row of turn j:   h_j   response a_j   Round j+1   lines of s_{j+1} that s_j did not have
+    row of turn j:   h_j   response a_j   Round j+1   changed lines of s_{j+1}
                      -- mgrpo.py's ---  unscored    scored by the new term
 
 Under compression no later context shows s_j whole, so the lines are appended to the row of the turn that
@@ -23,8 +24,9 @@ and what changed above a line determine them.
 
 Differs from the paper (of which we had the abstract and summaries): only changed lines, since a page
 mostly repeats the last one, and --feedback-tokens of a page at most; the mean is over the tokens of the
-step, not of an episode. As there, all valid episodes teach, those of dropped groups as well, but only by
-this term. Metrics such as the entropy also count the responses of dropped groups.
+step, not of an episode, so a long page weighs more than a short one; lambda is 0.05, in the paper about 0.1.
+As there, all valid episodes teach, those of dropped groups as well, but only by this term. Metrics such as
+the entropy also count the responses of dropped groups.
 
 feedback_loss is in nats a token, of n_feedback tokens. A model that never learned to write pages, such as
 the sandbox's small base, starts near 15. There the default weight outdoes the policy loss: choose a
@@ -70,7 +72,9 @@ def without_ids(line: str) -> str:
 
 
 def news(before: str, after: str) -> str:
-    """The lines of a page that the page before it did not have. Ids do not count: each page has its own.
+    """The lines of a page that a diff with the page before it calls inserted or changed.
+
+    Ids do not count: each page has its own. A line that moved counts as new.
 
     Lines about the action before (errors and notes) are new each time.
     """

@@ -20,8 +20,9 @@ the policy that sampled, where rho = 1, push is A, whatever J is. The next updat
 find rho away from 1, and only there does J matter. assets/losses.svg draws push over rho.
 
 The papers have one response an episode. Here a "sequence" of GSPO and of the mask is a response, not an
-episode: each response has a context of its own and is one row, which no micro-batch splits. What is
-summed over a whole batch, all its ranks and micro-batches, stands in the weights (mgrpo.weigh).
+episode: each response has a context of its own and is one row, which no micro-batch splits. A loss function
+sees only its micro-batch. What depends on the whole batch of all ranks, such as the number of tokens, is in
+the weights (mgrpo.weigh).
 
     python forks/losses.py --loss cispo --model runs/bc --out runs/cispo
 
@@ -60,7 +61,7 @@ class Config(mgrpo.Config):
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
     eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
-    eps_high: float | None = None  # ... and how far above 1; None: that of dapo, gspo or cispo, else eps
+    eps_high: float | None = None  # ... and how far above 1; None: that of dapo, gspo or cispo whatever eps is, else eps
     delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats a token
     refill: int = 0              # extra rounds: other tasks in place of groups whose rewards are all equal
 
@@ -146,8 +147,9 @@ def dapo(t: Tokens, cfg: Config):
 def gspo(t: Tokens, cfg: Config):
     """GSPO (arXiv 2507.18071, eq. 5 and 7): J = min(s A, clip(s, 1 - 3e-4, 1 + 4e-4) A).
 
-    s = (pi(a) / pi_old(a))^(1/|a|), a mean over responses. All tokens of a response push equally
-    hard, or none does once the response as a whole has moved; single tokens may move far.
+    s = (pi(a) / pi_old(a))^(1/|a|); a mean over an episode's responses, then over episodes. All tokens
+    of a response push equally hard, or none does once the response as a whole has moved; single tokens
+    may move far.
     """
     log_s_N = t.response_mean(t.log_rho)
     s_N = log_s_N.exp()

@@ -1,9 +1,9 @@
 """One step behind: the next batch is played while this one trains. Truncated importance weights correct for the
 older policy that sampled it.
 
-    L = - sum over tokens of weight [ w min(r A, clip(r, 1-eps, 1+eps) A) - beta KL ]
+    L = - sum over tokens of weight [ w min(rho A, clip(rho, 1-eps, 1+eps) A) - beta KL ]
 
-    w = min(pi_start / pi_old, cap), without gradient      r = pi / pi_start
+    w = min(pi_start / pi_old, cap), without gradient      rho = pi / pi_start
 
 pi_old is the policy that sampled the token, pi_start the policy just before the step's first update. The
 advantage A, the KL estimate and a token's weight in the means are mgrpo.py's. With pi_k for the policy after k
@@ -12,13 +12,13 @@ steps, what stands in one column runs at the same time:
     play 1: pi_0    train 1: pi_0 -> pi_1    train 2: pi_1 -> pi_2    train 3: pi_2 -> pi_3
                     play 2:  pi_0            play 3:  pi_1            play 4:  pi_2
 
-So pi_old is the policy with which the step before began. Unless the cap cuts w, w r = pi / pi_old, which is
+So pi_old is the policy with which the step before began. Unless the cap cuts w, w rho = pi / pi_old, which is
 mgrpo.py's rho. Batch 1 is on-policy: up to rounding, w is 1 and L is mgrpo.py's loss.
 
 Why two ratios: mgrpo.py's rho corrects for tokens that another policy sampled, and clipping rho ends the gradient
 of a token that the updates have moved far enough. Here the policy has moved before the first update. If clipping
 counted that move too, tokens would lose their gradient before this batch has pushed them. So w corrects, and
-clipping watches r, which starts at 1. Why a cap: a token that has become ten times likelier would weigh ten times
+clipping watches this file's rho, which starts at 1. Why a cap: a token that has become ten times likelier would weigh ten times
 as much, and a few such tokens would decide the step.
 
     python forks/overlap.py --model runs/bc --out runs/overlap
@@ -37,7 +37,7 @@ batch is in flight; where both change one site, they may see each other's change
 The batch in flight is not saved. After a resume, its tasks are played again by the restored policy, with a lag
 of 0. So a run that was interrupted does not reproduce, bit for bit, one that was not.
 
-Sources: w and r as in the decoupled objective of Hilton et al. (arXiv 2110.00641), which AReaL (arXiv
+Sources: w and rho as in the decoupled objective of Hilton et al. (arXiv 2110.00641), which AReaL (arXiv
 2505.24298) uses for asynchronous rollouts; w is truncated as in CM2 (arXiv 2602.12268), which has the cap 2.
 The overlap of one step is that of asynchronous RLHF (arXiv 2410.18252). We read abstracts, public documentation
 and CM2's code, not the whole papers.
@@ -46,7 +46,7 @@ Differs from AReaL: rollouts have no machines of their own, and the weights neve
 mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
 
 Differs from mgrpo.py: `collect` waits for the batch in flight, `learn_from` starts the next, and `loss` has w
-and r. seconds_rollout is how long a step waited for its episodes. logp_gap compares the decoder's log-probs with
+and this rho. seconds_rollout is how long a step waited for its episodes. logp_gap compares the decoder's log-probs with
 those of a forward pass of the same frozen weights, so only rounding is left; `change` counts from pi_old, so it
 holds the move of the step before. Metrics: lag, how many steps pi_old is behind; drift, the mean
 |log pi_start - log pi_old|; truncated, the share of tokens whose w is cut.
@@ -86,7 +86,7 @@ def corrected_loss(logp_N, logp_start_N, logp_old_N, logp_ref_N, A_N, weight_N, 
     drift_N = logp_start_N - logp_old_N
     ratio_N = drift_N.exp()
     w_N = ratio_N.clamp(max=cfg.cap)
-    # w > 0, so w min(r A, clip(r) A) = min(r w A, clip(r) w A): M-GRPO's loss with the advantages w A.
+    # w > 0, so w min(rho A, clip(rho) A) = min(rho w A, clip(rho) w A): M-GRPO's loss with the advantages w A.
     loss, metrics = mgrpo_loss(logp_N, logp_old_N=logp_start_N, logp_ref_N=logp_ref_N, A_N=w_N * A_N,
                                weight_N=weight_N, eps=cfg.eps, beta=cfg.beta)
     metrics["drift"] = drift_N.abs().sum().item()

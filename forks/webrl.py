@@ -1,7 +1,7 @@
 """WebRL (arXiv 2411.02337): regression on advantages, tasks like those that failed, a reward model.
 
     pi minimizes E_nu [(beta log (pi(a_j | h_j) / pi_ref(a_j | h_j)) - A_j)^2]
-    A_j = lam (V(h_j+1) - V(h_j)) + (1 - lam) (r - V(h_j)),   where V(h_j+1) is r in the last turn
+    A_j = lam (V(h_{j+1}) - V(h_j)) + (1 - lam) (r - V(h_j)),   where V(h_{j+1}) is r in the last turn
     V   minimizes E_nu [cross-entropy(r, V(h_j))]             r: 1 or 0, says the outcome model
 
 The optimum of max E[r] - beta KL(pi || pi_ref) obeys beta log (pi / pi_ref) = A* for every response,

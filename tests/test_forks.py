@@ -348,6 +348,8 @@ def obvious_critic(chat, episodes, model, cfg, expected=None):
                 V = model.heads["value"](x_D).sigmoid()[0]
                 A = tau.reward - (V.item() if expected is None else expected[len(now)])
                 now.append(V.item())
+                if turn.error and not cfg.credit_errors:
+                    A = min(A, 0.0)
                 rho = (model.logits(x_D).log_softmax(-1)[token] - logp_old).exp()
                 surrogate = min(rho * A, rho.clamp(1 - cfg.eps, 1 + cfg.eps) * A)
                 cross_entropy = -(V if tau.reward else 1 - V).log()
@@ -356,12 +358,18 @@ def obvious_critic(chat, episodes, model, cfg, expected=None):
     return loss, surprise, now
 
 
+@pytest.mark.parametrize("credit_errors", [False, True])
 @pytest.mark.parametrize("budget", [1, 700, 10**6])
-def test_a_critic_trains_jointly_with_the_policy(chat, model, budget):
-    """Its gradient reaches the policy's weights; A_t keeps the first update's V. Packed, float32, 1e-5."""
+def test_a_critic_trains_jointly_with_the_policy(chat, model, budget, credit_errors):
+    """Its gradient reaches the policy's weights; A_t keeps the first update's V. Packed, float32, 1e-5.
+
+    Every other response failed: in a success it gets no credit unless --credit-errors is given.
+    """
     episodes = [tau for group in ragged_groups(chat) for tau in group]
+    for turn in [turn for tau in episodes for turn in tau.turns][::2]:
+        turn.error = "no such element"
     broken = trajectory(chat, 0.0, [4], status="env_error")
-    cfg = critic.Config(clip=1e9, max_tokens=budget, temperature=1.0, value_weight=0.7)
+    cfg = critic.Config(clip=1e9, max_tokens=budget, temperature=1.0, value_weight=0.7, credit_errors=credit_errors)
     method = method_of(chat, model, cfg, torch.optim.SGD(model.parameters(), lr=0.05), Method=critic.Critic)
     head = model.heads["value"]
     torch.nn.init.normal_(head[2].weight, generator=torch.Generator().manual_seed(0))  # at 0 nothing would pass it
