@@ -137,6 +137,23 @@ def test_a_click_into_the_field_that_is_typed_into_only_moves_the_cursor(run, si
     assert "\n2\n" in text  # the page heard of each once
 
 
+TWO_FIELDS = """<title>form</title><input aria-label=user><input aria-label=password onfocus="met.textContent = 'met'">
+<button>go</button><p id=met>new</p>"""
+
+
+@pytest.mark.parametrize("key_pause", [0, 80])
+def test_a_person_may_type_on_while_the_agent_types_what_was_before(run, site, key_pause):
+    async def fill_both(page):
+        await press(page, "input >> nth=0")
+        await page.keyboard.type("bob")
+        await press(page, "input >> nth=1")
+        await page.keyboard.type("secret and more", delay=key_pause)
+
+    steps, text, _ = shown(run, site, TWO_FIELDS, (fill_both, 2))
+    assert [step.thought() for step in steps] == ["type bob into user", "type secret and more into password"]
+    assert "= bob</input>" in text and "= secret and more</input>" in text
+
+
 def test_a_click_is_held_back_in_a_frame_whose_window_was_used_early(run, site):
     """Chromium forgets recorder.js's listeners there; init.js reminds it."""
     async def press_in_frame(page):

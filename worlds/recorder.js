@@ -16,7 +16,8 @@
   const IDLE = 1500;  // ms without a key after which a text counts as typed
   // state: 'hold' everything back; 'listen': the same, and make wishes; 'act': let the agent's own events pass.
   // finish(): makes a wish of the text that is being typed, in whichever frame.
-  let shared = {state: 'hold', wishes: [], nodes: [], wake: null, finish: () => {}};
+  // early: letters that the person typed into a field before we listened again; insert() writes them there.
+  let shared = {state: 'hold', wishes: [], nodes: [], wake: null, finish: () => {}, early: '', insert: () => {}};
   try {
     shared = window.top[RECORDER] ?? shared;  // a frame tells its page
   } catch { /* the page is another site's */ }
@@ -38,8 +39,22 @@
   shared.next ??= () => new Promise(wake => {
     shared.state = 'listen';
     shared.wake = wake;
+    if (shared.early) shared.insert(shared.early);
+    shared.early = '';
     hand();
   });
+  // The agent acts between these two. Where it only types, the person's cursor may be in the next field already.
+  let cursor = null;
+  shared.act ??= () => {
+    shared.state = 'act';
+    cursor = document.activeElement;
+    while (cursor?.contentDocument ?? cursor?.shadowRoot)
+      cursor = (cursor.contentDocument ?? cursor.shadowRoot).activeElement;
+  };
+  shared.hold ??= onlyTyped => {
+    if (onlyTyped && takesText(cursor)) cursor.focus();
+    shared.state = 'hold';
+  };
   // The id of the element that a node belongs to; -1 if the last observation numbered none.
   const idOf = node => {
     const numbered = window.top[ELEMENTS] ?? [];
@@ -178,9 +193,23 @@
   for (const type of ['pointerdown', 'pointerup', 'mouseup', 'keyup', 'keypress', 'dblclick']) handlers[type] = stop;
   for (const type of ['auxclick', 'dragstart']) handlers[type] = refuse;
 
+  // An agent presses single letters in rich editors only.
+  const isEarly = event => event.type === 'keydown' && event.key.length === 1 && !event.ctrlKey && !event.altKey
+    && !event.metaKey && takesText(target(event)) && !target(event).isContentEditable;
+  const keepEarly = event => {
+    refuse(event);
+    shared.early += event.key;
+    shared.insert = text => {
+      remember(document.activeElement);
+      document.execCommand('insertText', false, text);
+    };
+  };
+
   for (const [type, handle] of Object.entries(handlers)) {
     window.addEventListener(type, event => {
-      if (!event.isTrusted || shared.state === 'act') return;
+      if (!event.isTrusted) return;
+      if (shared.state !== 'listen' && isEarly(event)) return keepEarly(event);
+      if (shared.state === 'act') return;
       if (shared.state === 'listen') handle(event);
       else if (!/^(mouseover|focusin|popstate)$/.test(type)) refuse(event);
     }, true);

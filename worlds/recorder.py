@@ -19,7 +19,8 @@ from .browser import read_script
 
 SCRIPT = read_script("recorder.js")
 ASK = "([name, ...given]) => window[Symbol.for('recorder')][name](...given)"
-STATE = "state => { window[Symbol.for('recorder')].state = state; }"
+ACT = "() => window[Symbol.for('recorder')].act()"
+HOLD = "onlyTyped => window[Symbol.for('recorder')].hold(onlyTyped)"
 
 # A wish of recorder.js -> the action that fulfills it.
 ON_ELEMENTS = {"click": "Click", "right click": "Right Click", "type": "Type", "search": "Search",
@@ -46,19 +47,19 @@ class Person:
         self.carry_out = session.execute
         session.execute = self.execute
 
-    async def execute(self, *action):
+    async def execute(self, name: str, *given):
         """Session.execute, while recorder.js lets events pass."""
         tab = self.session.page  # an action may go to another
-        await self.set_state(tab, "act")
+        await self.tell(tab, ACT)
         try:
-            await self.carry_out(*action)
+            await self.carry_out(name, *given)
         finally:
-            await self.set_state(tab, "hold")
+            await self.tell(tab, HOLD, name == "Type")
 
-    async def set_state(self, tab, state: str):
-        # A new document begins with "hold" by itself. One that is on its way cannot be asked.
+    async def tell(self, tab, script: str, given=None):
+        # A new document holds everything back by itself. One that is on its way cannot be told.
         with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):
-            await asyncio.wait_for(tab.evaluate(STATE, state), 1)
+            await asyncio.wait_for(tab.evaluate(script, given), 1)
 
     async def next(self) -> Wish | None:
         """Waits for what the person wants. None: all tabs are closed."""
