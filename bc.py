@@ -172,6 +172,8 @@ def read_demonstrations(path: str | Path, chat: Chat, split: str = "train") -> l
     webrl_rows = []
     for where, row in read_lines(path):
         with run.reading(where):
+            if "eval" in row and "turns" not in row:
+                raise ValueError("this is a task, not a demonstration of it; python rollout.py --record makes one")
             if "conversations" in row:
                 webrl_rows.append((where, row))
                 continue
@@ -366,7 +368,8 @@ def main(cfg: Config, make_optimizer=adamw):
     save(model, cfg.out, like=cfg.model, run=directory.config)
     if run.rank() == 0:
         run.forget(Path(cfg.out) / "state")
-    run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}")
+    tasks = "" if cfg.data == "experts" else " --tasks FILE"
+    run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}{tasks}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ evaluators, which produced the paper's numbers (WebArena's own differ in places)
 
     - An episode that never exits has no answer. Every check of its answer fails, even where
       the reference is "N/A".
-    - A missing element fails its check. A site that does not answer raises: the episode is void.
+    - A missing element fails its check. A site that does not answer, and a locator that is no
+      JavaScript, raise: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
     - Pages are read once they settle. If a check fails, the page is read again once its requests
       are answered (or 3 s pass) and it is unchanged for a second. The benchmark waits 3 s.
@@ -205,18 +206,27 @@ def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool
 
 
 async def evaluate_js(page, expression: str):
-    """The value of `() => expression` in the page. LookupError: it throws or its promise fails."""
+    """The value of `() => expression` in the page. LookupError: it throws or its promise fails.
+
+    Raises EnvError if it is no JavaScript: that is the task's fault, not the policy's.
+    """
     # Playwright itself raises the last three, over values that it cannot read.
     failures = (browser.PlaywrightError, ValueError, TypeError, KeyError)
     try:
         return await page.evaluate(f"() => {expression}")
-    except failures:
-        await page.evaluate("0")  # raises if the page is gone: no verdict
-        raise LookupError from None
+    except failures as error:
+        reason = browser.first_line(error).removeprefix("Page.evaluate: ")
+    try:
+        await page.evaluate(f"() => () => {expression}")  # reads it, but runs nothing
+    except browser.PlaywrightError as error:
+        if "SyntaxError" not in str(error):
+            raise  # the page is gone: no verdict
+        raise browser.EnvError(f"the task's {expression!r:.80} is no JavaScript ({reason})") from None
+    raise LookupError(reason)
 
 
 async def located_text(page, target: dict, last_url: str) -> str | None:
-    """The text that a program_html target's locator names. None: there is no such element."""
+    """The text that a program_html target's locator names. None, or LookupError: there is no such element."""
     locator = target["locator"].strip()
     if not locator:
         return browser.readable(await page.content())
@@ -226,9 +236,7 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
     with suppress(LookupError):  # a failed one ends the rest, as in the benchmark
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
-    value = None
-    with suppress(LookupError):
-        value = await evaluate_js(page, locator)
+    value = await evaluate_js(page, locator)
     return None if value is None else browser.readable(value)
 
 
@@ -259,8 +267,13 @@ async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=No
     subject = f"{target['locator'].strip() or 'page'} of {shown}"
 
     async def look() -> list[Check]:
-        text = await located_text(page, target, last_url)
-        return await judged_checks(task, contents, text, subject=subject, judge=judge)
+        text = None
+        reason = ""
+        try:
+            text = await located_text(page, target, last_url)
+        except LookupError as error:
+            reason = f" ({error})"
+        return await judged_checks(task, contents, text, subject=subject + reason, judge=judge)
 
     # 2) Look at once: what is found is there. What is missing may still come, so must_exclude has
     #    to wait. prep_actions must run only once, since a second click may undo the first.
@@ -453,6 +466,20 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     everyones = run.gather(numbered)
     everyones.sort(key=lambda pair: pair[0])
     return [tau for _, tau in everyones]
+
+
+def require_verdicts(played: list[Trajectory], out: Path):
+    """Raises if the environment broke every episode: sites that are down give no result, not even 0%.
+
+    out: the run's directory, which holds what failed servers wrote.
+    """
+    if any(tau.status == "ok" for tau in played):
+        return
+    remedy = "open the site in a browser"
+    if (out / "servers.log").exists():
+        remedy = f"see what the site's server wrote in {out / 'servers.log'}"
+    raise ValueError(f"none of the {len(played)} episodes could be played and judged, the first because "
+                     f"of this: {played[0].checks[0][2]}; {remedy}.")
 
 
 # ------------------------------------------------------------------------------------- statistics --
@@ -737,10 +764,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             env.reset(tasks, group=cfg.runs, name=split)
             played = evaluate(policy, chat, tasks, env=env, settings=settings, runs=cfg.runs, seed=cfg.seed,
                               temperature=cfg.temperature, tick=run.ticker(f"{split:.48}: "))
-            # A benchmark whose sites are down has no result, not even 0%.
-            if all(tau.status != "ok" for tau in played):
-                raise ValueError(f"the environment broke all {len(played)} episodes, the first "
-                                 f"with {played[0].checks}; check the sites in a browser.")
+            require_verdicts(played, directory.path)
             records = [tau.to_json(chat, step=None, split=split) for tau in played]
             write_split(directory, split, records)
             summaries[split] = summarize(played)

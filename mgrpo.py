@@ -74,7 +74,7 @@ import bc
 import compress
 import worlds
 from compress import Chat, Row, Trajectory
-from evaluate import SiteSettings, Environment, evaluate, figures, percent
+from evaluate import SiteSettings, Environment, evaluate, figures, percent, require_verdicts
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import actions_help, rollout
 
@@ -264,7 +264,7 @@ class MGRPO:
     B is 1 and T the ids of a packed micro-batch (`pack`). Forks also use R, the number of rows.
     """
     smallest_group = 2  # below this the group's mean is the episode itself
-    advice = "next: python evaluate.py --model {out}"  # how `main` ends
+    advice = "next: python evaluate.py --model {out}{tasks}"  # how `main` ends
 
     def __init__(self, cfg: Config, chat: Chat, model, reference, optimizer, device):
         self.cfg = cfg
@@ -584,17 +584,24 @@ def main(cfg: Config, Method=MGRPO):
         if cfg.held_out:
             held_out = worlds.load_tasks(cfg.held_out, sites, judge=env.judge is not None)
         if cfg.batch > len(tasks):
-            raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks.")
+            raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks; "
+                             f"give at most --batch {len(tasks)}.")
         directory = run.start_run(cfg, device, config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
         start = time.monotonic()
+        broken_steps = 0  # in a row
         for step in range(first, cfg.steps):
             # 1) Collect. Each episode has a browser context of its own.
             began = time.monotonic()
             batch = method.choose_tasks(tasks, step)
             tick = run.ticker(f"step {step + 1}/{cfg.steps}: ")
             episodes = method.collect(batch, env, step, tick)
+            everyones = run.gather(episodes)
+            # Sites may be down for a while. If they stay down, the run stops here and resumes later.
+            broken_steps = 0 if any(tau.status == "ok" for tau in everyones) else broken_steps + 1
+            if broken_steps == 3:
+                require_verdicts(everyones, directory.path)
 
             # 2) Advantages: which episodes did better than the others of their group?
             rolled = time.monotonic()
@@ -612,7 +619,6 @@ def main(cfg: Config, Method=MGRPO):
 
             # 4) Log.
             ended = time.monotonic()
-            everyones = run.gather(episodes)
             line = {"step": step, "reward": mean_reward(everyones)}
             line.update(figures(everyones))
             line.update(update_metrics(passes))
@@ -637,7 +643,8 @@ def main(cfg: Config, Method=MGRPO):
 
     if run.rank() == 0:
         print(run.with_size(directory.path / "report.html"))
-    run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out)}")
+    tasks = "" if cfg.tasks.startswith("sandbox:") else " --tasks FILE"
+    run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out, tasks=tasks)}")
 
 
 if __name__ == "__main__":

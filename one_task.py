@@ -290,7 +290,7 @@ def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
 
 
 def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: list[str]) -> list[dict]:
-    """Values of "eval" that what was done may be told by, the best first."""
+    """Checks ("eval") that may tell what was done from nothing done, the best first."""
     answers = {"eval_types": ["string_match"], "reference_answers": {"must_include": [answer]}}
 
     def on_page(url: str, locator: str, contents: dict) -> dict:
@@ -319,10 +319,13 @@ def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: lis
 
 
 def record(cfg: Config, task: dict):
-    """Lets a person show the task; keeps demonstration and task if a replay bears them out."""
+    """Lets a person show the task; keeps the demonstration and the task if a replay passes its check."""
     chat = open_chat(checkpoint_of(cfg), actions_help())
     onlooker.require_display("--record", "record on a machine that has one")
-    read_tasks(Path(cfg.record))  # what cannot be read is found out before a person has worked
+    read_tasks(Path(cfg.record))  # raises before a person has worked, not after
+    if not cfg.serve:
+        print("Without --serve the site is not started afresh. If it keeps what you do now, the replays find "
+              "it done already, and the check will be wrong: look at it.")
     site = SiteSettings(timeout=cfg.timeout)
     watching = watch_person(task, Environment({}, "runs/one-task", site), cfg)
     try:
@@ -339,6 +342,10 @@ def record(cfg: Config, task: dict):
         [trajectory] = asyncio.run(playing)
         if trajectory.status != "ok":
             raise ValueError(f"nothing was recorded: the environment failed ({trajectory.checks[0][2]}).")
+        context_full = trajectory.answer is None  # before the replay could exit
+        if context_full or (policy.lost and trajectory.turns[-1].page_cut):
+            raise ValueError(f"nothing was recorded: these pages do not fit into --max-context "
+                             f"{cfg.max_context}; give more, here and to bc.py.")
         if policy.lost:
             raise ValueError(f"nothing was recorded: in the replay there was nothing to "
                              f"“{policy.lost.thought()}”; does the site start afresh (--serve)?")

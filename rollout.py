@@ -454,7 +454,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
             task = await stack.enter_async_context(env.enter(browser, task))
             trajectory.task = task
             opening = browser.open(task)
-            session = await bounded(opening, 3 * timeout, "opening the start page")
+            session = await bounded(opening, 3 * timeout, f"opening {task['start_url']}")
             stack.push_async_callback(session.close)
             if "intent_from" in task:  # MiniWoB++: the page makes up its task
                 intent = await session.run_script(task["intent_from"])
@@ -543,7 +543,7 @@ def progress(played: list[Trajectory], total: int, seconds: float) -> str:
 
     faults = [tau.fault for tau in played if tau.fault]
     faults += [tau.checks[0][2] for tau in played if tau.status != "ok"]
-    kinds = Counter(fault.split(" at http")[0] for fault in faults)
+    kinds = Counter(re.sub(r"( at)? http\S+", "", fault) for fault in faults)  # of all addresses together
     for kind, count in kinds.most_common():
         parts.append(f"{count} x {kind}")
     return "; ".join(parts)

@@ -511,7 +511,10 @@ def remembered(checkpoint: str | None) -> dict:
     path = Path(checkpoint or "") / "config.json"
     if not checkpoint or not path.exists():
         return {}
-    run = read_json(path).get("run") or {}
+    config = read_json(path)
+    run = config.get("run") or {}
+    if "model_type" not in config and run.get("script") == "evaluate.py":
+        raise ValueError(f"--model {checkpoint} is an evaluation and holds no weights; it played {run['model']}.")
     return {name: run[name] for name in SIZES if name in run}
 
 

@@ -569,6 +569,19 @@ def test_no_chromium_is_one_sentence_with_the_remedy(monkeypatch):
         asyncio.run(run())
 
 
+def test_a_start_page_that_leads_to_another_site_says_how_to_allow_it(site):
+    outside = site({"/": "x"})
+    inside = site({"/": redirect(outside)})
+
+    async def run(sites):
+        async with Browser(SETTINGS, sites) as browser:
+            await (await browser.open({"start_url": inside})).close()
+
+    asyncio.run(run({inside, outside}))
+    with pytest.raises(EnvError, match=f"{inside} did not open: it leads to another site; --allow"):
+        asyncio.run(run({inside}))
+
+
 def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site, anywhere):
     reached = []
 

@@ -215,12 +215,28 @@ def test_a_page_that_differs_by_its_fragment_alone_is_loaded_again(judge, site):
 
 
 def test_a_missing_element_fails_every_check(judge, site):
-    locators = ("document.querySelector('#no').innerText", "document.querySelector('#no')",
-                "document.querySelector('['", "document.(")
+    locators = ("document.querySelector('#no').innerText", "document.querySelector('#no')", "document.querySelector('[')")
     contents = ({"must_include": ["x"]}, {"must_exclude": ["x"]}, {"exact_match": ""}, {"exact_match": "None"})
     tasks = [(target("last", locator, **c), "done") for locator in locators for c in contents]
     made = judge(site({"/": PAGE}) + "/", *tasks)
     assert all(not passed and "there is no" in why for (_, passed, why), in made)
+
+
+def test_the_page_says_why_there_is_no_such_text(judge, site):
+    ((_, passed, why),), = judge(site({"/": PAGE}) + "/", (target("last", "document.querySelect('p').innerText", exact_match="x"), None))
+    assert not passed and "querySelect is not a function" in why
+
+
+@pytest.mark.parametrize("locator", ["document.querySelector('p'.innerText", "document.("])
+def test_a_locator_that_is_no_javascript_is_the_tasks_fault(judge, site, locator):
+    voided, = judge(site({"/": PAGE}) + "/", (target("last", locator, must_include=["x"]), "done"))
+    assert isinstance(voided, EnvError) and "is no JavaScript (SyntaxError" in str(voided)
+
+
+def test_text_that_a_locator_cannot_parse_is_the_agents(judge, site):
+    """JSON.parse raises a SyntaxError, too, but the locator itself is in order."""
+    ((_, passed, why),), = judge(site({"/": PAGE}) + "/", (target("last", "document.body && JSON.parse('{').n", exact_match="1"), None))
+    assert not passed and "JSON" in why
 
 
 def test_a_value_that_playwright_cannot_read_is_a_missing_element(judge, site):
@@ -448,7 +464,7 @@ def test_a_model_behind_a_url_plays_like_a_checkpoint_and_a_judge_judges_it(main
 def test_a_policy_that_never_answers_ends_the_evaluation_with_one_sentence(main, site, tmp_path):
     url, _ = chat_server(site, 401)
     tasks = shelf_tasks(site({"/": SHELF}), tmp_path / "tasks.json")
-    with pytest.raises(ValueError, match="broke all 1 episodes.*401"):
+    with pytest.raises(ValueError, match="none of the 1 episodes.*401"):
         main(policy_url=url, policy_model="p", tasks=tasks, out=str(tmp_path / "run"))
 
 

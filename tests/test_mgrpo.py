@@ -485,6 +485,25 @@ def test_a_refused_batch_leaves_an_earlier_run_as_it_was(chat, play, tmp_path):
     assert files(tmp_path / "x") == before
 
 
+def test_sites_that_stay_down_stop_the_run(chat, play, tmp_path):
+    """It once trained on nothing, step after step, and called itself finished."""
+    teach = even_tasks_teach(chat)
+    steps = []
+
+    async def broken_but_for_the_second_step(*given, **more):
+        played = await teach(*given, **more)
+        steps.append(len(steps))
+        if steps[-1] != 1:
+            for tau in played:
+                tau.status, tau.checks = "env_error", [["environment", False, "the start page answered 503"]]
+        return played
+
+    with pytest.raises(ValueError, match="none of the 12 episodes.*answered 503; open the site in a browser"):
+        play(broken_but_for_the_second_step, "x", save_every=1)
+    assert [line["success_rate"] is None for line in play.lines] == [True, False, True, True]  # the fifth step stopped
+    assert len(play(teach, "x", save_every=1)) == 6  # nothing is lost
+
+
 def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkeypatch, capsys):
     """It once said "saved" and stamped the commit of newer code into the config.json of the old weights."""
     play(even_tasks_teach(chat), "x", steps=2)

@@ -410,6 +410,7 @@ def recorded(tmp_path, monkeypatch, watched, checkpoint, capsys):
         one_task.main(Config(**dict(url="http://127.0.0.1:{port}/", task=task, record="demos/a.jsonl", serve=serve, timeout=10,
                                     model=str(checkpoint), max_context=4000, max_new_tokens=100) | flags))
         return capsys.readouterr().out
+    record.said = lambda: capsys.readouterr().out
     return record
 
 
@@ -458,6 +459,17 @@ def test_what_cannot_be_recorded_is_said_before_a_window_opens(recorded, tmp_pat
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(ValueError, match="--record opens a window, but this machine has no display"):
         recorded("live in oslo", [])
+
+
+def test_pages_that_do_not_fit_are_the_reason(recorded):
+    with pytest.raises(ValueError, match="do not fit into --max-context 260"):
+        recorded("live in oslo", [presses("a[href='/settings']"), type_and_save, rest, close], max_context=260)
+
+
+def test_a_site_that_is_not_started_afresh_brings_a_warning(recorded, site):
+    with pytest.raises(ValueError, match="no check passes"):
+        recorded("do nothing", [close], serve=None, url=site({"/": "x"}))
+    assert "the check will be wrong: look at it" in recorded.said()
 
 
 def test_a_site_that_fails_is_one_sentence(recorded):

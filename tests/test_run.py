@@ -271,6 +271,13 @@ def test_the_command_line_beats_a_preset_beats_the_checkpoint_beats_the_class(mo
     assert parsed(monkeypatch, "--model", tmp_path, start=lambda known: None).max_turns == 3
 
 
+def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp_path):
+    """It once said that --max-turns is no number: an evaluation has a list of them."""
+    (tmp_path / "config.json").write_text(json.dumps({"run": {"script": "evaluate.py", "max_turns": [5, 10], "model": "runs/x"}}))
+    with pytest.raises(ValueError, match="is an evaluation and holds no weights; it played runs/x"):
+        parsed(monkeypatch, "--model", tmp_path)
+
+
 @pytest.mark.parametrize("flag", ["--max-turns", "--concurrency", "--steps"])
 def test_a_count_is_at_least_one(flag, monkeypatch):
     with pytest.raises(ValueError, match=f"{flag} 0: give at least 1"):

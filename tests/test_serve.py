@@ -512,6 +512,7 @@ def judge(tmp_path, text, url="http://127.0.0.1:9"):
 
 @pytest.mark.parametrize("body, says", [
     ("raise KeyError('goods')", "KeyError: 'goods' (line 2)"),
+    ("import json; json.loads('{')", "(line 2)"),  # of this file, not of json's
     ("import time; time.sleep(60)", "took more than 1 s"),
     ("while True: print('x' * 9999)", "took more than 1 s"),
     ("return 1, 'one'", "returned (1, 'one'), not (bool, str)"),

@@ -325,10 +325,27 @@ def test_a_missing_site_or_login_is_reported_before_anything_runs(tmp_path, site
     with pytest.raises(ValueError, match="cannot reach .*task 7 starts"):
         load_tasks(write(path, [GOOD | {"start_url": f"{nowhere}/x"}]), {})
     start = site({"/": PAGE}) + "/x"
-    for state, says in (("./.auth/me_state.json", "me_state.json, which does not exist"),
+    for state, says in (("./.auth/me_state.json", "storage_state .*/.auth/me_state.json does not exist"),
                         ("./.auth/gitlab.reddit_state.json", "GITLAB is not set; export GITLAB=")):
         with pytest.raises(ValueError, match=says):
             load_tasks(write(path, [GOOD | {"start_url": start, "storage_state": state}]), {"REDDIT": start})
+
+
+def test_a_login_of_ones_own_is_named_relative_to_the_task_file(tmp_path, site, monkeypatch):
+    """It was once looked for in the working directory."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/ada.json").write_text("{}")
+    path = write(tmp_path / "shop/tasks.json", [GOOD | {"start_url": site({"/": PAGE}) + "/", "storage_state": "ada.json"}])
+    monkeypatch.chdir(tmp_path)
+    [task] = load_tasks("shop/tasks.json", {})
+    assert task["storage_state"] == str(tmp_path / "shop/ada.json")
+    (tmp_path / "shop/ada.json").unlink()
+    assert worlds.validate(path) == 1
+
+
+def test_a_port_without_a_server_is_said_at_once(tmp_path, capsys):
+    assert worlds.validate(write(tmp_path / "tasks.json", [GOOD | {"start_url": "http://127.0.0.1:{port}/"}])) == 1
+    assert "start_url names {port}; add serve" in capsys.readouterr().out
 
 
 def test_a_task_file_next_to_the_sandbox_keeps_its_own_sites(site, tmp_path, monkeypatch):

@@ -49,6 +49,8 @@ class BrowserSettings:
     browser: str = ""              # Chromium elsewhere: ws://HOST:PORT of a Playwright server
 
     def __post_init__(self):
+        if self.timeout <= 0:
+            raise ValueError(f"--timeout {self.timeout:g}: give the seconds that a page may take, above 0.")
         if self.browser and not re.match(r"wss?://[^/\s]+", self.browser):
             raise ValueError(f"--browser {self.browser}: write ws://HOST:PORT, the address that "
                              "`playwright run-server` prints.")
@@ -469,11 +471,17 @@ class Session:
         await self.browser_context.new_page()
         await self.loading.quiet.wait()  # until `_adopt` has it
         # `goto` could wait for all of the page, but then an image that never comes would end the episode.
-        answer = await self.page.goto(url, wait_until="commit")
+        try:
+            answer = await self.page.goto(url, wait_until="commit")
+        except PlaywrightError as error:
+            problem = first_line(error).removeprefix("Page.goto: ").partition(" at http")[0]
+            if "ERR_NAME_NOT_RESOLVED" in problem:  # the fence knows only the task's sites
+                problem = "it leads to another site; --allow names more that pages may reach"
+            raise EnvError(f"the start page {url} did not open: {problem}") from None
         await self.settle()
         # Later pages with an error are for the agent to read: it may have caused the error.
         if answer and answer.status >= 500:
-            raise EnvError(f"the start page answered {answer.status}")
+            raise EnvError(f"the start page {url} answered {answer.status}")
 
     async def close(self):
         with contextlib.suppress(PlaywrightError, EnvError):

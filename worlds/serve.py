@@ -14,15 +14,15 @@
     servers.prepare(task, seconds=30)   # starts a server now; the next `serve` of this task takes it
     await servers.end_prepared()        # ends those that nobody has taken
 
-{tmp} is an empty folder for what a server keeps, such as an SQLite file: copies must not share it. It
-is made only for a command that names it, and is deleted with its server.
+{tmp} is an empty folder for what a server writes, such as a SQLite file, since copies must not share
+it. A command that does not name it gets none. It is deleted when the server ends.
 
-A server runs in a process group of its own, which ends with the block. If this process dies first,
-guard.py ends the group and deletes the folders. Ports come from browser.SERVED_PORTS, the only ones
-that pages can reach.
+Each server runs in its own process group, which is killed when the block ends. If this process dies
+first, guard.py kills the group and deletes the folders. Ports come from browser.SERVED_PORTS, the only
+ones that pages can reach.
 
-What stays out of reach: a server that leaves its process group (a daemon), and SIGKILL of this
-process and of the guard together. Serve in the foreground.
+Two things can leave a server running: one that leaves its process group (a daemon), and SIGKILL of
+this process and of the guard together. So let your server run in the foreground.
 """
 import asyncio
 import contextlib
@@ -136,7 +136,7 @@ class Server:
         self.draining = asyncio.ensure_future(self.drain())
 
     async def drain(self):
-        """Keeps the end of the server's output. A flood has to wait, and so costs next to nothing."""
+        """Keeps the end of the server's output. It reads seldom: a server that prints without end has to wait."""
         reader = asyncio.StreamReader(limit=2**14)
 
         def protocol():

@@ -280,8 +280,8 @@ def check_target(target, where: str, found: Findings):
                             "JavaScript calls")
     locator = target.get("locator")
     if not isinstance(locator, str) or not LOCATOR.match(locator):
-        found.faults.append(f'{where}.locator is {locator!r:.60}; use "" for the whole page, or '
-                            "JavaScript")
+        found.faults.append(f'{where}.locator is {locator!r:.60}; use "" for the whole page, or JavaScript '
+                            "that begins with document.")
     for key in ("url", "locator"):
         if isinstance(target.get(key), str) and target[key].startswith("func:"):
             target[key] = check_call(target[key], where, found)
@@ -337,6 +337,8 @@ def check_field(task: dict, key: str, found: Findings):
 def check_served(task: dict, found: Findings):
     """The fields of a task whose site is started by a command (serve.py)."""
     if "serve" not in task:
+        if "{port}" in str(task.get("start_url")):
+            found.faults.append("start_url names {port}; add serve, the command that starts the site there")
         return
     command = task["serve"]
     if not isinstance(command, str) or "{port}" not in command:
@@ -417,6 +419,13 @@ def anchor(task: dict, folder: Path) -> list[str]:
         task["eval"]["verify"] = str(file)
         if not file.is_file():
             faults.append(f"eval.verify {file} does not exist")
+    state = task.get("storage_state")
+    if isinstance(state, str) and not accounts_of(state):
+        file = (folder / state).resolve()
+        task["storage_state"] = str(file)
+        if not file.is_file():
+            faults.append(f"storage_state {file} does not exist; write it with Playwright, name it after some "
+                          f"of {', '.join(ACCOUNTS)}, or set it to null")
     return faults
 
 
@@ -569,16 +578,11 @@ def site_urls(tasks: list[dict], sites: dict[str, str]) -> list[dict]:
 def check_login(task: dict, sites: dict[str, str]):
     """Raises if a task cannot start logged in."""
     state = task.get("storage_state")
-    accounts = accounts_of(state)
-    for name in accounts:
+    for name in accounts_of(state):
         variable = name.upper()
         if not sites.get(variable):
             raise ValueError(f"task {task['task_id']} starts logged in ({state}), but {variable} "
                              f"is not set; export {variable}=http://HOST:PORT.")
-    if isinstance(state, str) and not accounts and not Path(state).exists():
-        raise ValueError(f"task {task['task_id']} starts logged in through {state}, which does not "
-                         "exist; write it with Playwright, name it after some of "
-                         f"{', '.join(ACCOUNTS)}, or set it to null.")
 
 
 def connect(url: str):

@@ -40,8 +40,10 @@ def main(file: str, server_url: str):
     try:
         said = verdict(file, server_url)
     except BaseException as error:  # SystemExit too
-        line = traceback.extract_tb(error.__traceback__)[-1].lineno
-        said = {"error": f"{type(error).__name__}: {str(error)[:300]} (line {line})"}
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame.lineno for frame in frames if frame.filename == file]  # not those of a library
+        where = f" (line {own[-1]})" if own else ""
+        said = {"error": f"{type(error).__name__}: {str(error)[:300]}{where}"}
     os.write(own_output, json.dumps(said).encode())
     os._exit(0)  # threads that the file has started do not keep us
 
