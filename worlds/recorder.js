@@ -1,10 +1,12 @@
-// Chromium runs this in every document while a person shows how a task is done (recorder.py). What the person
-// does is held back from the page and becomes a wish. The agent's own executor then carries it out, so the page
-// sees what it will see from an agent, and a demonstration holds nothing that an agent cannot do.
+// Chromium runs this in every document while a person shows how a task is done (recorder.py). The page does not
+// hear of what the person does. It becomes a wish: a request for one of the agent's actions, which the agent's own
+// executor then carries out. So the page sees what it would see from an agent, and a demonstration holds nothing
+// that an agent cannot do.
 //
 //   a click       is held back. In a field, the first one only places the cursor
 //   typed text    is shown by its field, but the page does not hear of it until the person goes on: by Enter,
-//                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it anew.
+//                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it anew, and
+//                 what the person types meanwhile into the next field is kept.
 //                 Rich editors hear of it at once. Close the window sooner, and the text is lost
 //   tabs          of the window may be used freely. Before what is done in another one the agent goes there.
 //                 Close none but the newest: no agent can, so in the replay the later ones have other numbers

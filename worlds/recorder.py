@@ -43,7 +43,7 @@ class Person:
         """say: called with a sentence for the person."""
         self.session = session
         self.say = say
-        self.left = None  # a wish that has to wait until a menu has opened or another tab is in front
+        self.left = None  # a wish for later: first a menu has to open, or another tab to come to the front
         self.carry_out = session.execute
         session.execute = self.execute
 

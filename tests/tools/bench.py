@@ -27,25 +27,27 @@ from collections import Counter
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 import run as run_py  # noqa: F401  first: it sets up OpenMP before torch loads
 
 import torch
 from playwright.async_api import async_playwright
 
 import model as model_py
-from compress import Row, context, micro_batches, open_chat, pack, replay, trajectory_rows
+import rollout as rollout_py
+from compress import Row, Trajectory, context, micro_batches, open_chat, pack, replay, trajectory_rows
 from conftest import descendants, pad
 from model import (KVCache, ModelConfig, GraphedStep, Transformer, adapt, as_reference, attend, clip_gradients,
                    computing_dtype, load, load_for_training, sample, shard, token_logprobs, unsharded)
 from plan import GIB, plan, shape_config
-from rollout import Engine, Settings, actions_help, play
-from rollout import rollout as play_with_model
+from rollout import Engine, Settings, actions_help
 from worlds import load_tasks, open_sites
 from worlds.browser import Browser, BrowserSettings, Session, find_chromium, origin
 
@@ -65,23 +67,43 @@ def take_turns(contestants: dict, repeats: int) -> dict:
 CLOCK = time.process_time if "--cpu-time" in sys.argv else time.perf_counter
 
 
+def on_gpu() -> bool:
+    return torch.get_default_device().type == "cuda"
+
+
 def seconds(run) -> float:
-    wait = torch.cuda.synchronize if torch.get_default_device().type == "cuda" else lambda: None
-    wait()
+    """How long run() takes; on a GPU until its kernels have ended."""
+    if on_gpu():
+        torch.cuda.synchronize()
     began = CLOCK()
     run()
-    wait()
+    if on_gpu():
+        torch.cuda.synchronize()
     return CLOCK() - began
 
 
 def memory(what: str, process: int | str = "self") -> int:
     """Bytes that a process holds (VmRSS), or held at most (VmHWM; getrusage's figure begins with that of its parent)."""
-    return 1024 * int(re.search(rf"{what}:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1])
+    status = Path(f"/proc/{process}/status").read_text()
+    kilobytes = re.search(rf"{what}:\s+(\d+)", status)[1]
+    return 1024 * int(kilobytes)
 
 
-def print_row(what: str, unit: str, ours: float, theirs: float | None, ratio: float | None, remark: str = ""):
-    beside = f"{theirs:12.2f} {ratio:8.2f}x" if theirs is not None else f"{'-':>12} {'-':>9}"
+def print_row(what: str, unit: str, ours: float, theirs: float | None = None, ratio: float | None = None, remark=""):
+    beside = f"{'-':>12} {'-':>9}"
+    if theirs is not None:
+        beside = f"{theirs:12.2f} {ratio:8.2f}x"
     print(f"{what:44} {ours:10.2f} {beside} {unit:10} {remark}", flush=True)
+
+
+def print_speeds(what: str, tokens: int, times: dict, remark=""):
+    """A row of tokens a second. times: seconds of "ours" and, if there is one, of "theirs"."""
+    ours = tokens / times["ours"]
+    if "theirs" not in times:
+        print_row(what, "tokens/s", ours, remark=remark)
+        return
+    theirs = tokens / times["theirs"]
+    print_row(what, "tokens/s", ours, theirs, ours / theirs, remark)
 
 
 # ---------------------------------------------------------------------------------------------------------- model.py --
@@ -92,18 +114,31 @@ def new_cache(model, rows: int, length: int) -> KVCache:
     return KVCache(model.config, rows, length, weight.dtype, weight.device)
 
 
+def last_logits(model):
+    """The head of a pass that needs the logits of the last token only."""
+    def head(x_BTD):
+        return model.logits(x_BTD[:, -1])
+    return head
+
+
 def decode_ours(model, rows: int, context: int, n: int, recorded: bool = False) -> float:
+    """Seconds of n tokens for each row. recorded: by a CUDA graph."""
     cache = new_cache(model, rows, context + n)
-    cache.k.normal_(), cache.v.normal_()
-    step, head = GraphedStep(model, cache), lambda x: model.logits(x[:, -1])
+    cache.k.normal_()
+    cache.v.normal_()
+    graph = GraphedStep(model, cache)
+    head = last_logits(model)
 
     def run():
         tokens_B1 = torch.full((rows, 1), 7)
         for position in range(context, context + n):
             positions_B1 = position - torch.arange(rows)[:, None]  # as in a rollout, no two rows hold equally much
-            logits_BV = (step(tokens_B1, positions_B1, position) if recorded else
-                         model(tokens_B1, positions_B1, cache, head=head))
-            tokens_B1 = sample(logits_BV, None, temperature=0)[0][:, None]
+            if recorded:
+                logits_BV = graph(tokens_B1, positions_B1, position)
+            else:
+                logits_BV = model(tokens_B1, positions_B1, cache, head=head)
+            ids_B, _ = sample(logits_BV, None, temperature=0)
+            tokens_B1 = ids_B[:, None]
 
     if recorded:
         run()  # a rollout records once and replays for minutes
@@ -119,17 +154,26 @@ def attend_to_lengths(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     cache.
     """
     from torch.nn.attention.varlen import varlen_attn
-    (B, H, T, E), K, C = q_BHTE.shape, *k_BKCE.shape[1:3]
+    B, H, T, E = q_BHTE.shape
+    K, C = k_BKCE.shape[1:3]
     if mask_B1TC is None or T > 1:
         return attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC)
-    if not hasattr(mask_B1TC, "lengths"):  # the layers of a pass share the mask
-        sequences, length = torch.arange(B * K + 1, dtype=torch.int32), k_BKCE.stride(1) // E
-        seen = (mask_B1TC == 0).sum(-1).flatten().int().repeat_interleave(K)
-        mask_B1TC.lengths = sequences, sequences * length, seen
+
+    # 1) Where each sequence begins, and how many keys it may see. The layers of a pass share the mask.
+    if not hasattr(mask_B1TC, "lengths"):
+        sequences = torch.arange(B * K + 1, dtype=torch.int32)
+        length = k_BKCE.stride(1) // E  # of a row in the cache
+        seen = (mask_B1TC == 0).sum(-1).flatten().int()
+        mask_B1TC.lengths = sequences, sequences * length, seen.repeat_interleave(K)
     starts_q, starts_k, seen = mask_B1TC.lengths
-    flat = lambda x: x.as_strided(((B * K - 1) * (x.stride(1) // E) + C, 1, E), (E, E, 1))
-    out = varlen_attn(q_BHTE.reshape(B * K, H // K, E), flat(k_BKCE), flat(v_BKCE), starts_q, starts_k, 1, C,
-                      enable_gqa=H > K, seqused_k=seen)
+
+    # 2) The cache as one sequence after the other, without a copy.
+    def flat(x_BKCE):
+        length = x_BKCE.stride(1) // E
+        return x_BKCE.as_strided(((B * K - 1) * length + C, 1, E), (E, E, 1))
+
+    q = q_BHTE.reshape(B * K, H // K, E)
+    out = varlen_attn(q, flat(k_BKCE), flat(v_BKCE), starts_q, starts_k, 1, C, enable_gqa=H > K, seqused_k=seen)
     return out.reshape(B, H, T, E)
 
 
@@ -146,56 +190,72 @@ def decode_flash(model, rows: int, context: int, n: int) -> float:
 
 def compare_decoding_attention(model, repeats: int, context: int = 16_384):
     """Decoding behind a long context on a GPU: with a mask, as model.py does, and with the rows' lengths."""
-    q, k, v = (torch.randn(4, heads, length, 128, dtype=torch.bfloat16)
-               for heads, length in ((16, 1), (2, 1000), (2, 1000)))
-    mask = torch.where(torch.arange(1000) > torch.tensor([9, 99, 500, 999])[:, None, None, None], -torch.inf, 0.0)
-    gap = (attend(q, k, v, mask.bfloat16()) - attend_to_lengths(q, k, v, mask.bfloat16())).abs().max()
+    def noise(heads, length):
+        return torch.randn(4, heads, length, 128, dtype=torch.bfloat16)
+
+    q = noise(16, 1)
+    k = noise(2, 1000)
+    v = noise(2, 1000)
+    newest = torch.tensor([9, 99, 500, 999])[:, None, None, None]
+    mask = torch.where(torch.arange(1000) > newest, -torch.inf, 0.0).bfloat16()
+    gap = (attend(q, k, v, mask) - attend_to_lengths(q, k, v, mask)).abs().max()
     print(f"attention with lengths differs from attention with a mask by at most {gap:.1e}")
+
     for rows in (1, 8):
-        both = {"mask": lambda: decode_ours(model, rows, context, 8, recorded=True),
-                "lengths": lambda: decode_flash(model, rows, context, 8)}
-        times = take_turns(both, repeats)
+        times = take_turns({"mask": partial(decode_ours, model, rows, context, 8, recorded=True),
+                            "lengths": partial(decode_flash, model, rows, context, 8)}, repeats)
         for name, took in times.items():
-            print_row(f"decode, {rows} rows with {context} tokens, {name}", "tokens/s", rows * 8 / took, None, None)
+            print_row(f"decode, {rows} rows with {context} tokens, {name}", "tokens/s", rows * 8 / took)
 
 
 def decode_theirs(model, rows: int, context: int, n: int) -> float:
-    c, cache = model.config, import_module("transformers").DynamicCache(config=model.config)
-    for layer in range(c.num_hidden_layers):
-        cache.update(*torch.randn(2, rows, c.num_key_value_heads, context, c.head_dim, dtype=model.dtype), layer)
+    config = model.config
+    cache = import_module("transformers").DynamicCache(config=config)
+    for layer in range(config.num_hidden_layers):
+        k, v = torch.randn(2, rows, config.num_key_value_heads, context, config.head_dim, dtype=model.dtype)
+        cache.update(k, v, layer)
     ids = torch.full((rows, context + 1), 7)
-    return seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
-                                          do_sample=False, max_new_tokens=n, min_new_tokens=n))
+
+    def run():
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, do_sample=False,
+                       max_new_tokens=n, min_new_tokens=n)
+    return seconds(run)
 
 
 def prefill_ours(model, length: int) -> float:
-    cache, ids = new_cache(model, 1, length), torch.full((1, length), 7)
-    return seconds(lambda: model(ids, torch.arange(length)[None], cache, head=lambda x: model.logits(x[:, -1])))
+    cache = new_cache(model, 1, length)
+    ids = torch.full((1, length), 7)
+    positions = torch.arange(length)[None]
+    return seconds(partial(model, ids, positions, cache, head=last_logits(model)))
 
 
 def prefill_theirs(model, length: int) -> float:
     ids = torch.full((1, length), 7)
-    return seconds(lambda: model(ids, use_cache=True, logits_to_keep=1))
+    return seconds(partial(model, ids, use_cache=True, logits_to_keep=1))
 
 
 def read_rate() -> float:
     """Bytes a second at which a matrix too large for any cache is multiplied by a vector."""
-    matrix, vector = torch.ones(8192, 16384), torch.ones(16384)
-    return matrix.nbytes / statistics.median(seconds(lambda: matrix @ vector) for _ in range(7))
+    matrix = torch.ones(8192, 16384)
+    vector = torch.ones(16384)
+    times = [seconds(lambda: matrix @ vector) for _ in range(7)]
+    return matrix.nbytes / statistics.median(times)
 
 
 def multiply_rate(dtype) -> float:
     """Floating-point operations a second in the product of two large square matrices."""
     matrix = torch.randn(4096, 4096, dtype=dtype)
-    return 2 * 4096 ** 3 / statistics.median(seconds(lambda: matrix @ matrix) for _ in range(7))
+    times = [seconds(lambda: matrix @ matrix) for _ in range(7)]
+    return 2 * 4096 ** 3 / statistics.median(times)
 
 
 def train_flops(c: ModelConfig, tokens: int, scored: int) -> float:
     """Of a forward and a backward pass without recomputation: 6 a weight and token, and causal attention."""
     with torch.device("meta"):
-        layers = sum(p.numel() for p in Transformer(c).model.layers.parameters())
+        layers = sum(weight.numel() for weight in Transformer(c).model.layers.parameters())
     attention = 6 * tokens ** 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim
-    return 6 * tokens * layers + 6 * scored * c.vocab_size * c.hidden_size + attention
+    head = 6 * scored * c.vocab_size * c.hidden_size
+    return 6 * tokens * layers + head + attention
 
 
 def open_ours(args):
@@ -209,11 +269,13 @@ def open_ours(args):
 
 
 def open_theirs(args):
-    library, dtype = import_module("transformers"), computing_dtype(torch.device(args.device))
+    library = import_module("transformers")
+    dtype = computing_dtype(torch.device(args.device))
     if not args.shape:
         return library.AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=dtype).to(args.device)
     raw = dict(shape_config(args.shape).raw)
-    return library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(raw.pop("model_type"), **raw), dtype=dtype)
+    config = library.AutoConfig.for_model(raw.pop("model_type"), **raw)
+    return library.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def train_step(args):
@@ -222,11 +284,19 @@ def train_step(args):
     action_BT = torch.arange(args.tokens)[None] >= args.tokens * 0.95
     if args.variant == "theirs":
         model = open_theirs(args)
-        step = lambda ids, action: model(ids, labels=ids.masked_fill(~action, -100)).loss.backward()
     else:
         model = open_ours(args)
         model.recompute = args.variant == "recomputed"
-        step = lambda ids, action: (-token_logprobs(model, ids, action)[0].mean()).backward()
+
+    def step(ids, action_BT):
+        if args.variant == "theirs":
+            labels = ids.masked_fill(~action_BT, -100)
+            loss = model(ids, labels=labels).loss
+        else:
+            logp_N, _, _ = token_logprobs(model, ids, action_BT)
+            loss = -logp_N.mean()
+        loss.backward()
+
     warm = args.tokens if args.device == "cuda" else 64  # a GPU chooses its kernels by size
     step(ids[:, :warm], action_BT[:, -warm:])
     model.zero_grad()
@@ -238,53 +308,89 @@ def train_step(args):
 def model(args):
     """Decoding, prefill and a training step of model.py beside transformers."""
     with torch.no_grad():
-        ours = open_ours(args)
-        theirs = transformers and open_theirs(args)
-        dtype, cuda = ours.model.embed_tokens.weight.dtype, args.device == "cuda"
-        hardware = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"
-        print(f"{args.shape or args.checkpoint}, {str(dtype)[6:]}, {hardware}, torch {torch.__version__}, "
-              f"transformers {version('transformers') if transformers else 'not installed: its columns stay empty'}")
-        print(f"{'':44} {'ours':>10} {'theirs':>12} {'ratio':>9}")
-        floor = sum(p.nbytes for p in ours.parameters()) / read_rate()
-        for rows in (1, 8, 32):
-            n = 16 if rows == 1 else 8
-            both = {"ours": lambda: decode_ours(ours, rows, 512, n, recorded=cuda)} | (
-                {"direct": lambda: decode_ours(ours, rows, 512, n)} if cuda else {}) | (
-                {"theirs": lambda: decode_theirs(theirs, rows, 512, n)} if theirs else {})
-            times = take_turns(both, args.repeats)
-            a, b = times["ours"], times.get("theirs")
-            if cuda:
-                print_row(f"decode, {rows} rows, without a CUDA graph", "tokens/s", rows * n / times["direct"], None, None)
-            remark = f"{floor * n / a:.0%} of the rate at which the weights can be read" if rows == 1 else ""
-            print_row(f"decode, {rows} rows with 512 tokens", "tokens/s", rows * n / a, b and rows * n / b, b and b / a,
-                      remark)
-        both = {"ours": lambda: prefill_ours(ours, 512)}
-        times = take_turns(both | ({"theirs": lambda: prefill_theirs(theirs, 512)} if theirs else {}), args.repeats)
-        a, b = times["ours"], times.get("theirs")
-        print_row("prefill, 512 tokens", "tokens/s", 512 / a, b and 512 / b, b and b / a)
-        if cuda and knows_grouped_lengths():
-            compare_decoding_attention(ours, args.repeats)
-    del ours, theirs
-    if cuda:
+        compare_inference(args)
+    if args.device == "cuda":
         torch.cuda.empty_cache()
-    found = {"ours": [], "recomputed": []} | ({"theirs": []} if transformers else {})
+    compare_training(args)
+
+
+def compare_inference(args):
+    ours = open_ours(args)
+    theirs = open_theirs(args) if transformers else None
+    cuda = args.device == "cuda"
+    dtype = ours.model.embed_tokens.weight.dtype
+    hardware = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"
+    beside = version("transformers") if transformers else "not installed: its columns stay empty"
+    print(f"{args.shape or args.checkpoint}, {str(dtype).removeprefix('torch.')}, {hardware}, "
+          f"torch {torch.__version__}, transformers {beside}")
+    print(f"{'':44} {'ours':>10} {'theirs':>12} {'ratio':>9}")
+
+    # 1) Decoding. One row can be no faster than the weights can be read.
+    floor = sum(weight.nbytes for weight in ours.parameters()) / read_rate()
+    for rows in (1, 8, 32):
+        n = 16 if rows == 1 else 8
+        contestants = {"ours": partial(decode_ours, ours, rows, 512, n, recorded=cuda)}
+        if cuda:
+            contestants["direct"] = partial(decode_ours, ours, rows, 512, n)
+        if theirs:
+            contestants["theirs"] = partial(decode_theirs, theirs, rows, 512, n)
+        times = take_turns(contestants, args.repeats)
+        if cuda:
+            print_row(f"decode, {rows} rows, without a CUDA graph", "tokens/s", rows * n / times["direct"])
+        remark = ""
+        if rows == 1:
+            remark = f"{floor * n / times['ours']:.0%} of the rate at which the weights can be read"
+        print_speeds(f"decode, {rows} rows with 512 tokens", rows * n, times, remark)
+
+    # 2) Prefill.
+    contestants = {"ours": partial(prefill_ours, ours, 512)}
+    if theirs:
+        contestants["theirs"] = partial(prefill_theirs, theirs, 512)
+    print_speeds("prefill, 512 tokens", 512, take_turns(contestants, args.repeats))
+    if cuda and knows_grouped_lengths():
+        compare_decoding_attention(ours, args.repeats)
+
+
+def train_in_a_child(args, variant: str) -> dict:
+    """`train_step` in a process of its own -> its seconds and bytes."""
+    command = [sys.executable, __file__, "train_step", "--variant", variant, "--checkpoint", args.checkpoint,
+               "--shape", args.shape, "--device", args.device, "--tokens", str(args.tokens),
+               "--threads", str(args.threads)]
+    if args.cpu_time:
+        command.append("--cpu-time")
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    child = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def compare_training(args):
+    found = {"ours": [], "recomputed": []}
+    if transformers:
+        found["theirs"] = []
     for _ in range(args.train_repeats):
         for variant, results in found.items():
-            command = [sys.executable, __file__, "train_step", "--variant", variant, "--checkpoint", args.checkpoint,
-                       "--shape", args.shape, "--device", args.device, "--tokens", str(args.tokens),
-                       "--threads", str(args.threads)] + ["--cpu-time"] * args.cpu_time
-            child = subprocess.run(command, stdout=subprocess.PIPE, check=True,
-                                   env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"})
-            results.append(json.loads(child.stdout.splitlines()[-1]))
-    middle = lambda variant, key: statistics.median(r[key] for r in found[variant]) if variant in found else None
+            results.append(train_in_a_child(args, variant))
+
+    def middle(variant: str, key: str) -> float:
+        return statistics.median(result[key] for result in found[variant])
+
     config = shape_config(args.shape or args.checkpoint)
+    dtype = computing_dtype(torch.device(args.device))
     fastest = train_flops(config, args.tokens, args.tokens // 20) / multiply_rate(dtype)
-    for variant, what in (("ours", ""), ("recomputed", ", recomputed")):
-        a, b = middle(variant, "seconds"), middle("theirs", "seconds")
-        print_row(f"training step, {args.tokens} tokens, 5% actions{what}", "s", a, b, b and b / a,
-                  f"{fastest / a:.0%} of the rate at which large matrices are multiplied")
-        a, b = middle(variant, "bytes"), middle("theirs", "bytes")
-        print_row(f"  its peak memory{what}", "GB", a / 1e9, b and b / 1e9, b and a / b, "of theirs")
+    for variant in ("ours", "recomputed"):
+        how = ", recomputed" if variant == "recomputed" else ""
+        took = middle(variant, "seconds")
+        held = middle(variant, "bytes")
+        time_beside = []
+        memory_beside = []
+        if transformers:
+            theirs = middle("theirs", "seconds")
+            time_beside = [theirs, theirs / took]
+            theirs = middle("theirs", "bytes")
+            memory_beside = [theirs / 1e9, held / theirs]
+        remark = f"{fastest / took:.0%} of the rate at which large matrices are multiplied"
+        print_row(f"training step, {args.tokens} tokens, 5% actions{how}", "s", took, *time_beside, remark=remark)
+        print_row(f"  its peak memory{how}", "GB", held / 1e9, *memory_beside, remark="of theirs")
 
 
 # ------------------------------------------------------------------------------------------------------------ plan.py --
@@ -380,23 +486,45 @@ def cpu_seconds(run) -> float:
     return time.process_time() - began
 
 
+def random_ids(n: int) -> list[int]:
+    return torch.randint(0, 1000, (n,)).tolist()
+
+
+def rows_of_a_trajectory(page: int, turns: int) -> list[Row]:
+    """600 tokens of instructions; of each past turn a placeholder of 30 and a response of 150; a page."""
+    history = random_ids(600 + 180 * turns)
+    rows = []
+    for t in range(turns):
+        before = history[:600 + 180 * t]
+        rows.append(Row(before + random_ids(30 + page + 150), n_action=150))
+    return rows
+
+
 def packing(args):
     """Training on one trajectory, packed and one row per turn; one layer of Qwen2.5-0.5B's shape: all layers cost alike."""
     raw = dict(model_type="qwen2", vocab_size=1000, hidden_size=896, intermediate_size=4864, num_hidden_layers=1,
                num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1e6)
     network = Transformer(ModelConfig.from_dict(raw))
-    ids = lambda n: torch.randint(0, 1000, (n,)).tolist()
+
+    def step(layout: list[dict]):
+        for inputs in layout:
+            logp_N, _, _ = token_logprobs(network, **inputs)
+            (-logp_N.mean()).backward()
+
     print(f"{'(row per turn, packed)':28} {'tokens':>16} {'ratio':>6} {'CPU seconds':>16} {'ratio':>6}")
     for page, turns in ((1500, 15), (6000, 8)):
-        history = ids(600 + 180 * turns)  # instructions; then of each turn a placeholder of 30 tokens, a response of 150
-        samples = [Row(history[:600 + 180 * t] + ids(30 + page + 150), 150) for t in range(turns)]
-        layouts = [[dict(zip(("tokens_BT", "action_BT"), pad([row]))) for row in samples],
-                   [pack(batch) for batch in micro_batches(samples, args.max_tokens)]]
-        step = lambda layout: [(-token_logprobs(network, **inputs)[0].mean()).backward() for inputs in layout]
-        times = take_turns({i: lambda i=i: cpu_seconds(lambda: step(layouts[i])) for i in (0, 1)}, args.train_repeats)
-        a, b = (sum(inputs["tokens_BT"].numel() for inputs in layout) for layout in layouts)
-        print(f"{page}-token pages, {turns:2} turns    {a:8} {b:7} {a / b:5.2f}x {times[0]:8.1f} {times[1]:7.1f} "
-              f"{times[0] / times[1]:5.2f}x", flush=True)
+        rows = rows_of_a_trajectory(page, turns)
+        single = []
+        for row in rows:
+            tokens_BT, action_BT = pad([row])
+            single.append({"tokens_BT": tokens_BT, "action_BT": action_BT})
+        packed = [pack(batch) for batch in micro_batches(rows, args.max_tokens)]
+        times = take_turns({"single": partial(cpu_seconds, partial(step, single)),
+                            "packed": partial(cpu_seconds, partial(step, packed))}, args.train_repeats)
+        a = sum(inputs["tokens_BT"].numel() for inputs in single)
+        b = sum(inputs["tokens_BT"].numel() for inputs in packed)
+        print(f"{page}-token pages, {turns:2} turns    {a:8} {b:7} {a / b:5.2f}x {times['single']:8.1f} "
+              f"{times['packed']:7.1f} {times['single'] / times['packed']:5.2f}x", flush=True)
 
 
 # --------------------------------------------------------------------------------------------------- a step of mgrpo.py --
@@ -407,8 +535,9 @@ class Meter:
 
     def __init__(self, cuda: bool):
         self.clock = time.perf_counter if cuda else time.thread_time
-        self.wait = torch.cuda.synchronize if cuda else lambda: None
-        self.seconds, self.tokens = Counter(), Counter()
+        self.wait = torch.cuda.synchronize if cuda else run_py.ignore
+        self.seconds = Counter()
+        self.tokens = Counter()
 
     @contextlib.contextmanager
     def part(self, name: str, tokens: int = 0):
@@ -421,7 +550,8 @@ class Meter:
 
     def print(self):
         for name, took in self.seconds.items():
-            speed = f"{self.tokens[name]:8} tokens {self.tokens[name] / took:9.1f} tokens/s" if self.tokens[name] else ""
+            n = self.tokens[name]
+            speed = f"{n:8} tokens {n / took:9.1f} tokens/s" if n else ""
             print(f"  {name:20} {took:9.2f} s {speed}", flush=True)
         print(f"  {'together':20} {sum(self.seconds.values()):9.2f} s", flush=True)
 
@@ -462,40 +592,56 @@ async def respond_to_recorded(engine, chat, episodes, slots: int):
     await asyncio.wait([serving])
 
 
+def recorded_episodes(chat, args) -> list[Trajectory]:
+    """Groups of recorded episodes, which differ from their first token on: slots share as little as can be."""
+    records = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
+    episodes = []
+    for i in range(args.episodes):
+        episode = replay(chat, records[i // args.group % len(records)])
+        for turn in episode.turns:
+            turn.action_ids[0] = 100 + i % args.group
+        episodes.append(episode)
+    return episodes
+
+
 def step(args):
     """A step of mgrpo.py on recorded episodes (bc.py's OUT/demos.jsonl, say), part by part, without browsers."""
     chat = open_chat(args.checkpoint, actions_help())
-    records = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
-    episodes = [replay(chat, records[i // args.group % len(records)]) for i in range(args.episodes)]
-    for i, episode in enumerate(episodes):
-        for turn in episode.turns:  # a task's episodes differ from their first token on: slots share as little as can be
-            turn.action_ids[0] = 100 + i % args.group
-    rows = [row for episode in episodes for row in trajectory_rows(chat, episode)]
+    episodes = recorded_episodes(chat, args)
+    rows = []
+    for episode in episodes:
+        rows += trajectory_rows(chat, episode)
     length = statistics.mean(row.n_action for row in rows)
+    context_length = statistics.mean(len(row.ids) for row in rows) - length
     run_py.init_dist(args.precision)
     network = load_for_training(args.checkpoint, torch.device(args.device), args.lora, args.precision)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-6, weight_decay=0.0)
-    print(f"{args.checkpoint}, {args.precision}, LoRA {args.lora}, {args.episodes} episodes, {len(rows)} responses of {length:.0f} tokens, "
-          f"contexts of {statistics.mean(len(row.ids) for row in rows) - length:.0f}, {torch.get_num_threads()} threads")
+    print(f"{args.checkpoint}, {args.precision}, LoRA {args.lora}, {args.episodes} episodes, {len(rows)} responses "
+          f"of {length:.0f} tokens, contexts of {context_length:.0f}, {torch.get_num_threads()} threads")
     meter = Meter(args.device == "cuda")
+
+    # 1) Rollout.
+    longest = max(len(row.ids) for row in rows)
     with unsharded(network) as whole:
-        engine = MeteredEngine(whole, -1, slots=args.concurrency, length=max(len(row.ids) for row in rows) + 64,
-                               max_new_tokens=round(length))
-        engine.meter, engine.uncopied = meter, 0
+        engine = MeteredEngine(whole, -1, slots=args.concurrency, length=longest + 64, max_new_tokens=round(length))
+        engine.meter = meter
+        engine.uncopied = 0
         asyncio.run(respond_to_recorded(engine, chat, episodes, args.concurrency))
+
+    # 2) Training.
     for batch in micro_batches(rows, args.max_tokens):
         inputs = pack(batch, args.device)
         n = inputs["tokens_BT"].numel()
         with meter.part("training, forward", n):
-            logp_N = token_logprobs(network, **inputs)[0]
+            logp_N, _, _ = token_logprobs(network, **inputs)
         with meter.part("training, backward", n):
             (-logp_N.sum() / len(rows)).backward()
     with meter.part("optimizer"):
         clip_gradients(network, 1.0)
         optimizer.step()
     meter.print()
-    print(f"  prefill without copies between slots: {engine.uncopied} tokens; training with one row per turn: "
-          f"{sum(len(row.ids) for row in rows)} tokens")
+    apart = sum(len(row.ids) for row in rows)
+    print(f"  prefill without copies between slots: {engine.uncopied} tokens; training with one row per turn: {apart} tokens")
 
 
 # --------------------------------------------------------------------------------------------------------- rollout.py --
@@ -523,8 +669,10 @@ class Benign:
 
 
 async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
-    """Every task's session observes and clicks a link, `steps` times; seconds without opening and closing. The
-    addresses go into `visited`."""
+    """Every task's session observes and clicks a link, `steps` times; seconds without opening and closing.
+
+    visited: gets every session's addresses.
+    """
     async def walk(session, addresses, rng):
         for _ in range(steps):
             url, page = await session.observe()
@@ -535,8 +683,11 @@ async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
     async with Browser(BrowserSettings()) as browser:
         sessions = [await browser.open(task) for task in tasks]
         visited[:] = [[] for _ in tasks]
+        walks = []
+        for i, session in enumerate(sessions):
+            walks.append(walk(session, visited[i], random.Random(i)))
         began = time.perf_counter()
-        await asyncio.gather(*(walk(session, visited[i], random.Random(i)) for i, session in enumerate(sessions)))
+        await asyncio.gather(*walks)
         took = time.perf_counter() - began
         for session in sessions:
             await session.close()
@@ -544,22 +695,31 @@ async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
 
 
 async def bare_steps(tasks: list[dict], visited: list, click: bool) -> float:
-    """The floor: in the same Chromium, Playwright alone visits the same pages and reads each one's text. click: by the
-    link that leads there, as an agent must; otherwise it calls the address, which is less work."""
+    """The floor: in the same Chromium, Playwright alone visits the same pages and reads each one's text.
+
+    click: by the link that leads there, as an agent must; otherwise it calls the address, which is less work.
+    """
+    def link_to(address: str) -> str:
+        path = address.removeprefix(origin(address))
+        return f'a[href="{path}"]'
+
     async def walk(page, addresses):
-        there = False
+        linked = False  # whether the page has a link to the next address
         for url, after in zip(addresses, [*addresses[1:], ""]):
-            links = lambda address: f'a[href="{address.removeprefix(origin(address))}"]'
-            if click and there:
+            if click and linked:
                 async with page.expect_navigation():
-                    await page.locator(links(url)).first.click()
+                    await page.locator(link_to(url)).first.click()
             else:
                 await page.goto(url)
-            _, there = await page.evaluate("s => [document.body.innerText, !!document.querySelector(s)]", links(after))
+            read = "selector => [document.body.innerText, !!document.querySelector(selector)]"
+            _, linked = await page.evaluate(read, link_to(after))
 
     async with Browser(BrowserSettings()) as browser:
-        headers = [{"X-World": f"{task['world']}-bare{i}"} for i, task in enumerate(tasks)]
-        pages = [await (await browser.chromium.new_context(extra_http_headers=h)).new_page() for h in headers]
+        pages = []
+        for i, task in enumerate(tasks):
+            headers = {"X-World": f"{task['world']}-bare{i}"}
+            browser_context = await browser.chromium.new_context(extra_http_headers=headers)
+            pages.append(await browser_context.new_page())
         began = time.perf_counter()
         await asyncio.gather(*map(walk, pages, visited))
         return time.perf_counter() - began
@@ -573,84 +733,122 @@ async def chromium_path() -> str:
 def clicks(chat, turns: int):
     """A policy that clicks the first element until its last turn."""
     async def act(trajectory, slot):
-        text = 'do(action="Click", element="0")' if len(trajectory.turns) < turns else "exit()"
+        last = len(trajectory.turns) == turns
+        text = "exit()" if last else 'do(action="Click", element="0")'
         return [*chat.encode(text), chat.end_id], [], True
     return act
 
 
 def rollout(args):
     """Environment steps compared with bare Playwright; what keeping keys and values saves."""
-    base = "worlds/base"
-    chat = open_chat(base, actions_help())
     with open_sites("sandbox") as urls:
         tasks = load_tasks("sandbox:test:64", urls)
-        print(f"{'contexts':10} {'our steps/s':>12} {'bare clicks/s':>14} {'ratio':>7} {'bare calls/s':>14} {'ratio':>7}")
-        for contexts in (1, 4, 8, 16):
-            visited, steps = [], args.steps // contexts
-            times = take_turns({"ours": lambda: asyncio.run(our_steps(tasks[:contexts], steps, visited)),
-                                "clicks": lambda: asyncio.run(bare_steps(tasks[:contexts], visited, click=True)),
-                                "calls": lambda: asyncio.run(bare_steps(tasks[:contexts], visited, click=False))},
-                               args.repeats)
-            ours, by_link, by_address = (contexts * steps / times[who] for who in ("ours", "clicks", "calls"))
-            print(f"{contexts:<10} {ours:12.1f} {by_link:14.1f} {ours / by_link:6.2f}x {by_address:14.1f} "
-                  f"{ours / by_address:6.2f}x", flush=True)
-            if contexts == 1 and args.browsergym:
-                script = Path(__file__).with_name("browsergym_steps.py")
-                for delay in ("0.5", "0"):  # seconds that it sleeps in each step; the first is its default
-                    command = [args.browsergym, script, asyncio.run(chromium_path()), tasks[0]["start_url"], "30", delay]
-                    theirs = float(subprocess.check_output(command))
-                    print(f"1, browsergym-core with a delay of {delay} s: {theirs:.2f} steps/s, {ours / theirs:.1f}x",
-                          flush=True)
+        compare_steps(tasks, args)
+        count_prefilled(tasks)
 
-        counts, prefill = dict.fromkeys(("turns", "whole", "new"), 0), Engine.prefill
 
-        def counting(engine, request):
-            new, _ = to_prefill(engine, request)
-            for key, value in (("turns", 1), ("whole", len(request.ids) - 1), ("new", new)):
-                counts[key] += value
-            prefill(engine, request)
+def compare_steps(tasks: list[dict], args):
+    print(f"{'contexts':10} {'our steps/s':>12} {'bare clicks/s':>14} {'ratio':>7} {'bare calls/s':>14} {'ratio':>7}")
+    for contexts in (1, 4, 8, 16):
+        some = tasks[:contexts]
+        steps = args.steps // contexts
+        visited = []
+        times = take_turns({"ours": lambda: asyncio.run(our_steps(some, steps, visited)),
+                            "clicks": lambda: asyncio.run(bare_steps(some, visited, click=True)),
+                            "calls": lambda: asyncio.run(bare_steps(some, visited, click=False))}, args.repeats)
+        ours = contexts * steps / times["ours"]
+        by_link = contexts * steps / times["clicks"]
+        by_address = contexts * steps / times["calls"]
+        print(f"{contexts:<10} {ours:12.1f} {by_link:14.1f} {ours / by_link:6.2f}x {by_address:14.1f} "
+              f"{ours / by_address:6.2f}x", flush=True)
+        if contexts == 1 and args.browsergym:
+            compare_browsergym(args.browsergym, tasks[0]["start_url"], ours)
 
-        Engine.prefill = counting
-        settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
-        asyncio.run(play_with_model(load(base), chat, tasks, Benign(), settings))
-        whole, new = (counts[key] / counts["turns"] for key in ("whole", "new"))
-        print(f"prefilled tokens a turn, {counts['turns']} turns on the sandbox: {new:.0f}; without the kept trunk "
-              f"{whole:.0f}, {whole / new:.2f}x", flush=True)
+
+def compare_browsergym(python: str, start_url: str, ours: float):
+    """python: the interpreter of an environment with browsergym-core."""
+    script = Path(__file__).with_name("browsergym_steps.py")
+    for delay in ("0.5", "0"):  # seconds that it sleeps in each step; the first is its default
+        command = [python, script, asyncio.run(chromium_path()), start_url, "30", delay]
+        theirs = float(subprocess.check_output(command))
+        print(f"1, browsergym-core with a delay of {delay} s: {theirs:.2f} steps/s, {ours / theirs:.1f}x", flush=True)
+
+
+class CountingEngine(Engine):
+    """An engine that counts what it prefills."""
+    turns = 0
+    whole = 0  # tokens of the contexts
+    new = 0    # of these, tokens that were computed
+
+    def prefill(self, request):
+        new, _ = to_prefill(self, request)
+        CountingEngine.turns += 1
+        CountingEngine.whole += len(request.ids) - 1
+        CountingEngine.new += new
+        super().prefill(request)
+
+
+def count_prefilled(tasks: list[dict]):
+    base = "worlds/base"
+    chat = open_chat(base, actions_help())
+    settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
+    with patch.object(rollout_py, "Engine", CountingEngine):
+        asyncio.run(rollout_py.rollout(load(base), chat, tasks, Benign(), settings))
+    turns = CountingEngine.turns
+    whole = CountingEngine.whole / turns
+    new = CountingEngine.new / turns
+    print(f"prefilled tokens a turn, {turns} turns on the sandbox: {new:.0f}; without the kept trunk "
+          f"{whole:.0f}, {whole / new:.2f}x", flush=True)
+
+
+def resident(process: int | str) -> float:
+    """MB of memory that a process holds."""
+    return memory("VmRSS", process) / 2 ** 20
+
+
+def started(name: str) -> list[int]:
+    """The processes that we have started whose program is called like this."""
+    return [process for process, command in descendants().items() if name in command.split(" ")[0]]
+
+
+class Weighing(Benign):
+    """Prints what our process and Chromium's hold every 200 episodes."""
+
+    def __init__(self):
+        self.began = time.monotonic()
+        self.ended = 0
+        print("episodes   our MB  node MB  processes  Chromium MB  contexts  per second")
+
+    async def score(self, task, answer, page, checks):
+        self.ended += 1
+        if self.ended % 200 == 0:
+            chromium = started("chrom")
+            node = sum(map(resident, started("node")))
+            contexts = len(page.context.browser.contexts)
+            speed = self.ended / (time.monotonic() - self.began)
+            print(f"{self.ended:8} {resident('self'):8.0f} {node:8.0f} {len(chromium):10} "
+                  f"{sum(map(resident, chromium)):12.0f} {contexts:9} {speed:10.2f}", flush=True)
+        return 1.0
 
 
 def leaks(args):
-    """Plays short episodes; prints what our process and Chromium's hold every 200."""
-    base, began = "worlds/base", time.monotonic()
-    chat, ended = open_chat(base, actions_help()), 0
-    resident = lambda process: memory("VmRSS", process) / 2 ** 20
-
-    class Counting(Benign):
-        async def score(self, task, answer, page, checks):
-            nonlocal ended
-            ended += 1
-            if ended % 200 == 0:
-                called = lambda name: [i for i, command in descendants().items() if name in command.split(" ")[0]]
-                chrome, node = called("chrom"), called("node")
-                print(f"{ended:8} {resident('self'):8.0f} {sum(map(resident, node)):8.0f} {len(chrome):10} "
-                      f"{sum(map(resident, chrome)):12.0f} {len(page.context.browser.contexts):9} "
-                      f"{ended / (time.monotonic() - began):10.2f}", flush=True)
-            return 1.0
-
-    print("episodes   our MB  node MB  processes  Chromium MB  contexts  per second")
+    """Plays short episodes and watches the memory."""
+    chat = open_chat("worlds/base", actions_help())
     with open_sites("sandbox") as urls:
-        tasks = load_tasks("sandbox:train", urls)
-        tasks = [tasks[i % len(tasks)] for i in range(args.episodes)]
+        every = load_tasks("sandbox:train", urls)
+        tasks = [every[i % len(every)] for i in range(args.episodes)]
         settings = Settings(max_turns=3, max_context=4096, concurrency=8)
-        asyncio.run(play(clicks(chat, 3), chat, tasks, Counting(), settings))
+        asyncio.run(rollout_py.play(clicks(chat, 3), chat, tasks, Weighing(), settings))
 
 
-SECTIONS = {section.__name__: section for section in (model, train_step, phases, step, packing, rollout, leaks)}
+SECTIONS = {"model": model, "train_step": train_step, "phases": phases, "step": step, "packing": packing,
+            "rollout": rollout, "leaks": leaks}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--checkpoint", default="runs/smollm2")
-    parser.add_argument("--shape", default="", help="random weights of this shape (see tests/tools/plan.py), not a checkpoint")
+    parser.add_argument("--shape", default="", help="random weights of this shape (plan.py's), not a checkpoint")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of model; on cuda in bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds; with --threads 1 on a busy machine")
