@@ -73,7 +73,8 @@ $(BASE)/model.safetensors: $(BASE)-5/model.safetensors # and more: reading.py se
 # ---- experiments and the table. Finished runs are kept, interrupted ones resume. Figures go to $(FIGURES).
 RUNS := runs/experiments/seed$(SEED)
 FIGURES := assets/results/experiments/seed$(SEED)
-ABLATIONS := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered
+NORMS := norm-paper norm-constant
+ABLATIONS := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered $(NORMS)
 FORKS := awr digirl webrl tsr
 LOSSES := dr_grpo maxrl dapo gspo cispo masked
 LATER := checklist critic feedback overlap
@@ -128,6 +129,8 @@ $(RUNS)/cot/done: $(RUNS)/cot-bc/done
 	$(MGRPO) --max-new-tokens 224 --max-context 4096 && touch $@
 $(RUNS)/whole/done: $(RUNS)/whole-bc/done
 	$(MGRPO) --max-context 4096 && touch $@
+$(NORMS:%=$(RUNS)/%/done): $(RUNS)/norm-%/done: $(RUNS)/bc/done # other weights of the tokens; r1 has `token`
+	$(MGRPO) --loss-norm $* && touch $@
 fork_runs = $(1:%=$(RUNS)/%/done): $(RUNS)/%/done: $(RUNS)/bc/done
 $(call fork_runs,$(FORKS) $(LATER))
 	$(PY) forks/$*.py --model $(<D) --out $(@D) --seed $(SEED) && touch $@

@@ -558,6 +558,11 @@ def test_a_connection_that_breaks_costs_an_attempt_and_the_run_connects_again(si
 # --------------------------------------------------------------------------------------------- Chromium and the fence
 
 
+def test_pages_need_time_to_load():
+    with pytest.raises(ValueError, match="--timeout 0: give the seconds"):
+        BrowserSettings(timeout=0)
+
+
 def test_no_chromium_is_one_sentence_with_the_remedy(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(Path("nowhere").absolute()))

@@ -89,6 +89,11 @@ def memory(what: str, process: int | str = "self") -> int:
     return 1024 * int(kilobytes)
 
 
+def peak_memory() -> int:
+    """The most bytes that this process has held, on a GPU those of its tensors."""
+    return torch.cuda.max_memory_allocated() if on_gpu() else memory("VmHWM")
+
+
 def print_row(what: str, unit: str, ours: float, theirs: float | None = None, ratio: float | None = None, remark=""):
     beside = f"{'-':>12} {'-':>9}"
     if theirs is not None:
@@ -301,8 +306,7 @@ def train_step(args):
     step(ids[:, :warm], action_BT[:, -warm:])
     model.zero_grad()
     took = seconds(lambda: step(ids, action_BT))
-    held = torch.cuda.max_memory_allocated() if args.device == "cuda" else memory("VmHWM")
-    print(json.dumps({"seconds": took, "bytes": held}))
+    print(json.dumps({"seconds": took, "bytes": peak_memory()}))
 
 
 def model(args):
@@ -627,6 +631,7 @@ def step(args):
         engine.meter = meter
         engine.uncopied = 0
         asyncio.run(respond_to_recorded(engine, chat, episodes, args.concurrency))
+    after_rollout = peak_memory()
 
     # 2) Training.
     for batch in micro_batches(rows, args.max_tokens):
@@ -641,7 +646,8 @@ def step(args):
         optimizer.step()
     meter.print()
     apart = sum(len(row.ids) for row in rows)
-    print(f"  prefill without copies between slots: {engine.uncopied} tokens; training with one row per turn: {apart} tokens")
+    print(f"  prefill without copies between slots: {engine.uncopied} tokens; training with one row per turn: {apart} tokens\n"
+          f"  peak memory: {after_rollout / 1e9:.2f} GB after the rollout, {peak_memory() / 1e9:.2f} GB after the training")
 
 
 # --------------------------------------------------------------------------------------------------------- rollout.py --

@@ -44,6 +44,8 @@ METHODS = {
         "nothink": ("no thoughts, M-GRPO", ""),
         "whole-bc": ("no compression, cloning", ""),
         "whole": ("no compression, M-GRPO", ""),
+        "norm-paper": ("M-GRPO, --loss-norm paper", ""),
+        "norm-constant": ("M-GRPO, --loss-norm constant", ""),
     },
     LATER: {
         "dr_grpo": ("Dr. GRPO", "2503.20783"),
