@@ -9,9 +9,9 @@ before the response. It estimates the chance of success.
 
 In PyTorch terms: this is behavior cloning with a weight for each response. By default a success that V
 did not expect (r - V = 0.6 or more) has the largest weight, 20; a success or a failure that V expected
-has one near 1, and is cloned as well; a surprising failure has one near 0. No ratio to the policy that
-sampled D appears, so any policy may have. But no weight is negative: bad responses become less likely
-only because others become more likely.
+has one near 1, and is cloned as well; a surprising failure has one near 0. There is no ratio to the
+policy that sampled, so D may come from any policy. But no weight is negative: bad responses become
+less likely only because others become more likely.
 
     python forks/awr.py --model runs/bc --out runs/awr
 
@@ -66,7 +66,7 @@ class AWR(mgrpo.MGRPO):
         add_heads(model, optimizer, "value", lr=cfg.head_lr)
 
     def learn_from(self, episodes, step):
-        """Trains on all valid episodes and on past ones, each a group of its own."""
+        """Trains on all valid episodes and on past ones. Each is a group of its own, so all weigh alike."""
         # 1) The episodes: new and replayed ones.
         cfg = self.cfg
         fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
@@ -82,9 +82,9 @@ class AWR(mgrpo.MGRPO):
             tau = row.tau
             A = tau.reward - V_j
             log_w = min(A / cfg.awr_beta, largest)
-            row.advantage = exp(log_w)  # `likelihood` multiplies by it
+            row.advantage = exp(log_w)  # w_j, where `likelihood` looks for it
             if row.turn is tau.turns[0]:
-                tau.advantage = A  # for trajectories.jsonl
+                tau.advantage = A  # of the first turn, for trajectories.jsonl only
 
         # 3) Means and counts over all ranks.
         sum_w = sum(row.advantage for row in rows)

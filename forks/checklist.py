@@ -1,7 +1,7 @@
 """Rewards finer than 0 and 1: a checklist (CM2, arXiv 2602.12268) or F1 (ASTRA, arXiv 2601.21558).
 
     r_i  = sum_c w_c [episode i meets check c] / sum_c w_c                    --reward checks
-    r_i  = 2 P R / (P + R),  R = that sum,  P = checks earned / turns         --reward f1
+    r_i  = 2 P R / (P + R),  R = that sum,  P = newly met checks / turns      --reward f1
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
@@ -20,11 +20,13 @@ without them. So we know when a check came to hold only if the agent's page show
 
     check of                 is met if                                     the turn that earned it
     address, page left open  it held after any turn, or judged at the end  the first after which it held
-    another page             the judge finds it at the end                 the first after which it was seen
+    another page             the judge finds it at the end                 the first after which a look saw it
     answer                   the judge finds it at the end                 the last
     verifier, success        the judge finds it at the end                 none: the whole episode
     any that held at start   the judge finds it at the end                 none: the whole episode
-    any that no look can read, or that came to hold after an exit          none: the whole episode
+    any that no look saw     the judge finds it at the end                 none: the whole episode. If it ended
+                                                                           without an exit, the last turn
+                                                                           for address and page left open
 
 A task may say more about its checks, in the judge's order: those of the answer, the address, the verifier,
 the page left open, other pages. A check counts once those that it needs are met. An episode that never

@@ -13,16 +13,17 @@ In PyTorch terms: M-GRPO plays a task several times to know what to expect of it
 that, so an episode also teaches if it is alone (--G 1), or if all of its group earned the same. The
 price is that V is wrong at first: it starts at 0.5, so where 20% of the episodes succeed the mean of A is
 -0.3, and the first steps mostly push sampled tokens down. A is not normalized. G stays 8 only so that
-methods play the same episodes.
+all methods play equally many episodes of a task.
 
     python forks/critic.py --model runs/bc --out runs/critic
 
-Differs from PPO: V is a probability, and no discount or lambda-return mixes in later predictions, since
+Differs from PPO: V is a probability. gamma = lambda = 1, so later predictions of V do not enter A, since
 the one reward comes at the end. V minimizes a cross-entropy: through a sigmoid, the gradient of PPO's
 squared error vanishes where V is sure and wrong.
 
 Differs from mgrpo.py: all valid episodes train, and the loss has A_t and a second term. The metric loss is
-that of both terms. In the records an episode's advantage is 0: A differs from token to token.
+that of both terms, value_loss the cross-entropy per token in the first update (0.69 is a coin's). In the
+records an episode's advantage is 0: A differs from token to token.
 """
 import sys
 from dataclasses import dataclass
@@ -76,15 +77,15 @@ class Critic(mgrpo.MGRPO):
                 reward = row.tau.reward
             rewards.append(reward)
         r_N = per_token(rewards, batch, device)
-        error_N = r_N - V_N
+        new_A_N = r_N - V_N
         counts = [row.n_action for row in batch]
-        for row, error in zip(batch, error_N.split(counts)):
+        for row, A in zip(batch, new_A_N.split(counts)):
             first_update = not hasattr(row, "A")
             if first_update:
                 failed = row.turn and row.turn.error
                 if failed and not self.cfg.credit_errors:
-                    error = error.clamp(max=0.0)  # as mgrpo.withhold_credit does
-                row.A = error
+                    A = A.clamp(max=0.0)  # as mgrpo.withhold_credit does
+                row.A = A
         A_N = torch.cat([row.A for row in batch])
 
         # 3) Both losses, weighted alike.

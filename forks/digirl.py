@@ -7,15 +7,18 @@
     pi  maximizes  the mean log-prob of the tokens of all turns of D that pass two filters:
         A_c is among the largest --share of all episodes, and A_j > 1 / max_turns
 
+D is the step's valid episodes and --past more, drawn from the newest 2,000 of earlier steps.
+
 A_c chooses episodes: successes at tasks that mostly fail. This is the automatic curriculum, as a
 task that always succeeds has nothing more to teach. Equal A_c enter together, so more than --share may
-pass; if fewer episodes succeed, failures pass as well. A_j chooses turns. Late in a success it trusts
+pass; if fewer episodes succeed, failures pass this filter, too. A_j chooses turns. Late in a success it trusts
 the outcome, earlier the change in V_s (the paper calls this mix doubly robust). As long as V_s is flat,
 this keeps the last four turns of a success. What passes is cloned, all with the same weight.
 
 Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
-of the last of them the policy chooses from all these episodes, in as many updates as the steps would have
-made, with the lr of that step. From then on it learns in every step.
+of the last of them the policy is trained for the first time, on what passes the filters of all these
+episodes, in as many updates as the steps would have made, with the lr of that step. From then on it
+learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl
 
@@ -23,10 +26,10 @@ Differs from the paper: its offline episodes are collected beforehand. Ours coun
 own, so that methods compare by equal numbers of episodes. Demonstrations would not do: all succeed,
 so V has nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper has frozen
 encoders of text and pages, and two V_s of which the smaller counts. V_s learns from the step's own
-episodes only, which saves forward passes and is a handicap: before a step's updates, its
-cross-entropy on new episodes averages 0.69, like a coin's. The released code subtracts 0.05,
-not 1 / max_turns, adds the change in V_s without its weight, and filters offline episodes by
-reward. lam is its own.
+episodes only, which saves forward passes and is a handicap: before V_s is fitted in a step, its
+cross-entropy on new episodes averages 0.69, like a coin's. In the released code the threshold of A_j
+is 0.05, not 1 / max_turns, the change in V_s has no weight, and offline episodes are filtered by
+reward. Our lam, 0.5, is the released code's.
 
 Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, another loss. So --eps,
 --loss-norm and --credit-errors have no effect and --beta is refused.
@@ -55,10 +58,10 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/digirl"     # the run's directory; at the end it is also the checkpoint
     # DigiRL
-    offline: int = 3             # steps that only collect; after them the policy chooses from all
-    past: int = 768              # replayed episodes per step, over all ranks: all of four earlier steps
+    offline: int = 3             # steps that only collect; the policy first trains at the end of the last
+    past: int = 768              # replayed episodes per step, over all ranks: as many as four steps play
     share: float = 0.1           # of the episodes to clone, those with the largest A_c (and ties)
-    lam: float = 0.5             # weight of the outcome one turn before the last; its power earlier
+    lam: float = 0.5             # w_j = lam^(turns still to come), the weight of the outcome
     head_lr: float = 1e-3        # of the value heads
     head_updates: int = 60       # of the value heads, per step
 

@@ -2,11 +2,12 @@
 
     L = L_mgrpo - lambda mean_o( log pi(o | h_j, a_j, o_before) )
 
-The mean is over all tokens o that tell what a response a_j changed: the lines of the next page that a diff
-with this page calls inserted or changed, its error line and title among them. A line that moved counts as
-new. They are the site's tokens and not the policy's, so
-they have no advantage, no ratio and no clip. It is the cross-entropy of pre-training, but at the sampling
-temperature, as all log-probs in mgrpo.py. Each of a step's updates has the term.
+The mean is over the tokens o that tell what a response a_j changed, up to --feedback-tokens a page: the lines
+of the next page that a diff with this page calls inserted or changed, its errors, notes and title among them.
+A line that moved counts as new. o_before are those of these tokens that stand before o. They are the site's
+tokens and not the policy's, so they have no advantage, no ratio and no clip. It is the cross-entropy of
+pre-training, but at the sampling temperature, as all log-probs in mgrpo.py. Each of a step's updates has the
+term.
 
 In PyTorch terms: M-GRPO ignores what the site answered, and learns nothing at all from a group that fails
 as a whole. But each answer shows what a click does, or why it failed, and it is there already. Predicting it
@@ -16,19 +17,19 @@ trains the policy's layers to know the site.
                      -- mgrpo.py's ---  unscored    scored by the new term
 
 Under compression no later context shows s_j whole, so the lines are appended to the row of the turn that
-caused them. They come after the response: by causality its log-probs stay as they were. Ids do not make a
-line new, but they stay in the lines to predict. They count the elements down the page, so this page's ids
-and what changed above a line determine them.
+caused them. They come after the response: by causality its log-probs stay as they were. The diff ignores the
+ids of elements, but the policy has to predict them. It can, since ids count down the page: this page's ids and
+what changed above a line determine them.
 
     python forks/feedback.py --model runs/bc --out runs/feedback
 
 Differs from the paper (of which we had the abstract and summaries): only changed lines, since a page
 mostly repeats the last one, and --feedback-tokens of a page at most; the mean is over the tokens of the
-step, not of an episode, so a long page weighs more than a short one; lambda is 0.05, in the paper about 0.1.
+step, not of an episode, so an episode with many changes weighs more; lambda is 0.05, in the paper about 0.1.
 As there, all valid episodes teach, those of dropped groups as well, but only by this term. Metrics such as
 the entropy also count the responses of dropped groups.
 
-feedback_loss is in nats a token, of n_feedback tokens. A model that never learned to write pages, such as
+feedback_loss is the mean over the n_feedback tokens, in nats per token. A model that never learned to write pages, such as
 the sandbox's small base, starts near 15. There the default weight outdoes the policy loss: choose a
 smaller one.
 
@@ -76,7 +77,7 @@ def news(before: str, after: str) -> str:
 
     Ids do not count: each page has its own. A line that moved counts as new.
 
-    Lines about the action before (errors and notes) are new each time.
+    Lines about the last action (errors and notes) are new each time.
     """
     before = without_messages(before.removesuffix(CUT))
     old = [without_ids(line) for line in before.splitlines()]

@@ -3,7 +3,7 @@
     A_ij = A_i + w (R_ij - mean(R)) / std(R),   R_ij = gamma^(turns after j) r_i
 
 The mean and deviation of R are over the anchor group: all turns that saw the same page, text for text,
-in the valid episodes of one task, if these train. A_i is mgrpo.py's advantage of the whole episode.
+in the valid episodes of one task whose group trains. A_i is mgrpo.py's advantage of the whole episode.
 
 In PyTorch terms: M-GRPO pushes every token of a successful episode equally, a useless click
 included. Episodes of one task often pass through the same page, so their next steps can be compared
@@ -11,8 +11,9 @@ there: the step that led to success sooner gets more, the detour gets less.
 
     python forks/gigpo.py --model runs/bc --out runs/gigpo
 
-Ids are numbered down the page, so equal pages have equal texts. The division by std hides how much was at
-stake: of two turns one always gets 0.71 and the other -0.71, be it success against failure or one click.
+Element ids are numbered down the page, so equal pages have equal texts. The division by std hides how
+much was at stake: of two turns one always gets 0.71 and the other -0.71, be it success against failure or
+one click more. As in mgrpo.py, a response that failed has no A_ij above 0 unless --credit-errors is given.
 
 Differs from the paper: groups whose rewards are all equal are dropped, as in mgrpo.py, so a task that
 always succeeds no longer teaches the shorter way; and a page is compared as the policy read it, its error
@@ -41,11 +42,11 @@ class Config(mgrpo.Config):
     out: str = "runs/gigpo"      # the run's directory; at the end it is also the checkpoint
     # GiGPO
     turn_credit: float = 1.0     # w, the weight of the advantages of turns
-    gamma: float = 0.95          # discount a turn
+    gamma: float = 0.95          # discount per turn
 
 
 def turn_advantages(training: list[Trajectory], weight: float, gamma: float):
-    """Sets what single turns add to A_i, on every turn whose page another turn of these episodes saw."""
+    """Sets what single turns add to A_i: where another turn of these episodes saw the page, with another R."""
     anchor_groups = {}  # page -> its turns, each with its R
     for tau in training:
         for turns_after, turn in enumerate(reversed(tau.turns)):

@@ -1,11 +1,11 @@
 """Histories longer than the context, after KLong (arXiv 2602.17547): a window over the turns.
 
     first(t) = max(0, ceil((t + 1 - W) / (W - O))) (W - O)
-    h_t      = system, turns 0 ... min(P, t)-1, turns max(P, first(t)) ... t-1, s_t
+    h_t      = system, turns 0 ... min(P, t)-1, turns max(P, first(t)) ... t-1, page s_t
 
 t is a turn, as in compress.py (mgrpo.py's j). It sees the P pinned turns (turn 0 states the task) and the
 newest turns, itself included: P + W at most. The window grows to W turns; then it drops the oldest W - O
-at once, so O earlier turns stay. For P = 1, W = 6, O = 3:
+at once, except pinned ones, so O earlier turns stay. For P = 1, W = 6, O = 3:
 
     t = 5 sees 0 1 2 3 4;   t = 6 sees 0, 3 4 5;   t = 8 sees 0, 3 4 5 6 7;   t = 9 sees 0, 6 7 8
 
@@ -18,7 +18,7 @@ scores (compress.trunk), so logp_gap stays at rounding. Why the window moves by 
 move changes what comes right after the pinned turns, so the KV cache restarts there. Between two moves it
 only grows.
 
-Stages: the longest episodes would come first and all fail. Of S stages, equal shares of the steps, stage k
+Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Of S stages, equal shares of the steps, stage k
 allows max_turns k / S turns, so that rewards come early.
 
     python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
@@ -57,7 +57,7 @@ class Config(mgrpo.Config):
 
 
 def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
-    """The earlier turns that turn t no longer sees. It grows by window - overlap turns at a time."""
+    """The earlier turns that turn t no longer sees. It grows by window - overlap turns at a time, pinned ones aside."""
     stride = window - overlap
     too_many = max(0, t + 1 - window)
     moves = -(-too_many // stride)  # rounded up

@@ -31,12 +31,12 @@ flag, --refill, because they cost episodes. DAPO has no KL term: with --paper, w
 for all losses, give --beta 0. MiniMax names no bound for CISPO's ratio, DeepSeek no delta; we take what
 others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho. GSPO's clip range
 was chosen for long responses: on the sandbox, one update at lr 3e-4 moves most responses beyond it, so
-that most tokens get no further push; --eps 0.05 --eps-high 0.05 leaves them one. In bfloat16 the gap
-between rollout and training alone (logp_gap) may exceed it. Not all of these papers were read in full:
-formulas and numbers are also from abstracts and public code.
+that most tokens get no further push; with --eps 0.05 --eps-high 0.05 most still do. In bfloat16 rounding
+alone (logp_gap) may exceed it. Not all of these papers were read in full: formulas and numbers are also
+from abstracts and public code.
 
 Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
-has no effect where the table names another one; its means count only groups that train. clip_frac counts
+has no effect where the table names another one; the means count only groups that train. clip_frac counts
 the tokens without a push, and the metric loss of cispo says nothing, as only its gradient is defined.
 """
 import random
@@ -61,7 +61,7 @@ class Config(mgrpo.Config):
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
     eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
-    eps_high: float | None = None  # ... and how far above 1; None: that of dapo, gspo or cispo whatever eps is, else eps
+    eps_high: float | None = None  # ... how far it may rise above 1; None: dapo's, gspo's and cispo's own, else eps
     delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats a token
     refill: int = 0              # extra rounds: other tasks in place of groups whose rewards are all equal
 
@@ -92,7 +92,7 @@ class Tokens:
 def standardized(r):
     """GRPO (arXiv 2402.03300, section 4.1.2): A = (r - mean) / std.
 
-    In a group with few successes each of them pushes hard, in one with few failures each of those.
+    In a group with few successes each success pushes hard, in one with few failures each failure does.
     """
     return (r - r.mean()) / r.std()
 
@@ -100,8 +100,9 @@ def standardized(r):
 def dr_grpo(r):
     """Dr. GRPO (arXiv 2503.20783, section 3.2): A = r - mean, and a constant in place of the length.
 
-    Without std, groups with few successes or few failures push less than in GRPO; with a constant
-    length, every token of a long failure pushes as hard as those of a short one.
+    Without std, groups with few successes or few failures push less beside the others than in GRPO. With
+    a constant length, every token of a long failure pushes as hard as those of a short one, which
+    --loss-norm paper does not do.
     """
     return r - r.mean()
 
@@ -277,8 +278,8 @@ class Losses(mgrpo.MGRPO):
     def collect(self, tasks, env, step, tick=run.ignore, **search):
         """Plays the tasks; then, --refill times, one other task for each group that will not train.
 
-        All rounds have the step's seed: random numbers and pictures also depend on the task, and no task
-        comes twice.
+        All rounds have the step's seed. Random numbers and the names of pictures also depend on the task,
+        and no task comes twice.
         """
         episodes = super().collect(tasks, env, step, tick, **search)
         for _ in range(self.cfg.refill):
@@ -291,7 +292,7 @@ class Losses(mgrpo.MGRPO):
         return episodes
 
     def groups_that_train(self, episodes) -> int:
-        """How many, over all ranks. `advantages` sets A later: this may set another one."""
+        """How many, over all ranks. group_advantages sets A as well; `advantages` sets it anew later."""
         G = self.cfg.G
         training = 0
         for start in range(0, len(episodes), G):

@@ -2,11 +2,11 @@
 
     M_t = mu M_{t-1} + G_t                          momentum of the gradient G_t
     U S V^T = G_t + mu M_t                          a look ahead (Nesterov), and its singular values S
-    W_t = W_{t-1} - lr 0.2 sqrt(max(R, C)) U V^T    every direction moves equally far, whatever its S
+    W_t = W_{t-1} - lr 0.2 sqrt(max(R, C)) U V^T    every direction moves about equally far, whatever its S
 
-Muon (Jordan et al. 2024) steps the matrices inside the blocks, (R, C). AdamW keeps the embedding, norms and biases.
-The factor 0.2 sqrt(max(R, C)) makes a step about as long as AdamW's, so both use one learning rate ("Muon is
-Scalable for LLM Training", Liu et al. 2025, arXiv 2502.16982). U V^T comes from five Newton-Schulz iterations,
+Muon (Jordan et al. 2024) updates the matrices inside the blocks, (R, C), with --lora the adapters there. AdamW keeps
+the embedding, the head, norms and biases. The factor 0.2 sqrt(max(R, C)) makes an entry's step about as long as
+AdamW's, so one --lr drives both ("Muon is Scalable for LLM Training", Liu et al. 2025, arXiv 2502.16982). U V^T comes from five Newton-Schulz iterations,
 which bring most singular values to between 0.7 and 1.2 rather than to 1.
 
 `make base` pre-trains the small base with it: see assets/decisions.md for its losses beside AdamW's.
@@ -76,7 +76,7 @@ class Muon(torch.optim.AdamW):
 def muon(model, lr: float):
     """bc.py's optimizer, with Muon for the matrices inside the blocks."""
     inside = model.model.layers.parameters()
-    matrices = [parameter for parameter in inside if parameter.ndim == 2]
+    matrices = [parameter for parameter in inside if parameter.ndim == 2 and parameter.requires_grad]
     return Muon(model.parameters(), lr, matrices, betas=(0.9, 0.98), weight_decay=0.0)
 
 

@@ -46,8 +46,8 @@ Differs from AReaL: rollouts have no machines of their own, and the weights neve
 mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
 
 Differs from mgrpo.py: `collect` waits for the batch in flight, `learn_from` starts the next, and `loss` has w
-and this rho. seconds_rollout is how long a step waited for its episodes. logp_gap compares the decoder's log-probs with
-those of a forward pass of the same frozen weights, so only rounding is left; `change` counts from pi_old, so it
+and this rho. seconds_rollout is how long a step waited for its episodes. Where lag is 1, logp_gap compares the decoder's
+log-probs with those of a forward pass of the same frozen weights, so only rounding is left; `change` counts from pi_old, so it
 holds the move of the step before. Metrics: lag, how many steps pi_old is behind; drift, the mean
 |log pi_start - log pi_old|; truncated, the share of tokens whose w is cut.
 """
@@ -179,8 +179,8 @@ class Overlap(mgrpo.MGRPO):
         self.tick(line)
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        # In the step's first update, logp_N is still pi_start's: keep it on the row. Rows are new each step;
-        # bc.PADDING is not, but its weight is 0.
+        # In the step's first update, logp_N is still pi_start's: keep it on the row. Rows are new each step.
+        # bc.PADDING is not, so its logp_start is of an earlier one; its weight is 0.
         counts = [row.n_action for row in batch]
         for row, logp in zip(batch, logp_N.detach().split(counts)):
             if not hasattr(row, "logp_start"):

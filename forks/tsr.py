@@ -5,14 +5,14 @@ best is executed, and only this one trains, with the advantages and the loss of 
 
     a_j = argmax s(h_j, a) over a^1, ..., a^N ~ pi_old(. | h_j);   L as in mgrpo.py
 
-What selection does to the estimator: of equally rated responses the first drawn is taken, so a_j
-is a sample not of pi_old but of
+Of equally rated responses the first drawn is taken. So a_j is a sample not of pi_old but of
 
     q(a | h) = pi_old(a | h) w(s(a)),   w(k) = (P(s <= k)^N - P(s < k)^N) / P(s = k)
 
-Among responses of equal score, q keeps the policy's proportions. The log-probs are pi_old's own, so
+where k is a rating and P the chance under pi_old(. | h). If 80% of the responses have the best rating
+and 20% the next, w is 1.25 and 0.00001 (N = 8). Among responses of equal score, q keeps the policy's proportions. The log-probs are pi_old's own, so
 rho starts at 1 as in mgrpo.py, and nothing corrects for w, as in the paper. So the gradient is a
-biased estimate: good ratings weigh up to N times, others nearly nothing. A rejected response is
+biased estimate: rare good ratings weigh up to N times, others nearly nothing. A rejected response is
 never seen to fail; it becomes rarer only as others become likelier. The baseline is the reward of
 searched episodes. Sampled success is that of policy and search; evaluation plays the policy alone.
 
@@ -21,10 +21,10 @@ searched episodes. Sampled success is that of policy and search; evaluation play
 Differs from the paper: no beams over whole trajectories and no lookahead. Its code tries a candidate
 in a new environment of the same seed, after replaying the actions so far, and compares rewards;
 with a browser, each candidate would cost an episode. Ours looks at page and response and knows no
-task, so it can only avoid responses that look unusable, in 16 to 32% of the turns. Most have
-the highest rating, so we stop drawing at the first of these: q is the same (--likeliest has another
-q). The paper's code trains on the quarter of groups whose rewards vary most; mgrpo.py on all whose
-rewards vary.
+task, so it can only avoid responses that look unusable (16 to 32% of the turns drew again). Most
+responses have the highest rating, so we stop drawing at the first of these: q is the same
+(--likeliest has another q). The paper's code trains on the quarter of groups whose rewards vary most;
+we train, as mgrpo.py does, on all whose rewards vary.
 
 Differs from mgrpo.py: `collect` passes `best_of` to the rollout. By default it also samples at temperature
 1, not 0.7, so assets/results.md compares search and temperature together with M-GRPO.
@@ -56,7 +56,7 @@ class Config(mgrpo.Config):
     # TSR
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
     candidates: int = 8          # N, responses that a turn may draw; 1: no search
-    likeliest: bool = False      # of the best rated take the likeliest, not the first: less variety
+    likeliest: bool = False      # of the best rated take the likeliest (per token), not the first: less variety
 
 
 def shows(page: str, response: str, element: str | None) -> bool:

@@ -10,7 +10,7 @@ from test_scripts import ENV, read, script
 import bc
 from bc import Config
 from forks import muon
-from model import load
+from model import load, load_for_training
 
 
 def matrix(rows, columns, seed=0):
@@ -65,6 +65,19 @@ def test_matrices_step_as_torchs_muon_does_and_the_rest_as_adamw():
         else:
             assert torch.equal(weight, adams[name]), name
     assert matrices == 7 * ours.config.num_hidden_layers
+
+
+def test_with_lora_it_moves_the_adapters_alone(checkpoint):
+    """It once failed at the frozen weights, which have no gradient."""
+    model = load_for_training(checkpoint, torch.device("cpu"), lora=4)
+    start = {name: weight.clone() for name, weight in model.named_parameters()}
+    optimizer = muon.muon(model, 1e-2)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.randn(weight.shape)
+    optimizer.step()
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, start[name]) == ("lora_" not in name), name
 
 
 @pytest.fixture
