@@ -542,6 +542,8 @@ def show_progress(tick, i: int, n: int, share: float):
     tick(f"({100 * (i + share) / n:.0f}%)")
 
 
+PATIENCE = 3  # steps in a row without an episode that could be judged, until a run gives up
+
 # logp_gap above this is no rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.
 ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
@@ -600,7 +602,7 @@ def main(cfg: Config, Method=MGRPO):
             everyones = run.gather(episodes)
             # Sites may be down for a while. If they stay down, the run stops here and resumes later.
             broken_steps = 0 if any(tau.status == "ok" for tau in everyones) else broken_steps + 1
-            if broken_steps == 3:
+            if broken_steps == PATIENCE:
                 require_verdicts(everyones, directory.path)
 
             # 2) Advantages: which episodes did better than the others of their group?

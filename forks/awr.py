@@ -66,7 +66,7 @@ class AWR(mgrpo.MGRPO):
         add_heads(model, optimizer, "value", lr=cfg.head_lr)
 
     def learn_from(self, episodes, step):
-        """Trains on all valid episodes and on past ones. Each is a group of its own, so all weigh alike."""
+        """Trains on all valid episodes and on past ones, each a group of its own to --loss-norm."""
         # 1) The episodes: new and replayed ones.
         cfg = self.cfg
         fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]

@@ -29,9 +29,9 @@ step, not of an episode, so an episode with many changes weighs more; lambda is 
 As there, all valid episodes teach, those of dropped groups as well, but only by this term. Metrics such as
 the entropy also count the responses of dropped groups.
 
-feedback_loss is the mean over the n_feedback tokens, in nats per token. A model that never learned to write pages, such as
-the sandbox's small base, starts near 15. There the default weight outdoes the policy loss: choose a
-smaller one.
+feedback_loss is the mean over the n_feedback tokens, in nats per token. A model that never learned to write
+pages, such as the sandbox's small base, starts near 15. There the default weight outdoes the policy loss:
+choose a smaller one.
 
 Differs from mgrpo.py: `learn_from` appends, `score` scores the appended, `loss` adds the term.
 """

@@ -18,8 +18,8 @@ scores (compress.trunk), so logp_gap stays at rounding. Why the window moves by 
 move changes what comes right after the pinned turns, so the KV cache restarts there. Between two moves it
 only grows.
 
-Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Of S stages, equal shares of the steps, stage k
-allows max_turns k / S turns, so that rewards come early.
+Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Of S
+stages, equal shares of the steps, stage k allows max_turns k / S turns, so that rewards come early.
 
     python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
 

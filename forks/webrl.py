@@ -6,12 +6,12 @@
     r: 1 or 0, as the judge says in the first --judged steps, and then the outcome model
 
 The optimum of max E[r] - beta KL(pi || pi_ref) obeys beta log (pi / pi_ref) = A* for every response,
-whoever sampled it. So episodes from anywhere (nu) may train, without a ratio. A stands in for A*. For
-new episodes it estimates the advantage of the policy that sampled; for old ones it is their reward
-minus what the present V expects. The loss is 0 once a response's summed log-prob has moved by A / beta, which bounds the later updates of a
-step. In the first, its gradient on new responses is that of REINFORCE, times a constant; with --paper
-there is no other (one update a batch). pi_ref is the policy of the phase before; here a phase is a step,
-so pi_ref is the policy as it was when the step began.
+whoever sampled it. So episodes from anywhere (nu) may train, without a ratio. A stands in for A*. For new
+episodes it estimates the advantage of the policy that sampled; for old ones it compares their reward with
+what the present V expects. The loss is 0 once a response's summed log-prob has moved by A / beta, which
+bounds the later updates of a step. In the first, its gradient on new responses is that of REINFORCE,
+times a constant; with --paper there is no other (one update a batch). pi_ref is the policy of the phase
+before; here a phase is a step, so pi_ref is the policy as it was when the step began.
 
 Replay: successes of earlier steps train again, but only responses whose perplexity under pi_ref is above
 1 / --sure (else nothing is left to learn) and below 1/0.5 (else they have become foreign). Curriculum:
@@ -20,17 +20,17 @@ the next step's tasks resemble those that fail, unless they look too hard or too
     python forks/webrl.py --model runs/bc --out runs/webrl
 
 Differs from the paper. Tasks: no language model writes instructions here. Each step draws from a fixed
-pool (--tasks) and weighs a task by how often its template failed lately. Templates whose smoothed
-success is at most 5% (none in the last 18 to 20) or at least 75% get a tenth of that weight. The paper
-drops such tasks, by V; we keep them, as there are only 19 templates. Outcome model: a head on the frozen clone's
+pool (--tasks) and weighs a task by how often its template failed lately. Templates whose smoothed success
+is at most 5% (none in the last 18 to 20) or at least 75% get a tenth of that weight. The paper drops such
+tasks, by V; we keep them, as there are only 19 templates. Outcome model: a head on the frozen clone's
 hidden state after the last response, trained once, on all episodes of the first steps (--judged), which
-the judge scores; the paper trains a language model for it. Ours is a handicap: it was right in 69% of
-the episodes, theirs in about 80% (--judged 1000 keeps the judge). V: a head on the policy's hidden
-state, not a second model, trained on new episodes only, since replayed ones all succeed. Replay:
-perplexity at the sampling temperature, and --sure 0.99: at temperature 0.7, only a tenth of the small
-clone's successful responses have a perplexity above the paper's 1/0.95. As in the paper's equation, our
-loss counts both signs of A and sums the log-ratio over a response. The released code keeps only responses with A >= 0 and sets A to 1 there,
-divides the log-ratio by the number of tokens and takes Smooth L1.
+the judge scores; the paper trains a language model for it. Ours is a handicap: it was right in 69% of the
+episodes, theirs in about 80% (--judged 1000 keeps the judge). V: a head on the policy's hidden state, not
+a second model, trained on new episodes only, since replayed ones all succeed. Replay: perplexity at the
+sampling temperature, and --sure 0.99: at temperature 0.7, only a tenth of the small clone's successful
+responses have a perplexity above the paper's 1/0.95. As in the paper's equation, our loss counts both
+signs of A and sums the log-ratio over a response. The released code keeps only responses with A >= 0 and
+sets A to 1 there, divides the log-ratio by the number of tokens and takes Smooth L1.
 
 Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained is how
 many of the step's episodes are valid, replayed how many old responses train. --eps, --loss-norm and
@@ -126,7 +126,10 @@ def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
 
 
 def advantages(r_R, V_R, last_R, lam: float):
-    """A of turns (MGRPO.advantages is for episodes), in the order of their episodes. last_R: whether a turn is the last of its own."""
+    """A of turns, in the order of their episodes; MGRPO.advantages is for whole episodes.
+
+    last_R: whether a turn is the last of its episode.
+    """
     next_V_R = V_R.roll(-1)  # of the turn after; a last turn's would be another episode's
     later_R = torch.where(last_R, r_R, next_V_R)
     change_R = later_R - V_R

@@ -199,6 +199,13 @@ def test_episodes_of_other_splits_are_left_out_and_counted(chat, tmp_path, capsy
     assert "1 (no success)" in said and "1 (split train, not --data-split sandbox:test)" in said
 
 
+def test_a_task_file_is_no_file_of_demonstrations(chat, tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([{"task_id": 0, "intent": "order rye", "eval": {}}]))
+    with pytest.raises(ValueError, match="tasks.json, row 0: this is a task, not a demonstration"):
+        bc.read_demonstrations(path, chat)
+
+
 def test_the_script_clones_the_chosen_split(chat, checkpoint, tmp_path, capsys):
     path = write(tmp_path / "d.jsonl", RECORD | {"split": "sandbox:test"}, RECORD | {"split": "train"},
                  RECORD | {"split": "sandbox:test"})

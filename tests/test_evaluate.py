@@ -468,6 +468,14 @@ def test_a_policy_that_never_answers_ends_the_evaluation_with_one_sentence(main,
         main(policy_url=url, policy_model="p", tasks=tasks, out=str(tmp_path / "run"))
 
 
+def test_where_servers_failed_their_output_is_named(tmp_path):
+    broken = Trajectory({"task_id": 0}, status="env_error", checks=[["environment", False, "the server ended"]])
+    (tmp_path / "servers.log").write_text("== task 0\n")
+    with pytest.raises(ValueError, match="none of the 2 .* the server ended; see what .* wrote in .*servers.log"):
+        evaluate.require_verdicts([broken, broken], tmp_path)
+    evaluate.require_verdicts([broken, Trajectory({"task_id": 0})], tmp_path)
+
+
 def test_a_checkpoint_is_evaluated_end_to_end(main, checkpoint, tmp_path, capsys):
     """A random policy: no success, but every file, and a second evaluation replaces the first."""
     before, out = tmp_path / "before", tmp_path / "run"

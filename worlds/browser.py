@@ -475,7 +475,7 @@ class Session:
             answer = await self.page.goto(url, wait_until="commit")
         except PlaywrightError as error:
             problem = first_line(error).removeprefix("Page.goto: ").partition(" at http")[0]
-            if "ERR_NAME_NOT_RESOLVED" in problem:  # the fence knows only the task's sites
+            if self.sites is not None and "ERR_NAME_NOT_RESOLVED" in problem:  # the fence knows no other site
                 problem = "it leads to another site; --allow names more that pages may reach"
             raise EnvError(f"the start page {url} did not open: {problem}") from None
         await self.settle()
