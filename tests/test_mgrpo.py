@@ -2,6 +2,7 @@
 import asyncio
 import contextlib
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import rollout
 import run as runs
 import worlds
 from compress import Trajectory, Turn, context, trajectory_rows
-from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, per_token, task_batch, update,
+from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, task_batch, update,
                    update_metrics, warmup_linear, weigh)
 from model import generate, load, load_tokenizer, save, token_logprobs
 from rollout import Engine, Settings
@@ -29,29 +30,59 @@ from rollout import Engine, Settings
 def trajectory(chat, reward, lengths, seed=0, status="ok", member=0):
     """An episode with one response of each of the given lengths, plausible sampling log-probs included."""
     g = torch.Generator().manual_seed(seed)
-    tau = Trajectory({"intent": "do it", "task_id": 0, "sites": ["x"]}, member, success=reward, reward=reward,
-                     status=status)
+    task = {"intent": "do it", "task_id": 0, "sites": ["x"]}
+    tau = Trajectory(task, member, success=reward, reward=reward, status=status)
     for k, n in enumerate(lengths):
-        ids = torch.randint(3, 300, (n,), generator=g).tolist()
-        logps = (-4 - torch.rand(n, generator=g)).tolist()
-        observation_ids = chat.user_ids(tau.task, k, f"<a>lamp <{k}></a>")
-        tau.turns.append(Turn("", f"page {k}", observation_ids, ids, logps, ""))
+        ids = torch.randint(3, 300, (n,), generator=g)
+        logps = -4 - torch.rand(n, generator=g)
+        observation_ids = chat.user_ids(task, k, f"<a>lamp <{k}></a>")
+        turn = Turn(
+            url="",
+            observation=f"page {k}",
+            observation_ids=observation_ids,
+            action_ids=ids.tolist(),
+            logps=logps.tolist(),
+            response="",
+        )
+        tau.turns.append(turn)
     return tau
 
 
 def logprobs(model, row, temperature=1.0):
     """Log-probs of a row's action tokens, the row alone."""
-    return token_logprobs(model, *pad([row]), temperature=temperature)[0]
+    tokens_BT, action_BT = pad([row])
+    logp_N, _, _ = token_logprobs(model, tokens_BT, action_BT, temperature=temperature)
+    return logp_N
 
 
 def method_of(chat, model, cfg, optimizer=None, reference=None, Method=MGRPO):
     return Method(cfg, chat, model, reference, optimizer, "cpu")
 
 
+def random_policy(chat, seed=0):
+    """A tiny model for the chat's tokenizer."""
+    vocab_size = chat.tokenizer.get_vocab_size()
+    return tiny_model(seed=seed, vocab_size=vocab_size)
+
+
+def same_weights(a, b):
+    """Whether two state dicts are equal bit for bit."""
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def config_of(checkpoint):
+    text = (checkpoint / "config.json").read_text()
+    return json.loads(text)
+
+
+# --------------------------------------------------------------------------- the loss of given numbers
+
+
 def equation(logp, logp_old, logp_ref, rewards, eps, beta):
     """M-GRPO as printed, for one group, one token at a time: logp[i][j][t] is a number or a scalar tensor."""
     G = len(rewards)
-    mean, std = sum(rewards) / G, statistics.stdev(rewards)
+    mean = sum(rewards) / G
+    std = statistics.stdev(rewards)
     total = 0.0
     for i in range(G):
         A = (rewards[i] - mean) / std
@@ -59,9 +90,15 @@ def equation(logp, logp_old, logp_ref, rewards, eps, beta):
         for j in range(len(logp[i])):
             turn = 0.0
             for t in range(len(logp[i][j])):
-                rho = (logp[i][j][t] - logp_old[i][j][t]).exp()
-                d = logp_ref[i][j][t] - logp[i][j][t]
-                turn = turn + min(rho * A, rho.clamp(1 - eps, 1 + eps) * A) - beta * (d.exp() - d - 1)
+                new = logp[i][j][t]
+                old = logp_old[i][j][t]
+                ref = logp_ref[i][j][t]
+                rho = (new - old).exp()
+                clipped = rho.clamp(1 - eps, 1 + eps)
+                surrogate = min(rho * A, clipped * A)
+                d = ref - new
+                kl = d.exp() - d - 1
+                turn = turn + surrogate - beta * kl
             episode = episode + turn / len(logp[i][j])
         total = total + episode / len(logp[i])
     return -total / G
@@ -71,23 +108,59 @@ def equation(logp, logp_old, logp_ref, rewards, eps, beta):
 def test_loss_and_gradient_are_those_of_the_papers_triple_mean(beta):
     """float64, 1e-10, on a ragged group of 1 to 15 turns. The ratios leave the clip range on both sides."""
     g = torch.Generator().manual_seed(0)
-    shape = [torch.randint(1, 9, (n,), generator=g).tolist() for n in (1, 2, 15, 7)]  # tokens of each turn
-    rewards, sizes = [1.0, 0.0, 0.0, 1.0], [n for turns in shape for n in turns]
-    new, old, ref = (-2 * torch.rand(sum(sizes), generator=g, dtype=torch.float64) for _ in range(3))
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    shape = []  # of each episode, the tokens of each turn
+    for turns in (1, 2, 15, 7):
+        lengths = torch.randint(1, 9, (turns,), generator=g)
+        shape.append(lengths.tolist())
+    sizes = sum(shape, [])
+
+    def draw():
+        return -2 * torch.rand(sum(sizes), generator=g, dtype=torch.float64)
+
+    new = draw()
+    old = draw()
+    ref = draw()
     new.requires_grad_()
 
     def nested(flat):
+        """One number per token -> [i][j][t], as `equation` takes them."""
         parts = iter(flat.split(sizes))
-        return [[next(parts).unbind() for _ in turns] for turns in shape]
+        episodes = []
+        for lengths in shape:
+            episodes.append([next(parts).unbind() for _ in lengths])
+        return episodes
 
+    # Each token's advantage, and its share of the three means.
     std = statistics.stdev(rewards)
-    tokens = [(r, turns, n) for r, turns in zip(rewards, shape) for n in turns for _ in range(n)]
-    A = torch.tensor([(r - 0.5) / std for r, _, _ in tokens], dtype=torch.float64)
-    weight = torch.tensor([1 / (4 * len(turns) * n) for _, turns, n in tokens], dtype=torch.float64)
-    loss, metrics = mgrpo_loss(new, old, ref, A, weight, 0.2, beta)
-    expected = equation(nested(new), nested(old), nested(ref), rewards, 0.2, beta)
+    A = []
+    weight = []
+    for reward, lengths in zip(rewards, shape):
+        for n in lengths:
+            A += [(reward - 0.5) / std] * n
+            weight += [1 / (4 * len(lengths) * n)] * n
+
+    loss, metrics = mgrpo_loss(
+        logp_N=new,
+        logp_old_N=old,
+        logp_ref_N=ref,
+        A_N=torch.tensor(A, dtype=torch.float64),
+        weight_N=torch.tensor(weight, dtype=torch.float64),
+        eps=0.2,
+        beta=beta,
+    )
+    expected = equation(
+        logp=nested(new),
+        logp_old=nested(old),
+        logp_ref=nested(ref),
+        rewards=rewards,
+        eps=0.2,
+        beta=beta,
+    )
+
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
-    gradient, expected_gradient = (torch.autograd.grad(value, new)[0] for value in (loss, expected))
+    [gradient] = torch.autograd.grad(loss, new)
+    [expected_gradient] = torch.autograd.grad(expected, new)
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
     assert 0 < metrics["clip_frac"] < len(new)
 
@@ -95,198 +168,374 @@ def test_loss_and_gradient_are_those_of_the_papers_triple_mean(beta):
 def test_clipping_stops_the_gradient_only_where_it_would_go_too_far():
     logp = torch.tensor([0.5, 0.5, -0.5, -0.5], requires_grad=True)  # ratios 1.65, 1.65, 0.61, 0.61
     A = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    loss, metrics = mgrpo_loss(logp, torch.zeros(4), logp.detach(), A, torch.ones(4), 0.2, 0.0)
+
+    loss, metrics = mgrpo_loss(
+        logp_N=logp,
+        logp_old_N=torch.zeros(4),
+        logp_ref_N=logp.detach(),
+        A_N=A,
+        weight_N=torch.ones(4),
+        eps=0.2,
+        beta=0.0,
+    )
     loss.backward()
-    assert (logp.grad != 0).tolist() == [False, True, True, False] and metrics["clip_frac"] == 2
+
+    moved = logp.grad != 0
+    assert moved.tolist() == [False, True, True, False]
+    assert metrics["clip_frac"] == 2
+
+
+def kl_at(distance):
+    """The KL of one token whose log-prob is that much higher under the reference than under the policy."""
+    zero = torch.zeros(1)
+    _, metrics = mgrpo_loss(
+        logp_N=zero,
+        logp_old_N=zero,
+        logp_ref_N=zero + distance,
+        A_N=zero,
+        weight_N=torch.ones(1),
+        eps=0.2,
+        beta=1.0,
+    )
+    return metrics["kl"]
 
 
 def test_kl_is_never_negative_and_zero_at_the_start():
     """Token by token, on both sides of the reference."""
-    zero, one = torch.zeros(1), torch.ones(1)
     for distance in (-2.0, -0.1, 0.1, 2.0):
-        assert mgrpo_loss(zero, zero, zero + distance, zero, one, 0.2, 1.0)[1]["kl"] > 0
-    assert mgrpo_loss(zero, zero, zero, zero, one, 0.2, 1.0)[1]["kl"] == 0
+        assert kl_at(distance) > 0
+    assert kl_at(0.0) == 0
+
+
+# ------------------------------------------------------------------------------ advantages and weights
+
+
+def one_success_of_three(chat, lengths=(3,)):
+    """A group. The first episode succeeds, with responses of these lengths."""
+    return [
+        trajectory(chat, 1.0, lengths),
+        trajectory(chat, 0.0, [3]),
+        trajectory(chat, 0.0, [3]),
+    ]
+
+
+def advantages_of(group):
+    return [tau.advantage for tau in group]
 
 
 def test_advantages_are_over_trajectories_not_turns(chat):
-    group = [trajectory(chat, 1.0, [3]), trajectory(chat, 0.0, [3]), trajectory(chat, 0.0, [3])]
-    longer = [trajectory(chat, 1.0, [3] * 12), trajectory(chat, 0.0, [3]), trajectory(chat, 0.0, [3])]
-    assert [t.advantage for t in group_advantages(group)] == [t.advantage for t in group_advantages(longer)]
-    assert sum(t.advantage for t in group) == pytest.approx(0)
-    assert statistics.stdev(t.advantage for t in group) == pytest.approx(1)
+    group = one_success_of_three(chat)
+    longer = one_success_of_three(chat, lengths=[3] * 12)
+
+    trained = group_advantages(group)
+    longer_trained = group_advantages(longer)
+
+    assert advantages_of(trained) == advantages_of(longer_trained)
+    assert sum(advantages_of(group)) == pytest.approx(0)
+    assert statistics.stdev(advantages_of(group)) == pytest.approx(1)
 
 
 def test_an_episode_that_the_environment_broke_does_not_change_the_group(chat):
-    valid = [trajectory(chat, 1.0, [3]), trajectory(chat, 0.0, [3]), trajectory(chat, 0.0, [3])]
+    valid = one_success_of_three(chat)
     broken = trajectory(chat, 0.0, [3], status="env_error")
+
     assert broken not in group_advantages(valid + [broken])
-    with_broken = [t.advantage for t in valid]
+
+    with_broken = advantages_of(valid)
     group_advantages(valid)
-    assert with_broken == [t.advantage for t in valid]
+    assert with_broken == advantages_of(valid)
 
 
-@pytest.mark.parametrize("rewards, statuses", [([1, 1, 1], "ok ok ok"), ([0, 0, 0], "ok ok ok"),
-                                               ([1, 0, 0], "ok env_error env_error"),
-                                               ([0.1, 0.1, 0.1], "ok ok ok")])
+@pytest.mark.parametrize("rewards, statuses", [
+    ([1, 1, 1], "ok ok ok"),
+    ([0, 0, 0], "ok ok ok"),
+    ([1, 0, 0], "ok env_error env_error"),
+    ([0.1, 0.1, 0.1], "ok ok ok"),
+])
 def test_groups_that_teach_nothing_are_dropped(chat, rewards, statuses):
-    group = [trajectory(chat, float(r), [3], status=s) for r, s in zip(rewards, statuses.split())]
+    group = []
+    for reward, status in zip(rewards, statuses.split()):
+        group.append(trajectory(chat, float(reward), [3], status=status))
     assert group_advantages(group) == []
 
 
 def make_groups(chat):
-    return [[trajectory(chat, float(i % 2), [3 + i + k, 2, 5][:1 + (i + k) % 3], seed=10 * k + i, member=i)
-             for i in range(4)] for k in range(2)]
-
-
-def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
-    kept = [group_advantages(group) for group in make_groups(chat)]
-    tokens = sum(len(t.action_ids) for group in kept for tau in group for t in tau.turns)
-    total = lambda norm: sum(row.weight * row.n_action for row in weigh(kept, chat, Config(loss_norm=norm)))
-    assert total("paper") == pytest.approx(1) and total("token") == pytest.approx(1)
-    assert total("constant") == pytest.approx(tokens / (2 * 4 * Config.max_turns * Config.max_new_tokens))
-    for row in weigh(kept, chat, Config(loss_norm="paper")):
-        response = row.ids[-row.n_action:]
-        tau = next(tau for group in kept for tau in group if any(t.action_ids == response for t in tau.turns))
-        assert row.weight == pytest.approx(1 / (2 * 4 * len(tau.turns) * row.n_action))
-        assert row.advantage == tau.advantage
+    """Two groups of four episodes with one to three turns; every other episode succeeds."""
+    groups = []
+    for k in range(2):
+        group = []
+        for i in range(4):
+            turns = 1 + (i + k) % 3
+            lengths = [3 + i + k, 2, 5]
+            reward = float(i % 2)
+            tau = trajectory(chat, reward, lengths[:turns], seed=10 * k + i, member=i)
+            group.append(tau)
+        groups.append(group)
+    return groups
 
 
 def ragged_groups(chat):
     """Two groups whose episodes have from 1 to 15 turns."""
-    def group(k, lengths):
-        return [trajectory(chat, float(i % 2), [1 + (k * j + i) % 6 for j in range(n)], 10 * k + i, member=i)
-                for i, n in enumerate(lengths)]
+    def group(k, turns):
+        episodes = []
+        for i, n in enumerate(turns):
+            lengths = [1 + (k * j + i) % 6 for j in range(n)]
+            reward = float(i % 2)
+            tau = trajectory(chat, reward, lengths, seed=10 * k + i, member=i)
+            episodes.append(tau)
+        return episodes
+
     return [group(0, (1, 15, 4)), group(1, (2, 7, 11, 3))]
 
 
+def with_advantages(groups):
+    """The groups with their advantages, as `weigh` takes them."""
+    return [group_advantages(group) for group in groups]
+
+
+def episodes_of(groups):
+    return list(itertools.chain(*groups))
+
+
+def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
+    kept = with_advantages(make_groups(chat))
+    tokens = 0
+    for tau in episodes_of(kept):
+        tokens += sum(len(turn.action_ids) for turn in tau.turns)
+
+    def total(norm):
+        rows = weigh(kept, chat, Config(loss_norm=norm))
+        return sum(row.weight * row.n_action for row in rows)
+
+    def episode_with(response):
+        for tau in episodes_of(kept):
+            if any(turn.action_ids == response for turn in tau.turns):
+                return tau
+
+    assert total("paper") == pytest.approx(1)
+    assert total("token") == pytest.approx(1)
+    longest = Config.max_turns * Config.max_new_tokens
+    assert total("constant") == pytest.approx(tokens / (2 * 4 * longest))
+
+    for row in weigh(kept, chat, Config(loss_norm="paper")):
+        response = row.ids[-row.n_action:]
+        tau = episode_with(response)
+        assert row.weight == pytest.approx(1 / (2 * 4 * len(tau.turns) * row.n_action))
+        assert row.advantage == tau.advantage
+
+
+# ------------------------------------------------------------------------------------------ the update
+
+
 def gradient_of(chat, kept, cfg, reference=None, model=None):
-    model = model or tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    """(gradients by name, metrics) of one update that moves nothing."""
+    if model is None:
+        model = random_policy(chat)
     grads = {}
-    optimizer.step = lambda: grads.update({k: p.grad.clone() for k, p in model.named_parameters()})
-    metrics = update(method_of(chat, model, cfg, optimizer, reference), weigh(kept, chat, cfg))
+
+    def remember():
+        for name, p in model.named_parameters():
+            grads[name] = p.grad.clone()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer.step = remember
+    method = method_of(chat, model, cfg, optimizer, reference)
+    metrics = update(method, weigh(kept, chat, cfg))
     return grads, metrics
 
 
 def obvious_gradient(chat, kept, model, reference=None, beta=0.0):
     """Autograd through the printed formula, each response alone under its own context."""
+    if reference is None:
+        reference = model
     loss = 0
     for group in kept:
-        logp, old, ref = [], [], []
+        logp = []
+        old = []
+        ref = []
         for tau in group:
-            logp.append([logprobs(model, row) for row in trajectory_rows(chat, tau)])
+            rows = trajectory_rows(chat, tau)
+            logp.append([logprobs(model, row) for row in rows])
             old.append([torch.tensor(turn.logps) for turn in tau.turns])
-            ref.append([logprobs(reference or model, row).detach() for row in trajectory_rows(chat, tau)])
-        loss = loss + equation(logp, old, ref, [tau.reward for tau in group], 0.2, beta) / len(kept)
+            ref.append([logprobs(reference, row).detach() for row in rows])
+        rewards = [tau.reward for tau in group]
+        loss_of_group = equation(logp, old, ref, rewards, eps=0.2, beta=beta)
+        loss = loss + loss_of_group / len(kept)
+
     model.zero_grad()
     loss.backward()
-    return {name: p.grad for name, p in model.named_parameters()}, loss.item()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return grads, loss.item()
 
 
 def test_the_update_is_the_gradient_of_the_equation(chat):
     """A whole step, packed, against one response at a time: float32, 1e-5, under any micro-batch budget."""
-    kept = [group_advantages(group) for group in ragged_groups(chat)]
-    model, reference = (tiny_model(seed=seed, vocab_size=chat.tokenizer.get_vocab_size()) for seed in (0, 1))
+    kept = with_advantages(ragged_groups(chat))
+    model = random_policy(chat)
+    reference = random_policy(chat, seed=1)
     expected, loss = obvious_gradient(chat, kept, model, reference, beta=0.1)
+
     for budget in (1, 200, 700, 10**6):
-        cfg = Config(loss_norm="paper", beta=0.1, clip=1e9, max_tokens=budget, temperature=1.0)
+        cfg = Config(
+            loss_norm="paper",
+            beta=0.1,
+            clip=1e9,
+            max_tokens=budget,
+            temperature=1.0,
+        )
         grads, metrics = gradient_of(chat, kept, cfg, reference)
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
         for name in expected:
-            torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4,
-                                       msg=f"{name}, budget {budget}")
+            where = f"{name}, budget {budget}"
+            torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4, msg=where)
+
+
+def take_logprobs(chat, model, episodes, temperature=1.0, off=0.0):
+    """Gives all responses the model's log-probs, as if it had sampled them; `off` is added to each."""
+    for tau in episodes:
+        rows = trajectory_rows(chat, tau)
+        for turn, row in zip(tau.turns, rows):
+            logp_N = logprobs(model, row, temperature)
+            turn.logps = (logp_N + off).tolist()
+
+
+def sampled_groups(chat, model):
+    """Groups whose log-probs are the model's own."""
+    kept = with_advantages(ragged_groups(chat))
+    take_logprobs(chat, model, episodes_of(kept))
+    return kept
 
 
 def test_ratio_and_clip_act_from_the_second_update_on(chat):
     """--updates-per-batch: the old log-probs stay those of the rollout while the policy moves."""
-    kept = [group_advantages(group) for group in ragged_groups(chat)]
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    for tau in (tau for group in kept for tau in group):
-        for turn, row in zip(tau.turns, trajectory_rows(chat, tau)):
-            turn.logps = logprobs(model, row).tolist()
+    model = random_policy(chat)
+    kept = sampled_groups(chat, model)
     cfg = Config(loss_norm="paper", clip=1e9, temperature=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     method = method_of(chat, model, cfg, optimizer)
-    first, second, _ = (update(method, weigh(kept, chat, cfg)) for _ in range(3))
-    assert first["clip_frac"] == 0 and first["logp_gap"] < 1e-5
-    assert first["loss"] == pytest.approx(0, abs=1e-5) and second["loss"] < first["loss"]
-    assert second["clip_frac"] > 0 and second["logp_gap"] > 1e-3
+
+    passes = []
+    for _ in range(3):
+        passes.append(update(method, weigh(kept, chat, cfg)))
+
+    first, second, _ = passes
+    assert first["clip_frac"] == 0
+    assert first["logp_gap"] < 1e-5
+    assert first["loss"] == pytest.approx(0, abs=1e-5)
+    assert second["loss"] < first["loss"]
+    assert second["clip_frac"] > 0
+    assert second["logp_gap"] > 1e-3
+
     expected, _ = obvious_gradient(chat, kept, model)
     grads, _ = gradient_of(chat, kept, cfg, model=model)
     for name in expected:
         torch.testing.assert_close(grads[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
-def sampled_groups(chat, model):
-    """Groups whose log-probs are the model's own."""
-    kept = [group_advantages(group) for group in ragged_groups(chat)]
-    for tau in (tau for group in kept for tau in group):
-        for turn, row in zip(tau.turns, trajectory_rows(chat, tau)):
-            turn.logps = logprobs(model, row).tolist()
-    return kept
-
-
 def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     """The mean |log rho|, against one response at a time; the rest is the first pass's or the sum of all."""
     cfg = Config(temperature=1.0, max_tokens=700)
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model = random_policy(chat)
     kept = sampled_groups(chat, model)
-    method = method_of(chat, model, cfg, torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.0))
-    rows, passes, measured = weigh(kept, chat, cfg), [], []
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.0)
+    method = method_of(chat, model, cfg, optimizer)
+    rows = weigh(kept, chat, cfg)
+
+    def mean_change():
+        changes = []
+        for row in rows:
+            scored = logprobs(model, row).tolist()
+            for now, then in zip(scored, row.logps, strict=True):
+                changes.append(abs(now - then))
+        return statistics.mean(changes)
+
+    passes = []
+    measured = []
     for _ in range(3):
-        changes = [abs(now - then) for row in rows
-                   for now, then in zip(logprobs(model, row).tolist(), row.logps, strict=True)]
-        measured.append(statistics.mean(changes))
+        measured.append(mean_change())
         passes.append(update(method, rows))
     metrics = update_metrics(passes)
-    assert metrics["change"] == pytest.approx(measured[1:], rel=1e-3) and 0 < metrics["change"][0] < metrics["change"][1]
-    assert metrics["logp_gap"] == passes[0]["logp_gap"] == pytest.approx(measured[0], abs=1e-6)
-    assert metrics["tokens_trained"] == sum(one["tokens"] for one in passes) > passes[0]["tokens"]
-    for key, of_pass in (("loss", 0), ("entropy", 0), ("grad_norm", 0), ("kl", 2), ("clip_frac", 2)):
-        assert metrics[key] == passes[of_pass][key]
+
+    assert metrics["change"] == pytest.approx(measured[1:], rel=1e-3)
+    before_second, before_third = metrics["change"]
+    assert 0 < before_second < before_third
+    assert metrics["logp_gap"] == passes[0]["logp_gap"]
+    assert metrics["logp_gap"] == pytest.approx(measured[0], abs=1e-6)
+    assert metrics["tokens_trained"] == sum(one["tokens"] for one in passes)
+    assert metrics["tokens_trained"] > passes[0]["tokens"]
+    for key in ("loss", "entropy", "grad_norm"):
+        assert metrics[key] == passes[0][key]
+    for key in ("kl", "clip_frac"):
+        assert metrics[key] == passes[2][key]
     assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
     """tests/tools/flat_sequence.py on a random model: only rows in their own contexts have the rollout's log-probs."""
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model = random_policy(chat)
     episodes = [trajectory(chat, 0.0, [4, 6, 5], seed=seed) for seed in range(3)]
     for tau in episodes:
         for t, turn in enumerate(tau.turns):
-            turn.action_ids, turn.logps = generate(model, context(chat, tau, t), 8, temperature=1.0, seed=t)
+            ids = context(chat, tau, t)
+            turn.action_ids, turn.logps = generate(model, ids, 8, temperature=1.0, seed=t)
+
     result = compare(model, chat, episodes)
-    assert result["ours"]["mean"] < 1e-5 and result["flat"]["mean"] > 0.1 and result["masked"]["mean"] > 0.1
-    assert result["ours"]["outside_clip"] == 0 < result["flat"]["outside_clip"]
+
+    ours = result["ours"]
+    flat = result["flat"]
+    assert ours["mean"] < 1e-5
+    assert flat["mean"] > 0.1
+    assert result["masked"]["mean"] > 0.1
+    assert ours["outside_clip"] == 0
+    assert flat["outside_clip"] > 0
 
 
 def test_training_uses_the_sampling_temperature(chat):
-    kept = [group_advantages(group) for group in make_groups(chat)]
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    for tau in (tau for group in kept for tau in group):
-        for turn, row in zip(tau.turns, trajectory_rows(chat, tau)):
-            turn.logps = logprobs(model, row, temperature=0.7).tolist()
-    assert gradient_of(chat, kept, Config(temperature=0.7))[1]["logp_gap"] < 1e-5
-    assert gradient_of(chat, kept, Config(temperature=1.0))[1]["logp_gap"] > 1e-2
+    kept = with_advantages(make_groups(chat))
+    model = random_policy(chat)
+    take_logprobs(chat, model, episodes_of(kept), temperature=0.7)
+
+    _, same = gradient_of(chat, kept, Config(temperature=0.7))
+    _, other = gradient_of(chat, kept, Config(temperature=1.0))
+
+    assert same["logp_gap"] < 1e-5
+    assert other["logp_gap"] > 1e-2
 
 
 def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
     groups = make_groups(chat)
     even = [trajectory(chat, 1.0, [3, 2], seed=50 + i) for i in range(4)]
-    reference = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
-    cfg, grads = Config(loss_norm="paper", beta=0.5, clip=1e9, temperature=1.0), []
-    for collected in (groups, [*groups, even]):
-        grads.append(gradient_of(chat, [g for g in map(group_advantages, collected) if g], cfg, reference)[0])
-    for name in grads[0]:
-        assert torch.equal(grads[0][name], grads[1][name])
+    reference = random_policy(chat, seed=1)
+    cfg = Config(loss_norm="paper", beta=0.5, clip=1e9, temperature=1.0)
+
+    def gradient(collected):
+        kept = [group for group in with_advantages(collected) if group]
+        grads, _ = gradient_of(chat, kept, cfg, reference)
+        return grads
+
+    without_even = gradient(groups)
+    with_even = gradient([*groups, even])
+
+    for name in without_even:
+        assert torch.equal(without_even[name], with_even[name])
+
+
+# --------------------------------------------------------------------- the script, but for the browser
 
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
     async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
         assert temperature == settings.temperature  # and there is no top_p in training
-        reward = lambda task, i: float(i == 0 or task["task_id"] % 2)
-        return [trajectory(chat, reward(task, i), [2 + i], seed=task["task_id"], member=i)
-                for task in tasks for i in range(group)]
+        played = []
+        for task in tasks:
+            odd = task["task_id"] % 2
+            for i in range(group):
+                reward = float(i == 0 or odd)
+                tau = trajectory(chat, reward, [2 + i], seed=task["task_id"], member=i)
+                played.append(tau)
+        return played
+
     return rollout
 
 
@@ -295,9 +544,18 @@ TASKS = [{"task_id": i} for i in range(10)]
 
 def without_browser(monkeypatch):
     """What mgrpo.main opens besides the model, replaced. The report is an empty file."""
-    monkeypatch.setattr(worlds, "open_sites", lambda *specs: contextlib.nullcontext({}))
-    monkeypatch.setattr(worlds, "load_tasks", lambda spec, sites, **more: TASKS)
-    monkeypatch.setattr(runs, "report", lambda out: (out / "report.html").touch())
+    def open_sites(*specs):
+        return contextlib.nullcontext({})
+
+    def load_tasks(spec, sites, **more):
+        return TASKS
+
+    def report(out):
+        (out / "report.html").touch()
+
+    monkeypatch.setattr(worlds, "open_sites", open_sites)
+    monkeypatch.setattr(worlds, "load_tasks", load_tasks)
+    monkeypatch.setattr(runs, "report", report)
 
 
 @pytest.fixture
@@ -308,59 +566,113 @@ def play(checkpoint, monkeypatch, tmp_path):
     def play(rollout, out, Method=MGRPO, **changes):
         monkeypatch.setattr(mgrpo, "rollout", rollout)
         monkeypatch.setattr(evaluate, "rollout", rollout)
-        cfg = Config(**dict(model=str(checkpoint), out=str(tmp_path / out), steps=6, batch=6, G=2, lr=1e-2,
-                            warmup=0.5, save_every=2) | changes)
+        settings = dict(
+            model=str(checkpoint),
+            out=str(tmp_path / out),
+            steps=6,
+            batch=6,
+            G=2,
+            lr=1e-2,
+            warmup=0.5,
+            save_every=2,
+        )
+        settings.update(changes)
         try:
-            mgrpo.main(cfg, Method)
+            mgrpo.main(Config(**settings), Method)
         except KeyboardInterrupt:  # caught here, where its frames end: they hold the directory's lock
             pass
         finally:
-            text = (tmp_path / out / "metrics.jsonl").read_text() if (tmp_path / out / "metrics.jsonl").exists() else ""
+            metrics = tmp_path / out / "metrics.jsonl"
+            text = ""
+            if metrics.exists():
+                text = metrics.read_text()
             play.lines = [json.loads(line) for line in text.splitlines()]
         return play.lines
+
     return play
 
 
 def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypatch, tmp_path):
     loaded = []
-    load = mgrpo.load_for_training
-    monkeypatch.setattr(mgrpo, "load_for_training", lambda *a, **k: loaded.append(a) or load(*a, **k))
-    for beta, lora, models in ((0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)):  # LoRA's is the policy itself
+    load_for_training = mgrpo.load_for_training
+
+    def counted(*args, **more):
+        loaded.append(args)
+        return load_for_training(*args, **more)
+
+    monkeypatch.setattr(mgrpo, "load_for_training", counted)
+
+    def two_steps(out, **changes):
         loaded.clear()
-        first, second = play(even_tasks_teach(chat), f"{beta}-{lora}", steps=2, beta=beta, lora=lora,
-                             updates_per_batch=1)
-        assert len(loaded) == models and first["groups_kept"] > 0 and first["kl"] == 0
-        assert second["kl"] > 0 if beta else second["kl"] == 0
+        return play(even_tasks_teach(chat), out, steps=2, updates_per_batch=1, **changes)
+
+    first, second = two_steps("no-reference", beta=0.0, lora=0)
+    assert len(loaded) == 1
+    assert first["groups_kept"] > 0
+    assert first["kl"] == 0
+    assert second["kl"] == 0
+
+    first, second = two_steps("reference", beta=0.1, lora=0)
+    assert len(loaded) == 2
+    assert first["groups_kept"] > 0
+    assert first["kl"] == 0
+    assert second["kl"] > 0
+
+    first, second = two_steps("lora", beta=0.1, lora=4)
+    assert len(loaded) == 1  # LoRA's reference is the policy itself
+    assert first["groups_kept"] > 0
+    assert first["kl"] == 0
+    assert second["kl"] > 0
+
     # What goes on from a LoRA checkpoint begins with its policy, which is then the reference.
-    loaded.clear()
-    first, second = play(even_tasks_teach(chat), "next", model=str(tmp_path / "0.1-4"), steps=2, beta=0.1, lora=4,
-                         updates_per_batch=1)
-    assert len(loaded) == 1 and first["kl"] == 0 and second["kl"] > 0
+    first, second = two_steps("next", model=str(tmp_path / "lora"), beta=0.1, lora=4)
+    assert len(loaded) == 1
+    assert first["kl"] == 0
+    assert second["kl"] > 0
 
 
 def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
-    kept = [group_advantages(group) for group in make_groups(chat)]
+    kept = with_advantages(make_groups(chat))
     spoiled = copy.deepcopy(kept)
     spoiled[1][2].turns[0].logps[0] = float("nan")
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model = random_policy(chat)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     before = copy.deepcopy(model.state_dict())
-    same = lambda: all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+    def unchanged():
+        return same_weights(before, model.state_dict())
+
+    # 1) The loss is NaN.
     one_by_one = method_of(chat, model, Config(max_tokens=1), optimizer)
-    assert update(one_by_one, weigh(spoiled, chat, Config()))["skipped"] == 1
-    assert same() and not optimizer.state and all(p.grad is None for p in model.parameters())
-    overflow = model.model.norm.weight.register_hook(lambda gradient: gradient * float("inf"))
-    sound, method = weigh(kept, chat, Config()), method_of(chat, model, Config(), optimizer)
-    assert update(method, sound)["skipped"] == 1 and same()
-    overflow.remove()
-    assert update(method, sound)["skipped"] == 0 and not same()
+    metrics = update(one_by_one, weigh(spoiled, chat, Config()))
+    assert metrics["skipped"] == 1
+    assert unchanged()
+    assert not optimizer.state
+    assert all(p.grad is None for p in model.parameters())
+
+    # 2) The loss is finite, a gradient is not.
+    def overflows(gradient):
+        return gradient * float("inf")
+
+    hook = model.model.norm.weight.register_hook(overflows)
+    sound = weigh(kept, chat, Config())
+    method = method_of(chat, model, Config(), optimizer)
+    metrics = update(method, sound)
+    assert metrics["skipped"] == 1
+    assert unchanged()
+
+    # 3) Both are finite.
+    hook.remove()
+    metrics = update(method, sound)
+    assert metrics["skipped"] == 0
+    assert not unchanged()
 
 
 def test_a_response_without_its_log_probs_is_an_error_and_not_taken_for_on_policy(chat):
     """Were they filled in, the gap between rollout and training would read 0."""
-    kept = [group_advantages(group) for group in make_groups(chat)]
+    kept = with_advantages(make_groups(chat))
     kept[1][2].turns[0].logps = []
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model = random_policy(chat)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(RuntimeError):
         update(method_of(chat, model, Config(), optimizer), weigh(kept, chat, Config()))
@@ -368,112 +680,193 @@ def test_a_response_without_its_log_probs_is_an_error_and_not_taken_for_on_polic
 
 def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypatch, capsys):
     """It once was reported of a batch's last pass alone."""
+    bad = {2, 7, 8, 9}
     calls = []
 
-    def counted(*args):
+    def spoil(gradient):
+        return gradient * float("nan")
+
+    def counted(method, *args):
         calls.append(0)
-        if len(calls) not in (2, 7, 8, 9):
-            return update(*args)
-        hook = args[0].model.model.norm.weight.register_hook(lambda gradient: gradient * float("nan"))
-        metrics = update(*args)
+        if len(calls) not in bad:
+            return update(method, *args)
+        hook = method.model.model.norm.weight.register_hook(spoil)
+        metrics = update(method, *args)
         hook.remove()
         return metrics
+
     monkeypatch.setattr(mgrpo, "update", counted)
-    assert [line["skipped"] for line in play(even_tasks_teach(chat), "x")] == [1, 0, 3, 0, 0, 0]
+    lines = play(even_tasks_teach(chat), "x")
+
+    assert [line["skipped"] for line in lines] == [1, 0, 3, 0, 0, 0]
     out = capsys.readouterr().out
-    assert out.count("! no update") == 4 and out.count("  updates (100%)\n") == 6 and len(calls) == 18
+    assert out.count("! no update") == 4
+    assert out.count("  updates (100%)\n") == 6
+    assert len(calls) == 18
 
 
 def test_steps_without_a_finite_loss_change_nothing_and_are_on_record(chat, play, checkpoint, tmp_path):
+    teach = even_tasks_teach(chat)
+
     async def spoiled(*args, **kwargs):
-        trajectories = await even_tasks_teach(chat)(*args, **kwargs)
+        trajectories = await teach(*args, **kwargs)
         for tau in trajectories:
             tau.turns[0].logps[0] = float("nan")
         return trajectories
-    found = [(line["step"], line["loss"], line["skipped"]) for line in play(spoiled, "x", steps=3)]
-    assert found == [(0, None, 3), (1, None, 3), (2, None, 3)]
-    a, b = (load(path).state_dict() for path in (checkpoint, tmp_path / "x"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+
+    lines = play(spoiled, "x", steps=3)
+
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert [line["loss"] for line in lines] == [None] * 3
+    assert [line["skipped"] for line in lines] == [3] * 3
+    before = load(checkpoint).state_dict()
+    after = load(tmp_path / "x").state_dict()
+    assert same_weights(before, after)
 
 
 @pytest.mark.parametrize("off, precision, warns", [
-    (0.0, None, False), (5e-4, None, False), (2e-3, None, True), (2e-3, "bfloat16", False), (0.2, "bfloat16", True)])
+    (0.0, None, False),
+    (5e-4, None, False),
+    (2e-3, None, True),
+    (2e-3, "bfloat16", False),
+    (0.2, "bfloat16", True),
+])
 def test_a_gap_between_rollout_and_training_is_reported(chat, play, capsys, monkeypatch, off, precision, warns):
-    monkeypatch.setattr(mgrpo.run, "init_dist", lambda precision: torch.device("cpu"))  # no group: float32 all the same
+    def init_dist(precision):
+        return torch.device("cpu")  # no group: float32 all the same
+
+    monkeypatch.setattr(mgrpo.run, "init_dist", init_dist)
+    teach = even_tasks_teach(chat)
 
     async def measured(model, *args, **kwargs):
-        trajectories = await even_tasks_teach(chat)(model, *args, **kwargs)
-        for tau in trajectories:
-            for turn, row in zip(tau.turns, trajectory_rows(chat, tau)):
-                turn.logps = (logprobs(model, row, temperature=0.7) + off).tolist()
+        trajectories = await teach(model, *args, **kwargs)
+        take_logprobs(chat, model, trajectories, temperature=0.7, off=off)
         return trajectories
-    line, = play(measured, "x", steps=1, precision=precision)
-    assert line["logp_gap"] == pytest.approx(off, abs=1e-5) and line["groups_kept"]
-    assert ("logp_gap is far above rounding" in capsys.readouterr().out) == warns
+
+    [line] = play(measured, "x", steps=1, precision=precision)
+
+    assert line["logp_gap"] == pytest.approx(off, abs=1e-5)
+    assert line["groups_kept"]
+    warned = "logp_gap is far above rounding" in capsys.readouterr().out
+    assert warned == warns
+
+
+def timeless(lines):
+    """Lines of metrics.jsonl without what a clock has measured."""
+    found = []
+    for line in lines:
+        kept = {key: value for key, value in line.items() if "second" not in key}
+        found.append(kept)
+    return found
 
 
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp_path):
     """Bit for bit, from the last saved step on."""
+    teach = even_tasks_teach(chat)
+
     async def interrupted(*args, seed, **kwargs):
         if seed == "0/3":
             raise KeyboardInterrupt
-        return await even_tasks_teach(chat)(*args, seed=seed, **kwargs)
-    whole = play(even_tasks_teach(chat), "whole")
+        return await teach(*args, seed=seed, **kwargs)
+
+    whole = play(teach, "whole")
     assert len(play(interrupted, "parts")) == 3
-    parts = play(even_tasks_teach(chat), "parts")
-    timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
-    assert timeless(parts) == timeless(whole) and all(line["groups_kept"] for line in whole)
-    a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    parts = play(teach, "parts")
+
+    assert timeless(parts) == timeless(whole)
+    assert all(line["groups_kept"] for line in whole)
+    a = load(tmp_path / "whole").state_dict()
+    b = load(tmp_path / "parts").state_dict()
+    assert same_weights(a, b)
 
 
 def held_out_successes(chat, *successes):
     """A stand-in for rollout: `even_tasks_teach`, and so many of ten held-out tasks in each evaluation."""
+    teach = even_tasks_teach(chat)
     successes = iter(successes)
 
     async def rollout(model, chat_, tasks, **kwargs):
         if kwargs["temperature"] > 0:
-            return await even_tasks_teach(chat)(model, chat_, tasks, **kwargs)
+            return await teach(model, chat_, tasks, **kwargs)
         n = next(successes)
         return [trajectory(chat, float(i < n), [1]) for i in range(len(tasks))]
+
     return rollout
 
 
 def test_checkpoints_that_stay_and_the_best_one_held_out(chat, play, tmp_path):
     """Of ten held-out tasks 3, 7, 5 and 5 succeed, after steps 2, 4, 6 and 7: step 4 is the best."""
-    rollout_of = lambda *successes: held_out_successes(chat, *successes)
-    lines = play(rollout_of(3, 7, 5, 5), "x", steps=7, keep_every=4, held_out="theirs", held_out_every=2,
-                 save_every=1)
-    assert [line.get("held_out_success") for line in lines] == [None, 0.3, None, 0.7, None, 0.5, 0.5]
-    kept = lambda: sorted(path.name for path in (tmp_path / "x").iterdir() if path.is_dir())
-    assert kept() == ["best", "state", "step-00004"]
-    weights = lambda name: load(tmp_path / "x" / name).state_dict()
-    same = lambda a, b: all(torch.equal(weights(a)[name], weights(b)[name]) for name in weights(a))
-    assert same("best", "step-00004") and not same("best", ".")
-    best = json.loads((tmp_path / "x/best/config.json").read_text())["run"]
-    assert best["step"] == 4 and best["held_out_success"] == 0.7 and load_tokenizer(tmp_path / "x/best")
-    play(rollout_of(1), "x", held_out="theirs", steps=2, resume=False)  # a new run forgets the old one's
+    out = tmp_path / "x"
+
+    def same(a, b):
+        weights_a = load(out / a).state_dict()
+        weights_b = load(out / b).state_dict()
+        return same_weights(weights_a, weights_b)
+
+    lines = play(
+        held_out_successes(chat, 3, 7, 5, 5),
+        "x",
+        steps=7,
+        keep_every=4,
+        held_out="theirs",
+        held_out_every=2,
+        save_every=1,
+    )
+
+    found = [line.get("held_out_success") for line in lines]
+    assert found == [None, 0.3, None, 0.7, None, 0.5, 0.5]
+    folders = [path.name for path in out.iterdir() if path.is_dir()]
+    assert sorted(folders) == ["best", "state", "step-00004"]
+    assert same("best", "step-00004")
+    assert not same("best", ".")
+    best = config_of(out / "best")["run"]
+    assert best["step"] == 4
+    assert best["held_out_success"] == 0.7
+    assert load_tokenizer(out / "best")
+
+    # A new run forgets the old one's best.
+    play(held_out_successes(chat, 1), "x", held_out="theirs", steps=2, resume=False)
     assert same("best", ".")
 
 
 def test_the_best_checkpoint_is_compared_with_steps_of_the_same_held_out_tasks(chat, play, tmp_path):
     """--held-out may change when a run goes on. 3 of 10 hard tasks once counted as worse than 7 of 10 easy ones."""
-    best = lambda: json.loads((tmp_path / "x/best/config.json").read_text())["run"]["step"]
-    more = {"held_out_every": 1, "save_every": 1, "decay": False, "warmup": 0.0}
-    play(held_out_successes(chat, 7, 5), "x", steps=2, held_out="easy", **more)
-    assert best() == 1
-    play(held_out_successes(chat, 3, 2), "x", steps=4, held_out="hard", **more)
-    assert best() == 3
-    play(held_out_successes(chat, 6), "x", steps=5, held_out="easy", **more)
-    assert best() == 3
-    lines = play(held_out_successes(chat, 9), "x", steps=6, held_out="easy", **more)
-    assert best() == 6 and [line["held_out"] for line in lines] == ["easy"] * 2 + ["hard"] * 2 + ["easy"] * 2
+    def go_on(steps, held_out, *successes):
+        return play(
+            held_out_successes(chat, *successes),
+            "x",
+            steps=steps,
+            held_out=held_out,
+            held_out_every=1,
+            save_every=1,
+            decay=False,
+            warmup=0.0,
+        )
+
+    def best_step():
+        return config_of(tmp_path / "x/best")["run"]["step"]
+
+    go_on(2, "easy", 7, 5)
+    assert best_step() == 1
+    go_on(4, "hard", 3, 2)
+    assert best_step() == 3
+    go_on(5, "easy", 6)
+    assert best_step() == 3
+    lines = go_on(6, "easy", 9)
+    assert best_step() == 6
+
+    held_out = [line["held_out"] for line in lines]
+    assert held_out == ["easy"] * 2 + ["hard"] * 2 + ["easy"] * 2
 
 
 def files(directory):
     """{path: (content, time of the last change)} of all files in a directory."""
-    return {str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns)
-            for path in directory.rglob("*") if path.is_file()}
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            name = str(path.relative_to(directory))
+            found[name] = (path.read_bytes(), path.stat().st_mtime_ns)
+    return found
 
 
 def test_a_refused_batch_leaves_an_earlier_run_as_it_was(chat, play, tmp_path):
@@ -495,114 +888,202 @@ def test_sites_that_stay_down_stop_the_run(chat, play, tmp_path):
         steps.append(len(steps))
         if steps[-1] != 1:
             for tau in played:
-                tau.status, tau.checks = "env_error", [["environment", False, "the start page answered 503"]]
+                tau.status = "env_error"
+                tau.checks = [["environment", False, "the start page answered 503"]]
         return played
 
     with pytest.raises(ValueError, match="none of the 12 episodes.*answered 503; open the site in a browser"):
         play(broken_but_for_the_second_step, "x", save_every=1)
-    assert [line["success_rate"] is None for line in play.lines] == [True, False, True, True]  # the fifth step stopped
-    assert len(play(teach, "x", save_every=1)) == 6  # nothing is lost
+    broken = [line["success_rate"] is None for line in play.lines]
+    assert broken == [True, False, True, True]  # the fifth step stopped
+
+    # Nothing is lost.
+    assert len(play(teach, "x", save_every=1)) == 6
 
 
 def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkeypatch, capsys):
     """It once said "saved" and stamped the commit of newer code into the config.json of the old weights."""
     play(even_tasks_teach(chat), "x", steps=2)
     assert "saved" in capsys.readouterr().out
-    before, describe = files(tmp_path / "x"), runs.describe_run
-    monkeypatch.setattr(runs, "describe_run", lambda *given: describe(*given) | {"commit": "newer"})
+    before = files(tmp_path / "x")
+    assert "state/00001/state.json" in before
+    describe = runs.describe_run
+
+    def describe_newer(*given):
+        return describe(*given) | {"commit": "newer"}
+
+    monkeypatch.setattr(runs, "describe_run", describe_newer)
     monkeypatch.setattr(worlds, "open_sites", None)  # nor does it start the sandbox
     play(None, "x", steps=2)
+
     said = capsys.readouterr().out
-    assert "is finished: all 2 steps are done" in said and "saved" not in said and "--no-resume" in said
-    assert files(tmp_path / "x") == before and "state/00001/state.json" in before
+    assert "is finished: all 2 steps are done" in said
+    assert "saved" not in said
+    assert "--no-resume" in said
+    assert files(tmp_path / "x") == before
 
 
 def test_a_run_that_starts_over_forgets_everything_that_the_old_one_left(chat, play, tmp_path):
     """best/, summaries, pictures and the report of old weights once stayed, as if they were the new run's."""
-    out, left = tmp_path / "x", []
-    play(held_out_successes(chat, 1, 1), "x", steps=2, keep_every=1, held_out="theirs", held_out_every=1, save_every=1)
+    out = tmp_path / "x"
+    play(
+        held_out_successes(chat, 1, 1),
+        "x",
+        steps=2,
+        keep_every=1,
+        held_out="theirs",
+        held_out_every=1,
+        save_every=1,
+    )
+    # Evaluations leave these.
+    (out / "screenshots").mkdir(exist_ok=True)
     for path in ("screenshots/0.jpeg", "summary.json", "summary-sandbox_test.json"):
-        (out / path).parent.mkdir(exist_ok=True)
         (out / path).write_text("{}")
-    old = {"best", "step-00001", "step-00002", "state", "screenshots", "summary.json", "summary-sandbox_test.json",
-           "report.html", "metrics.jsonl", "trajectories.jsonl"}
-    names = lambda: {path.name for path in out.iterdir()}
+
+    def names():
+        return {path.name for path in out.iterdir()}
+
+    old_weights = {"best", "step-00001", "step-00002"}
+    old = old_weights | {
+        "state",
+        "screenshots",
+        "summary.json",
+        "summary-sandbox_test.json",
+        "report.html",
+        "metrics.jsonl",
+        "trajectories.jsonl",
+    }
     assert old < names()
+
+    teach = even_tasks_teach(chat)
+    left = []
 
     async def look(*args, **kwargs):
         left.append(names())
-        return await even_tasks_teach(chat)(*args, **kwargs)
+        return await teach(*args, **kwargs)
+
     lines = play(look, "x", steps=1, resume=False)
-    assert len(lines) == 1 and not left[0] & old and "config.json" in left[0]
-    assert not names() & {"best", "step-00001", "step-00002", "summary.json", "screenshots"}
+
+    assert len(lines) == 1
+    assert not left[0] & old
+    assert "config.json" in left[0]
+    assert not names() & (old_weights | {"summary.json", "screenshots"})
 
 
 def test_a_run_in_a_relative_directory_is_forgotten_as_well(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path in ("x/best/a", "x/step-00005/a", "x/state/00001/a", "x/screenshots/a", "x/judge.jsonl/a"):
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).touch()
+    for folder in ("best", "step-00005", "state/00001", "screenshots", "judge.jsonl"):
+        path = tmp_path / "x" / folder
+        path.mkdir(parents=True)
+        (path / "a").touch()
+
     runs.Run("x", {}).clear()
-    assert [path.name for path in (tmp_path / "x").iterdir()] == ["judge.jsonl"]
+
+    left = [path.name for path in (tmp_path / "x").iterdir()]
+    assert left == ["judge.jsonl"]
 
 
 def test_a_checkpoint_that_was_rewritten_since_the_start_is_refused_unless_forced(chat, play, checkpoint, tmp_path):
     """It is the KL's reference and WebRL's frozen clone, which both once changed in silence."""
+    teach = even_tasks_teach(chat)
+
     async def interrupted(*args, seed, **kwargs):
         if seed == "0/2":
             raise KeyboardInterrupt
-        return await even_tasks_teach(chat)(*args, seed=seed, **kwargs)
+        return await teach(*args, seed=seed, **kwargs)
+
     start = tmp_path / "start"
     shutil.copytree(checkpoint, start)
-    again = lambda rollout, **more: play(rollout, "x", model=str(start), beta=0.1, save_every=1, **more)
+    safetensors = start / "model.safetensors"
+
+    def again(rollout, **more):
+        return play(rollout, "x", model=str(start), beta=0.1, save_every=1, **more)
+
     assert len(again(interrupted, steps=3)) == 2
-    weights = (start / "model.safetensors").read_bytes()
-    save(tiny_model(seed=5, vocab_size=chat.tokenizer.get_vocab_size()), start)
-    assert len((start / "model.safetensors").read_bytes()) == len(weights)
+
+    # 1) Other weights of the same size.
+    weights = safetensors.read_bytes()
+    save(random_policy(chat, seed=5), start)
+    assert len(safetensors.read_bytes()) == len(weights)
     with pytest.raises(ValueError, match=f"other weights in {start}, which have been rewritten.*--force"):
-        again(even_tasks_teach(chat), steps=3)
-    (start / "model.safetensors").write_bytes(weights)  # the same bytes are the same weights, whatever their date
-    os.utime(start / "model.safetensors", (0, 0))
-    assert len(again(even_tasks_teach(chat), steps=3)) == 3
-    (start / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+        again(teach, steps=3)
+
+    # 2) The same bytes are the same weights, whatever their date.
+    safetensors.write_bytes(weights)
+    os.utime(safetensors, (0, 0))
+    assert len(again(teach, steps=3)) == 3
+
+    # 3) One bit differs.
+    last_byte = bytes([weights[-1] ^ 1])
+    safetensors.write_bytes(weights[:-1] + last_byte)
     with pytest.raises(ValueError, match="steps 3, not 4; other weights"):
-        again(even_tasks_teach(chat), steps=4)
-    assert len(again(even_tasks_teach(chat), steps=4, force=True)) == 4
+        again(teach, steps=4)
+    assert len(again(teach, steps=4, force=True)) == 4
 
 
 def test_a_checkpoint_that_was_rewritten_while_the_run_went_on_is_refused_as_well(chat, play, checkpoint, tmp_path):
     """Such a run trained against the old weights until it was interrupted: what counts is what it had opened."""
-    async def rewrites(*args, seed, **kwargs):
-        if seed == "0/1":
-            save(tiny_model(seed=5, vocab_size=chat.tokenizer.get_vocab_size()), start)
-        if seed == "0/2":
-            raise KeyboardInterrupt
-        return await even_tasks_teach(chat)(*args, seed=seed, **kwargs)
+    teach = even_tasks_teach(chat)
     start = tmp_path / "start"
     shutil.copytree(checkpoint, start)
-    assert len(play(rewrites, "x", model=str(start), beta=0.1, save_every=1)) == 2
+
+    async def rewrites(*args, seed, **kwargs):
+        if seed == "0/1":
+            save(random_policy(chat, seed=5), start)
+        if seed == "0/2":
+            raise KeyboardInterrupt
+        return await teach(*args, seed=seed, **kwargs)
+
+    lines = play(rewrites, "x", model=str(start), beta=0.1, save_every=1)
+    assert len(lines) == 2
     with pytest.raises(ValueError, match="other weights in"):
-        play(even_tasks_teach(chat), "x", model=str(start), beta=0.1, save_every=1)
+        play(teach, "x", model=str(start), beta=0.1, save_every=1)
 
 
 def test_config_json_names_the_precision_of_the_weights_next_to_it(chat, play, checkpoint, tmp_path):
     """Float32 weights whose config.json says bfloat16: after a save it said float32, after a new start bfloat16."""
-    start, seen = tmp_path / "start", []
+    start = tmp_path / "start"
     shutil.copytree(checkpoint, start)
-    config = json.loads((start / "config.json").read_text())
-    precision = lambda config: {config[key] for key in ("dtype", "torch_dtype") if key in config}
-    assert precision(config) == {"float32"}
-    (start / "config.json").write_text(json.dumps(config | {key: "bfloat16" for key in ("dtype", "torch_dtype")
-                                                            if key in config}))
+    config = config_of(start)
+    names = [key for key in ("dtype", "torch_dtype") if key in config]
+
+    def precision(path):
+        found = config_of(path)
+        return {found[key] for key in ("dtype", "torch_dtype") if key in found}
+
+    assert precision(start) == {"float32"}
+    config.update(dict.fromkeys(names, "bfloat16"))
+    (start / "config.json").write_text(json.dumps(config))
+
+    teach = even_tasks_teach(chat)
+    seen = []
 
     async def look(*args, **kwargs):
-        seen.append(precision(json.loads((tmp_path / "x/config.json").read_text())))
-        return await even_tasks_teach(chat)(*args, **kwargs)
-    for resume in (True, True, False):  # two steps; the third; two from the start
-        play(look, "x", model=str(start), steps=3 - (not seen), resume=resume, save_every=1, decay=False, warmup=0.0)
-        seen.append(precision(json.loads((tmp_path / "x/config.json").read_text())))
+        seen.append(precision(tmp_path / "x"))
+        return await teach(*args, **kwargs)
+
+    def go_on(steps, resume):
+        play(
+            look,
+            "x",
+            model=str(start),
+            steps=steps,
+            resume=resume,
+            save_every=1,
+            decay=False,
+            warmup=0.0,
+        )
+        seen.append(precision(tmp_path / "x"))
+
+    go_on(steps=2, resume=True)
+    go_on(steps=3, resume=True)  # the third step
+    go_on(steps=3, resume=False)
+
     assert seen == [{"float32"}] * (2 + 1 + 1 + 1 + 3 + 1)
     assert load(tmp_path / "x").model.norm.weight.dtype == torch.float32
+
+
+# ----------------------------------------------------------------- rewards that are not the success
 
 
 class Priced(MGRPO):
@@ -618,51 +1099,81 @@ def priced(chat):
         played = []
         for task in tasks:
             for i in range(group):
-                success = float(i < 2 or task["task_id"] % 2)
-                tau = trajectory(chat, success, [2] * (1 + (i + task["task_id"]) % 3), seed=i, member=i)
+                odd = task["task_id"] % 2
+                success = float(i < 2 or odd)
+                turns = 1 + (i + task["task_id"]) % 3
+                tau = trajectory(chat, success, [2] * turns, seed=i, member=i)
                 tau.task = tau.task | task | {"eval": GOOD["eval"]}
                 played.append(tau)
         return played
+
     return rollout
 
 
 def test_a_reward_that_is_not_the_success_trains_and_statistics_still_count_successes(chat, play, tmp_path):
     """A reward of 0.4 once halved pass@1; a negative one was a "math domain error"."""
-    line, = play(priced(chat), "x", Priced, steps=1, G=4, batch=10, held_out="theirs")
-    records = [json.loads(text) for text in (tmp_path / "x/trajectories.jsonl").read_text().splitlines()]
-    groups = [records[i:i + 4] for i in range(0, 40, 4)]
-    for group in groups:
+    [line] = play(priced(chat), "x", Priced, steps=1, G=4, batch=10, held_out="theirs")
+
+    path = tmp_path / "x/trajectories.jsonl"
+    records = [json.loads(text) for text in path.read_text().splitlines()]
+    for start in range(0, 40, 4):
+        group = records[start:start + 4]
         rewards = [0.4 * record["success"] - 0.1 * len(record["turns"]) for record in group]
         assert [record["reward"] for record in group] == pytest.approx(rewards)
-        A = [(r - statistics.mean(rewards)) / statistics.stdev(rewards) for r in rewards]
+
+        mean = statistics.mean(rewards)
+        std = statistics.stdev(rewards)
+        A = [(r - mean) / std for r in rewards]
         assert [record["advantage"] for record in group] == pytest.approx(A)
-        odd = group[0]["task_id"] % 2
-        assert [record["success"] for record in group] == ([1.0] * 4 if odd else [1.0, 1.0, 0.0, 0.0])
-    assert line["groups_kept"] == 10 and line["success_rate"] == pytest.approx(0.75) and line["held_out_success"] == 1
+
+        successes = [1.0, 1.0, 0.0, 0.0]
+        if group[0]["task_id"] % 2:
+            successes = [1.0] * 4
+        assert [record["success"] for record in group] == successes
+
+    assert line["groups_kept"] == 10
+    assert line["success_rate"] == pytest.approx(0.75)
+    assert line["held_out_success"] == 1
     assert line["reward"] == pytest.approx(statistics.mean(record["reward"] for record in records))
-    kept = bc.read_demonstrations(tmp_path / "x/trajectories.jsonl", chat)
-    assert len(kept) == 30 and all(tau.success == 1 for tau in kept)
+
+    kept = bc.read_demonstrations(path, chat)
+    assert len(kept) == 30
+    assert all(tau.success == 1 for tau in kept)
 
 
-@pytest.mark.parametrize("reward", [lambda tau: tau.success, lambda tau: 0.4 * tau.success, lambda tau: -5.0])
+@pytest.mark.parametrize("reward", [
+    lambda tau: tau.success,
+    lambda tau: 0.4 * tau.success,
+    lambda tau: -5.0,
+])
 def test_figures_do_not_depend_on_the_reward(chat, reward):
     """Two runs of each of five tasks: pass@1, pass@2, success and interval."""
-    played = asyncio.run(priced(chat)(None, chat, TASKS[:5], group=4))
+    rollout = priced(chat)
+    played = asyncio.run(rollout(None, chat, TASKS[:5], group=4))
     for tau in played:
         tau.reward = reward(tau)
+
     found = evaluate.summarize(played)
+
+    # Three tasks succeed in two of four episodes, two in all. Of the three: the chance that two succeed.
+    pairs = itertools.permutations([1.0, 1.0, 0.0, 0.0], 2)
+    chance = statistics.mean(max(pair) for pair in pairs)
     assert found["success_rate"] == pytest.approx((3 * 0.5 + 2) / 5)
-    one_fails = [1.0, 1.0, 0.0, 0.0]
-    chance = statistics.mean(max(a, b) for i, a in enumerate(one_fails) for j, b in enumerate(one_fails) if i != j)
     pass_at = {int(k): value for k, value in found["pass_at"].items()}
-    assert pass_at[1] == pytest.approx(found["success_rate"]) and pass_at[2] == pytest.approx((3 * chance + 2) / 5)
+    assert pass_at[1] == pytest.approx(found["success_rate"])
+    assert pass_at[2] == pytest.approx((3 * chance + 2) / 5)
     low, high = found["ci95"]
     assert 0 <= low < found["success_rate"] < high <= 1
 
 
+# ----------------------------------------------------------------------------------- what may go wrong
+
+
 def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monkeypatch):
     """The weights are resharded next: a pass that still runs would read freed memory."""
-    began, end, ended = threading.Event(), threading.Event(), []
+    began = threading.Event()
+    end = threading.Event()
+    ended = []
 
     class Slow(Engine):
         def prefill(self, request):
@@ -680,52 +1191,76 @@ def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monke
         playing.cancel()
         threading.Timer(0.2, end.set).start()
         await asyncio.wait([playing])
-        return playing.cancelled() and ended == [True]
+        assert playing.cancelled()
+        assert ended == [True]
 
     monkeypatch.setattr(rollout, "Engine", Slow)
     monkeypatch.setattr(rollout, "play", plays)
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    assert asyncio.run(cancelled())
+    model = random_policy(chat)
+    asyncio.run(cancelled())
 
 
 def test_another_configuration_is_refused_unless_forced(chat, play, tmp_path):
-    play(even_tasks_teach(chat), "x", steps=2)
+    teach = even_tasks_teach(chat)
+    play(teach, "x", steps=2)
     with pytest.raises(ValueError, match="eps 0.2, not 0.3; decay True, not False.*--force"):
-        play(even_tasks_teach(chat), "x", steps=2, eps=0.3, decay=False)
-    assert len(play(even_tasks_teach(chat), "x", steps=3, eps=0.3, decay=False, force=True)) == 3
-    assert len(play(even_tasks_teach(chat), "x", steps=1, resume=False)) == 1
+        play(teach, "x", steps=2, eps=0.3, decay=False)
+
+    forced = play(teach, "x", steps=3, eps=0.3, decay=False, force=True)
+    assert len(forced) == 3
+
+    anew = play(teach, "x", steps=1, resume=False)
+    assert len(anew) == 1
 
 
 @pytest.mark.parametrize("schedule, may_grow", [
-    ({"decay": True, "warmup": 0.0}, False), ({"decay": False}, False),
-    ({"decay": False, "warmup": 0.0}, True)])
+    ({"decay": True, "warmup": 0.0}, False),
+    ({"decay": False}, False),
+    ({"decay": False, "warmup": 0.0}, True),
+])
 def test_a_run_can_be_prolonged_if_its_learning_rate_does_not_depend_on_steps(chat, play, schedule, may_grow):
     play(even_tasks_teach(chat), "x", steps=2, **schedule)
-    with contextlib.nullcontext() if may_grow else pytest.raises(ValueError, match="steps 2, not 3"):
-        assert len(play(even_tasks_teach(chat), "x", steps=3, **schedule)) == 3
+    expected = contextlib.nullcontext()
+    if not may_grow:
+        expected = pytest.raises(ValueError, match="steps 2, not 3")
+    with expected:
+        lines = play(even_tasks_teach(chat), "x", steps=3, **schedule)
+        assert len(lines) == 3
 
 
 def test_responses_without_an_action_and_actions_that_fail_are_counted_apart(chat):
     tau = trajectory(chat, 0.0, [3] * 4)
-    left = [("", "no action found"), ("do(...)", "no element 5"), ("do(...)", "")]
-    for turn, found in zip(tau.turns, left):
-        turn.action, turn.error = found
+    unread, failed, done, _ = tau.turns
+    unread.error = "no action found"
+    failed.action = "do(...)"
+    failed.error = "no element 5"
+    done.action = "do(...)"
     broken = trajectory(chat, 0.0, [3], status="env_error")
+
     metrics = evaluate.figures([tau, broken])
-    assert (metrics["invalid_actions"], metrics["failed_actions"], metrics["env_errors"]) == (1, 1, 1)
+
+    assert metrics["invalid_actions"] == 1
+    assert metrics["failed_actions"] == 1
+    assert metrics["env_errors"] == 1
 
 
 @pytest.mark.parametrize("credit_errors", [False, True])
 def test_a_success_makes_none_of_its_failed_responses_likelier(chat, credit_errors):
     """Unless --credit-errors asks for it. A failure makes all of its responses less likely either way."""
-    success, failure = trajectory(chat, 1.0, [3, 9, 4]), trajectory(chat, 0.0, [5, 9, 3])
-    for tau in (success, failure):
-        tau.turns[1].error = "no action found"
+    success = trajectory(chat, 1.0, [3, 9, 4])
+    failure = trajectory(chat, 0.0, [5, 9, 3])
+    success.turns[1].error = "no action found"
+    failure.turns[1].error = "no action found"
     method = method_of(chat, None, Config(G=2, credit_errors=credit_errors))
+
     rows, _ = method.learn_from([success, failure], step=0)
+
     A = 0.5 ** 0.5  # (1 - 1/2) / std, and the sample standard deviation of 0 and 1 is 1/sqrt(2)
-    of_the_error = A if credit_errors else 0.0
-    assert [row.advantage for row in rows] == pytest.approx([A, of_the_error, A, -A, -A, -A], abs=1e-12)
+    of_the_error = 0.0
+    if credit_errors:
+        of_the_error = A
+    expected = [A, of_the_error, A, -A, -A, -A]
+    assert [row.advantage for row in rows] == pytest.approx(expected, abs=1e-12)
     assert {row.weight for row in rows} == {1 / 33}  # it still counts among the batch's tokens
 
 
@@ -734,85 +1269,171 @@ def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, pl
                                                                         capsys, status, success):
     """Zeros looked like a collapse in the report's curves, a broken environment like a policy that fails."""
     async def rollout(model, chat_, tasks, *, group, **_):
-        played = [trajectory(chat, 1.0, [3], seed=i, member=i) for _ in tasks for i in range(group)]
-        for tau in played:
-            tau.status = status
-            tau.checks = [["environment", False, "the site is down"]] if success is None else []
+        played = []
+        for _ in tasks:
+            for i in range(group):
+                tau = trajectory(chat, 1.0, [3], seed=i, status=status, member=i)
+                if success is None:
+                    tau.checks = [["environment", False, "the site is down"]]
+                played.append(tau)
         return played
+
     monkeypatch.setattr(mgrpo, "update", None)
-    for line in play(rollout, "x", steps=2):
-        assert [line[key] for key in ("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap")] == [None] * 6
-        assert (line["success_rate"], line["groups_kept"], line["change"], line["skipped"]) == (success, 0, [], 0)
-        assert line["tokens_trained"] == 0 and line["env_errors"] == (0 if success else 12) and line["reward"] == success
-        means = [line[key] for key in ("turns", "response_tokens", "trajectory_tokens")]
-        assert all(means) if success else means == [None] * 3
+    lines = play(rollout, "x", steps=2)
+
+    for line in lines:
+        for key in ("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"):
+            assert line[key] is None
+        assert line["success_rate"] == success
+        assert line["reward"] == success
+        assert line["groups_kept"] == 0
+        assert line["change"] == []
+        assert line["skipped"] == 0
+        assert line["tokens_trained"] == 0
+        means = [line["turns"], line["response_tokens"], line["trajectory_tokens"]]
+        if success:
+            assert line["env_errors"] == 0
+            assert all(means)
+        else:
+            assert line["env_errors"] == 12
+            assert means == [None] * 3
+
     said = capsys.readouterr().out
-    assert "entropy" not in said.partition("step 1/2")[2] and ("success 100.0%" if success else "success -") in said
-    a, b = (load(path).state_dict() for path in (checkpoint, tmp_path / "x"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    _, _, from_the_first_step_on = said.partition("step 1/2")
+    assert "entropy" not in from_the_first_step_on
+    if success:
+        assert "success 100.0%" in said
+    else:
+        assert "success -" in said
+    before = load(checkpoint).state_dict()
+    after = load(tmp_path / "x").state_dict()
+    assert same_weights(before, after)
+
+
+# ------------------------------------------------------------------------- tasks, flags, learning rate
 
 
 @pytest.mark.parametrize("n, batch", [(10, 4), (30, 24), (5, 3), (7, 7), (5, 4), (9, 1)])
 def test_a_pass_holds_no_task_twice_and_each_has_its_own_order(n, batch):
     """A task twice in a step would play the same episodes twice: (seed, step, task, member) seed them."""
-    tasks, cfg = [{"task_id": i} for i in range(n)], Config(batch=batch)
-    a_pass = n // batch  # steps
-    steps = [[task["task_id"] for task in task_batch(tasks, step, cfg)] for step in range(20 * a_pass)]
-    passes = [sum(steps[k:k + a_pass], []) for k in range(0, len(steps), a_pass)]
-    assert all(len(played) == len(set(played)) == a_pass * batch for played in passes)
-    assert len(set(map(tuple, passes))) > 10 and set(sum(passes, [])) == set(range(n))
-    assert task_batch(tasks, 3, cfg) == task_batch(tasks, 3, cfg)  # a function of the step, for a resume
+    tasks = [{"task_id": i} for i in range(n)]
+    cfg = Config(batch=batch)
+    steps_a_pass = n // batch
+    passes = []
+    for first in range(0, 20 * steps_a_pass, steps_a_pass):
+        played = []
+        for step in range(first, first + steps_a_pass):
+            played += [task["task_id"] for task in task_batch(tasks, step, cfg)]
+        passes.append(played)
+
+    for played in passes:
+        assert len(played) == steps_a_pass * batch
+        assert len(set(played)) == len(played)
+    orders = {tuple(played) for played in passes}
+    assert len(orders) > 10
+    assert set().union(*passes) == set(range(n))
+
+    # It is a function of the step, so that a run can go on.
+    once = task_batch(tasks, 3, cfg)
+    again = task_batch(tasks, 3, cfg)
+    assert once == again
 
 
-@pytest.mark.parametrize("sizes, batch", [([5] * 19, 19), ([32] * 11 + [31] * 8, 24), ([7] * 4, 2),
-                                          ([9, 3, 1], 5)])
+@pytest.mark.parametrize("sizes, batch", [
+    ([5] * 19, 19),
+    ([32] * 11 + [31] * 8, 24),
+    ([7] * 4, 2),
+    ([9, 3, 1], 5),
+])
 def test_every_step_has_its_share_of_each_template(sizes, batch):
     """Whatever the pass: rounded up or down, so that the success of two steps can be compared."""
-    tasks = [{"task_id": f"{t}/{i}", "intent_template_id": t} for t, n in enumerate(sizes) for i in range(n)]
+    tasks = []
+    for template, n in enumerate(sizes):
+        for i in range(n):
+            tasks.append({"task_id": f"{template}/{i}", "intent_template_id": template})
+
     for step in range(3 * (len(tasks) // batch)):
-        drawn = [task["intent_template_id"] for task in task_batch(tasks, step, Config(batch=batch))]
+        played = task_batch(tasks, step, Config(batch=batch))
+        drawn = [task["intent_template_id"] for task in played]
         for template, n in enumerate(sizes):
-            assert abs(drawn.count(template) - n * batch / len(tasks)) < 1, (step, template)
+            share = n * batch / len(tasks)
+            assert abs(drawn.count(template) - share) < 1, (step, template)
 
 
 @pytest.fixture
 def parse(monkeypatch):
     """parse(*arguments): mgrpo.py's Config."""
     def parse(*arguments):
-        monkeypatch.setattr("sys.argv", ["mgrpo.py", *map(str, arguments)])
+        words = [str(argument) for argument in arguments]
+        monkeypatch.setattr("sys.argv", ["mgrpo.py", *words])
         return runs.parse_args(Config, mgrpo.__doc__, {"paper": mgrpo.PAPER}, "")
+
     return parse
 
 
 def test_the_command_line_overrides_the_papers_preset(parse):
     cfg = parse("--paper", "--lr", "3e-6", "--no-recompute")
-    assert (cfg.lr, cfg.recompute, cfg.beta, cfg.eps) == (3e-6, False, 0.001, 0.2)
-    assert (cfg.G, cfg.batch, cfg.max_context) == (4, 16, 16384)
+    # given
+    assert cfg.lr == 3e-6
+    assert cfg.recompute is False
+    # the paper's
+    assert cfg.beta == 0.001
+    assert cfg.eps == 0.2
+    assert cfg.G == 4
+    assert cfg.batch == 16
+    assert cfg.max_context == 16384
     json.dumps(cfg.__dict__)
 
 
 def test_pages_and_sizes_are_those_that_the_checkpoint_was_trained_with(parse, checkpoint, tmp_path):
     """`bc.py --viewport-only`, then mgrpo.py, once changed the pages in silence."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    trained = {"viewport_only": True, "text_only": True, "max_page_chars": 999, "max_turns": 7,
-               "max_new_tokens": 33, "max_context": 2222, "lr": 0.5}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"run": trained}))
-    shown = lambda cfg: {name: getattr(cfg, name) for name in trained}
+    trained = {
+        "viewport_only": True,
+        "text_only": True,
+        "max_page_chars": 999,
+        "max_turns": 7,
+        "max_new_tokens": 33,
+        "max_context": 2222,
+        "lr": 0.5,
+    }
+    config = config_of(checkpoint) | {"run": trained}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def shown(cfg):
+        return {name: getattr(cfg, name) for name in trained}
+
     assert shown(parse("--model", tmp_path)) == trained | {"lr": Config.lr}
-    assert shown(parse("--model", tmp_path, "--no-viewport-only", "--max-turns", 3))["max_turns"] == 3
-    assert not parse("--model", tmp_path, "--no-viewport-only").viewport_only
+
+    given = parse("--model", tmp_path, "--no-viewport-only", "--max-turns", 3)
+    assert given.max_turns == 3
+    given = parse("--model", tmp_path, "--no-viewport-only")
+    assert not given.viewport_only
+
     preset = parse("--model", tmp_path, "--paper")
-    assert preset.max_turns == 15 and preset.text_only
+    assert preset.max_turns == 15
+    assert preset.text_only
+
+    # A checkpoint that no run has trained.
     assert shown(parse("--model", checkpoint)) == shown(Config())
 
 
 def test_the_learning_rate_rises_for_a_share_of_the_steps_then_falls_to_zero_or_stays():
-    rates = [warmup_linear(step, Config(lr=1.0, steps=7, warmup=0.4)) for step in range(8)]
-    assert rates == pytest.approx([1 / 3, 2 / 3, 1, 1, 3 / 4, 2 / 4, 1 / 4, 0])
+    cfg = Config(lr=1.0, steps=7, warmup=0.4)
+    rates = [warmup_linear(step, cfg) for step in range(8)]
+    rise = [1 / 3, 2 / 3, 1]
+    fall = [1, 3 / 4, 2 / 4, 1 / 4, 0]
+    assert rates == pytest.approx(rise + fall)
+
     constant = Config(lr=2.0, steps=3, warmup=0.0, decay=False)
-    assert [warmup_linear(step, constant) for step in range(5)] == [2.0] * 5
-    published = [min(1.0, (step + 1) / 4, (18 - step) / 14) * 3e-4 for step in range(18)]  # of the results
-    assert [warmup_linear(step, Config(lr=3e-4, steps=18)) for step in range(18)] == published
+    rates = [warmup_linear(step, constant) for step in range(5)]
+    assert rates == [2.0] * 5
+
+    # The rates of the published results.
+    cfg = Config(lr=3e-4, steps=18)
+    for step in range(18):
+        rise = (step + 1) / 4
+        fall = (18 - step) / 14
+        assert warmup_linear(step, cfg) == min(1.0, rise, fall) * 3e-4
 
 
 def test_a_warmup_in_steps_is_refused(play):
@@ -829,12 +1450,20 @@ def test_a_group_of_one_is_refused(Method, G):
 
 
 def test_without_a_checkpoint_behavior_cloning_runs_first_on_the_same_pages(monkeypatch, tmp_path):
-    cloned = []
     monkeypatch.chdir(tmp_path)
+    cloned = []
     monkeypatch.setattr(mgrpo.bc, "main", cloned.append)
-    assert mgrpo.warm_start(Config(seed=3, viewport_only=True, max_page_chars=99)) == "runs/bc"
-    assert (cloned[0].seed, cloned[0].viewport_only, cloned[0].max_page_chars) == (3, True, 99)
-    (tmp_path / "runs/bc").mkdir(parents=True)
-    (tmp_path / "runs/bc/model.safetensors").touch()
+
+    cfg = Config(seed=3, viewport_only=True, max_page_chars=99)
+    assert mgrpo.warm_start(cfg) == "runs/bc"
+    assert cloned[0].seed == 3
+    assert cloned[0].viewport_only is True
+    assert cloned[0].max_page_chars == 99
+
+    # A clone that is there, and another checkpoint: nothing is cloned.
+    clone = tmp_path / "runs/bc"
+    clone.mkdir(parents=True)
+    (clone / "model.safetensors").touch()
     assert mgrpo.warm_start(Config()) == "runs/bc"
-    assert mgrpo.warm_start(Config(model="x")) == "x" and len(cloned) == 1
+    assert mgrpo.warm_start(Config(model="x")) == "x"
+    assert len(cloned) == 1
