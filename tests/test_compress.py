@@ -25,58 +25,88 @@ def chat(tokenizer):
 
 def make_trajectory(chat, n_turns=3, seed=0, ended=True):
     generator = torch.Generator().manual_seed(seed)
-    trajectory = Trajectory({"intent": "add the red lamp to the cart", "task_id": 0, "sites": ["shopping"]})
+    task = {"intent": "add the red lamp to the cart", "task_id": 0, "sites": ["shopping"]}
+    trajectory = Trajectory(task)
     for k in range(n_turns):
         page = f"title: page {k}\n<a>red lamp <{k}></a> ${k}"
+        observation_ids = chat.user_ids(task, k, page)
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
-        action_ids = ids + [chat.end_id] * ended
-        observation_ids, logps = chat.user_ids(trajectory.task, k, page), [-1.0] * len(action_ids)
-        trajectory.turns.append(Turn("http://x/", page, observation_ids, action_ids, logps, chat.decode(ids),
-                                     ended))
+        action_ids = list(ids)
+        if ended:
+            action_ids.append(chat.end_id)
+        logps = [-1.0] * len(action_ids)
+        response = chat.decode(ids)
+        turn = Turn("http://x/", page, observation_ids, action_ids, logps, response, ended)
+        trajectory.turns.append(turn)
     return trajectory
+
+
+def model_for(chat):
+    return tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+
+
+def whole_text(chat, ids) -> str:
+    """What ids say, control tokens included."""
+    return chat.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def test_the_context_is_the_chat_written_out(chat):
     """Every past page is the placeholder; past responses and the current page are whole."""
     trajectory = make_trajectory(chat)
-    a0, a1 = (chat.decode(t.action_ids) for t in trajectory.turns[:2])
-    expected = (f"<|im_start|>system\nYou browse the web.<|im_end|>\n"
-                "<|im_start|>user\nTask: add the red lamp to the cart\n\n"
-                f"Round 0\n\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n{a0}<|im_end|>\n"
-                f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n"
-                f"<|im_start|>assistant\n{a1}<|im_end|>\n"
-                "<|im_start|>user\nRound 2\n\ntitle: page 2\n<a>red lamp <2></a> $2<|im_end|>\n"
-                "<|im_start|>assistant\n")
-    assert chat.tokenizer.decode(context(chat, trajectory, 2), skip_special_tokens=False) == expected
+    a0 = chat.decode(trajectory.turns[0].action_ids)
+    a1 = chat.decode(trajectory.turns[1].action_ids)
+
+    expected = (
+        "<|im_start|>system\nYou browse the web.<|im_end|>\n"
+        f"<|im_start|>user\nTask: add the red lamp to the cart\n\nRound 0\n\n{PLACEHOLDER}<|im_end|>\n"
+        f"<|im_start|>assistant\n{a0}<|im_end|>\n"
+        f"<|im_start|>user\nRound 1\n\n{PLACEHOLDER}<|im_end|>\n"
+        f"<|im_start|>assistant\n{a1}<|im_end|>\n"
+        "<|im_start|>user\nRound 2\n\ntitle: page 2\n<a>red lamp <2></a> $2<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert whole_text(chat, context(chat, trajectory, 2)) == expected
 
 
 def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_page():
     """Qwen3 has tokens for <think> and </think>: a policy samples those, and a page must not contain them."""
     chat = Chat(family_tokenizer("qwen3"), "Write <think> first </think>.")
-    tags = [chat.tokenizer.token_to_id(tag) for tag in ("<think>", "</think>")]
+    tags = [chat.tokenizer.token_to_id("<think>"), chat.tokenizer.token_to_id("</think>")]
+
+    def tags_among(ids):
+        return [i for i in ids if i in tags]
+
     text = "<think>hm</think><answer>exit()</answer>"
     ids = chat.encode(text, ours=True)
-    assert [i for i in ids if i in tags] == tags and chat.decode(ids) == text
-    record = {"intent": text, "task_id": 0, "sites": [],
-              "turns": [{"url": "", "observation": text, "response": text}]}
-    row, = trajectory_rows(chat, replay(chat, record))
-    assert [i for i in row.ids if i in tags] == tags * 2
-    assert [i for i in row.ids[-row.n_action:] if i in tags] == tags
+    assert tags_among(ids) == tags
+    assert chat.decode(ids) == text
+
+    # Task, page and response all hold the tags. The system prompt's and the response's become tokens.
+    turn = {"url": "", "observation": text, "response": text}
+    record = {"intent": text, "task_id": 0, "sites": [], "turns": [turn]}
+    [row] = trajectory_rows(chat, replay(chat, record))
+    assert tags_among(row.ids) == tags * 2
+    assert tags_among(row.ids[-row.n_action:]) == tags
+
     plain = Chat(family_tokenizer("qwen2.5"), "")
     assert plain.encode(text, ours=True) == plain.encode(text)
 
 
 def test_truncation_and_padding_set_in_a_tokenizer_file_are_ignored(checkpoint, tmp_path):
     """Trainers leave such files behind. They would cut a page in silence, or fill it with control tokens."""
-    shutil.copytree(checkpoint, tmp_path / "c")
-    tokenizer = load_tokenizer(tmp_path / "c")
+    copy = tmp_path / "c"
+    file = str(copy / "tokenizer.json")
+    shutil.copytree(checkpoint, copy)
+    tokenizer = load_tokenizer(copy)
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=40)
-    tokenizer.save(str(tmp_path / "c/tokenizer.json"))
+    tokenizer.save(file)
+
     page = "lamp 7 " * 30
-    for opened in (Tokenizer.from_file(str(tmp_path / "c/tokenizer.json")), load_tokenizer(tmp_path / "c")):
-        assert Chat(opened, "").encode(page) == Chat(load_tokenizer(checkpoint), "").encode(page)
-    assert load_tokenizer(tmp_path / "c").encode(page).ids == load_tokenizer(checkpoint).encode(page).ids
+    original = load_tokenizer(checkpoint)
+    for opened in (Tokenizer.from_file(file), load_tokenizer(copy)):
+        assert Chat(opened, "").encode(page) == Chat(original, "").encode(page)
+    assert load_tokenizer(copy).encode(page).ids == original.encode(page).ids
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -84,26 +114,45 @@ def test_messages_for_a_remote_model_say_what_a_checkpoint_reads(chat, compress)
     chat = Chat(chat.tokenizer, chat.system, compress=compress)
     for n in (1, 3):
         trajectory = make_trajectory(chat, n)
-        *said, last = [(m["role"], m["content"]) for m in messages(chat, trajectory)]
-        ids = sum((chat.message(*one) for one in [*said, last]), chat.control(chat.format.begin))
+        ids = chat.control(chat.format.begin)
+        for message in messages(chat, trajectory):
+            ids += chat.message(message["role"], message["content"])
         ids += chat.opening("assistant")
-        decode = lambda ids: chat.tokenizer.decode(ids, skip_special_tokens=False)
-        assert decode(ids) == decode(context(chat, trajectory, n - 1))
+
+        expected = context(chat, trajectory, n - 1)
+        assert whole_text(chat, ids) == whole_text(chat, expected)
 
 
 def random_history(number: int):
     """(messages, trajectory) of a few turns; contents begin and end with all sorts of white space."""
     draw = random.Random(number)
     pieces = ["lamp", "Orders 7", "<a>", "</a>", " ", "\n", "\n\n", "\t", "$24", "née", "日本", "🙂", "{{x}}"]
-    text = lambda: "".join(draw.choices(pieces, k=draw.randint(1, 6)))
-    system, tau, messages = "You" + text(), Trajectory({"intent": text(), "task_id": 0, "sites": []}), []
-    for k in range(draw.randint(1, 4)):
-        page, response, intent = text(), f"go {text()}.", f"Task: {tau.task['intent']}\n\n" if k == 0 else ""
+
+    def text():
+        length = draw.randint(1, 6)
+        return "".join(draw.choices(pieces, k=length))
+
+    system = "You" + text()
+    intent = text()
+    history = [{"role": "system", "content": system}]
+    tau = Trajectory({"intent": intent, "task_id": 0, "sites": []})
+    n_turns = draw.randint(1, 4)
+    for k in range(n_turns):
+        page = text()
+        response = f"go {text()}."
         tau.turns.append(Turn("", page, [], [], [], response))
-        messages += [{"role": "user", "content": f"{intent}Round {k}\n\n{PLACEHOLDER}"},
-                     {"role": "assistant", "content": response}]
-    messages[-2]["content"] = messages[-2]["content"].replace(PLACEHOLDER, page)
-    return [{"role": "system", "content": system}, *messages[:-1]], tau
+
+        last = k == n_turns - 1
+        shown = PLACEHOLDER
+        if last:
+            shown = page
+        content = f"Round {k}\n\n{shown}"
+        if k == 0:
+            content = f"Task: {intent}\n\n{content}"
+        history.append({"role": "user", "content": content})
+        if not last:
+            history.append({"role": "assistant", "content": response})
+    return history, tau
 
 
 def test_a_tokenizer_of_no_known_family_is_refused():
@@ -121,108 +170,184 @@ def test_a_family_is_known_by_its_control_tokens(family, number):
 def test_prompts_equal_the_checkpoints_own_templates(family):
     """Id for id on 200 random histories; chat_templates.json says where the expected strings come from."""
     tokenizer = family_tokenizer(family)
-    expected = json.loads((ROOT / "tests/fixtures/chat_templates.json").read_text())[family]
+    fixture = ROOT / "tests/fixtures/chat_templates.json"
+    expected = json.loads(fixture.read_text())[family]
     for number, string in zip(range(200), expected, strict=True):
-        messages, tau = random_history(number)
-        chat = Chat(tokenizer, messages[0]["content"])
+        history, tau = random_history(number)
+        chat = Chat(tokenizer, system=history[0]["content"])
         for k, turn in enumerate(tau.turns):
             turn.observation_ids = chat.user_ids(tau.task, k, turn.observation)
             turn.action_ids = chat.encode(turn.response) + [chat.end_id]
+        last = len(tau.turns) - 1
+
         ids = tokenizer.encode(string, add_special_tokens=False).ids
-        assert context(chat, tau, len(tau.turns) - 1) == ids, number
+        assert context(chat, tau, last) == ids, number
 
 
 def test_sampled_ids_are_kept_even_where_encoding_again_would_change_them(chat):
     trajectory = make_trajectory(chat)
-    odd = [chat.tokenizer.token_to_id(c) for c in "lamp"] + [chat.end_id]  # no encoder writes single letters
-    assert chat.encode("lamp") != odd[:-1]
+    letters = [chat.tokenizer.token_to_id(c) for c in "lamp"]  # no encoder writes single letters
+    assert chat.encode("lamp") != letters
+
+    odd = letters + [chat.end_id]
     trajectory.turns[0].action_ids = odd
     ids = context(chat, trajectory, 1)
-    assert any(ids[i:i + 5] == odd for i in range(len(ids)))
+    windows = [ids[i:i + 5] for i in range(len(ids))]
+    assert odd in windows
 
 
 def test_a_forced_end_of_turn_is_context_but_never_trained(chat):
     trajectory = make_trajectory(chat, ended=False)
     for t, row in enumerate(trajectory_rows(chat, trajectory)):
         trained = row.ids[-row.n_action:]
-        assert trained == trajectory.turns[t].action_ids and chat.end_id not in trained
+        assert trained == trajectory.turns[t].action_ids
+        assert chat.end_id not in trained
+
     after = trunk(chat, trajectory, 1)
-    assert after[-1 - len(chat.encode("\n"))] == chat.end_id
+    newline = chat.encode("\n")
+    assert after[-1 - len(newline)] == chat.end_id
+
+
+def padded_logprobs(model, rows):
+    """Log-probs of all rows' actions, each row padded to the longest."""
+    logp_N, _, _ = token_logprobs(model, *pad(rows))
+    return logp_N
 
 
 def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
     """The released trainer hid the pages from attention by using the loss mask as attention mask."""
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
+    model = model_for(chat)
+
+    def logprobs_by_row(rows):
+        logp_N, _, _ = token_logprobs(model, **pack(rows))
+        return logp_N.split([row.n_action for row in rows])
+
     for perturbed in range(3):
         samples = trajectory_rows(chat, make_trajectory(chat))
-        before = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
         row = samples[perturbed]
-        alone = token_logprobs(model, *pad([row]))[0]
+        before = logprobs_by_row(samples)
+        before_alone = padded_logprobs(model, [row])
+
         row.ids[row.n_context - 8] += 1
-        after = token_logprobs(model, **pack(samples))[0].split([row.n_action for row in samples])
-        assert (token_logprobs(model, *pad([row]))[0] - alone).abs().min() > 1e-4
-        for i in range(3):  # no other turn saw that page
+
+        after = logprobs_by_row(samples)
+        after_alone = padded_logprobs(model, [row])
+        assert (after_alone - before_alone).abs().min() > 1e-4
+        for i in range(3):
             moved = (after[i] - before[i]).abs()
-            assert moved.min() > 1e-4 if i == perturbed else moved.max() < 1e-5
+            if i == perturbed:
+                assert moved.min() > 1e-4
+            else:  # no other turn saw that page
+                assert moved.max() < 1e-5
 
 
 def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
     trajectory = make_trajectory(chat)
-    trajectory.turns[1].action_ids = [0, chat.end_id, 0, chat.end_id]  # pad id and end id in a response
+    response = [0, chat.end_id, 0, chat.end_id]  # pad id and end id in a response
+    trajectory.turns[1].action_ids = response
     samples = trajectory_rows(chat, trajectory)
+
     tokens, action = pad(samples)
-    assert action.sum(1).tolist() == [len(t.action_ids) for t in trajectory.turns]
+    assert action.sum(1).tolist() == [len(turn.action_ids) for turn in trajectory.turns]
     assert tokens[1][action[1]].tolist() == [0, chat.end_id, 0, chat.end_id]
+
     packed = pack(samples)
     trained = packed["tokens_BT"][packed["action_BT"]].tolist()
-    assert trained == [i for turn in trajectory.turns for i in turn.action_ids]
+    expected = []
+    for turn in trajectory.turns:
+        expected += turn.action_ids
+    assert trained == expected
 
 
 def test_the_head_runs_on_action_tokens_alone(chat):
     """Logits of whole pages never exist; those of responses only `chunk` at a time."""
-    model, sizes = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), []
+    model = model_for(chat)
     samples = trajectory_rows(chat, make_trajectory(chat))
     head = model.logits
-    model.logits = lambda x: sizes.append(x.shape[:-1].numel()) or head(x)
+    sizes = []
+
+    def watched_head(x):
+        sizes.append(x.shape[:-1].numel())
+        return head(x)
+
+    model.logits = watched_head
     with torch.no_grad():
         token_logprobs(model, **pack(samples), chunk=10)
-    assert sum(sizes) == sum(row.n_action for row in samples) and max(sizes) == 10
+    assert sum(sizes) == sum(row.n_action for row in samples)
+    assert max(sizes) == 10
 
 
 def test_padding_does_not_change_logprobs(chat):
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    samples = [row for seed in range(3) for row in trajectory_rows(chat, make_trajectory(chat, 1 + 2 * seed, seed))]
-    together = token_logprobs(model, *pad(samples))[0]
-    alone = torch.cat([token_logprobs(model, *pad([row]))[0] for row in samples])
+    model = model_for(chat)
+    samples = []
+    for seed in range(3):
+        trajectory = make_trajectory(chat, n_turns=1 + 2 * seed, seed=seed)
+        samples += trajectory_rows(chat, trajectory)
+
+    together = padded_logprobs(model, samples)
+    alone = torch.cat([padded_logprobs(model, [row]) for row in samples])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
+def bracketed(names: str) -> list[str]:
+    return [f"<|{name}|>" for name in names.split()]
+
+
 # The families' added tokens, from their tokenizer files. Qwen's from <tool_call> on are not "special".
-QWEN25 = [*SPECIAL, *(f"<|{name}|>" for name in """object_ref_start object_ref_end box_start box_end
-    quad_start quad_end vision_start vision_end vision_pad image_pad video_pad""".split()),
-    "<tool_call>", "</tool_call>",
-    *(f"<|{name}|>" for name in "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep".split())]
+QWEN25 = [
+    *SPECIAL,
+    *bracketed("object_ref_start object_ref_end box_start box_end quad_start quad_end"),
+    *bracketed("vision_start vision_end vision_pad image_pad video_pad"),
+    "<tool_call>",
+    "</tool_call>",
+    *bracketed("fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep"),
+]
 QWEN3 = [*QWEN25, "<tool_response>", "</tool_response>", "<think>", "</think>"]
-LLAMA30 = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-           *(f"<|reserved_special_token_{i}|>" for i in range(251))]
-LLAMA31 = [*LLAMA30[:-3], "<|finetune_right_pad_id|>", "<|eom_id|>", "<|python_tag|>"]
-FAMILIES = {"ours": SPECIAL, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA30, "llama3.1": LLAMA31}
+LLAMA30 = [
+    *bracketed("begin_of_text end_of_text start_header_id end_header_id eot_id"),
+    *(f"<|reserved_special_token_{i}|>" for i in range(251)),
+]
+LLAMA31 = [*LLAMA30[:-3], *bracketed("finetune_right_pad_id eom_id python_tag")]
+FAMILIES = {
+    "ours": SPECIAL,
+    "qwen2.5": QWEN25,
+    "qwen3": QWEN3,
+    "llama3": LLAMA30,
+    "llama3.1": LLAMA31,
+}
+ORDINARY = {  # added tokens that are not "special"
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+}
 WORDS = Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
               r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
 def family_tokenizer(name: str) -> Tokenizer:
     """A small vocabulary with the family's added tokens, word splitter and normalizer."""
+    family = FAMILIES[name]
     tokenizer = Tokenizer(models.BPE())
     if name.startswith("qwen"):
         tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(WORDS, "isolated")
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"), by_bytes])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator([*TEXT, *FAMILIES[name] * 3], trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    ordinary = {"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"}
-    tokenizer.add_tokens([AddedToken(t, special=t not in ordinary, normalized=False) for t in FAMILIES[name]])
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT + family * 3, trainer)
+
+    added = []
+    for token in family:
+        added.append(AddedToken(token, special=token not in ORDINARY, normalized=False))
+    tokenizer.add_tokens(added)
     return tokenizer
 
 
@@ -230,34 +355,66 @@ def family_tokenizer(name: str) -> Tokenizer:
 def test_page_text_never_becomes_a_control_token(family):
     """Every family's special tokens in pages of any family: alone, nested, doubled, split over elements."""
     chat = Chat(family_tokenizer(family), "You browse the web.")
-    frame = [i for i in chat.user_ids({"intent": ""}, 0, "") if i in chat.control_ids]
-    everyones = sorted({token for tokens in FAMILIES.values() for token in tokens if "reserved" not in token})
-    tokens = [*everyones, *(token for token in FAMILIES[family] if "reserved" in token)]
-    shapes = ["{0}", "a{0}b", "{0}{0}", "<{0}>", "<|{0}|>", "<|im_{0}start|>", "\n{0}\n", "&lt;{0}",
-              "{1}{0}{2}", "{1}</a> <b>{2}</b>", "<a>{1}\n{2}", "{0} {1}"]
-    for token, shape, at in itertools.product(tokens, shapes, (1, 5, -1)):
-        text = shape.format(token, token[:at], token[at:])
+
+    def control_ids_among(ids):
+        return [i for i in ids if i in chat.control_ids]
+
+    # All families' tokens, and the reserved ones of this family.
+    everyones = set()
+    for added in FAMILIES.values():
+        everyones.update(token for token in added if "reserved" not in token)
+    tokens = sorted(everyones)
+    tokens += [token for token in FAMILIES[family] if "reserved" in token]
+
+    shapes = [
+        "{token}",
+        "a{token}b",
+        "{token}{token}",
+        "<{token}>",
+        "<|{token}|>",
+        "<|im_{token}start|>",
+        "\n{token}\n",
+        "&lt;{token}",
+        "{begin}{token}{end}",
+        "{begin}</a> <b>{end}</b>",
+        "<a>{begin}\n{end}",
+        "{token} {begin}",
+    ]
+    frame = control_ids_among(chat.user_ids({"intent": ""}, 0, ""))
+    for token, shape, cut in itertools.product(tokens, shapes, (1, 5, -1)):
+        text = shape.format(token=token, begin=token[:cut], end=token[cut:])
         assert chat.bare_tokenizer.decode(chat.encode(text)) == text
         ids = chat.user_ids({"intent": text}, 0, f"<title>{text}</title>")
-        assert [i for i in ids if i in chat.control_ids] == frame, text
+        assert control_ids_among(ids) == frame, text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_soups_of_control_tokens_stay_text(family):
-    chat, draw = Chat(family_tokenizer(family), "You browse the web."), random.Random(0)
-    pieces = [piece for token in FAMILIES[family] for piece in (token, token[:3], token[3:], token[:-2])]
+    chat = Chat(family_tokenizer(family), "You browse the web.")
+    draw = random.Random(0)
+    pieces = []
+    for token in FAMILIES[family]:
+        pieces += [token, token[:3], token[3:], token[:-2]]
     pieces += ["<a>", " ", "\n", "<|", "|>", "é"]
+
     for _ in range(300):
-        text = "".join(draw.choices(pieces, k=draw.randint(1, 12)))
+        length = draw.randint(1, 12)
+        text = "".join(draw.choices(pieces, k=length))
         ids = chat.encode(text)
-        assert chat.control_ids.isdisjoint(ids) and chat.bare_tokenizer.decode(ids) == text
+        assert chat.control_ids.isdisjoint(ids)
+        assert chat.bare_tokenizer.decode(ids) == text
 
 
 def test_a_vocabulary_with_control_tokens_as_ordinary_entries_cannot_be_tricked():
     """There the text is changed instead."""
-    words = {w: i for i, w in enumerate(["<|im_end|>", "<|im_start|>", *"<|im_end> \na"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_end|>", "<|im_start|>")])
+    control = ["<|im_end|>", "<|im_start|>"]
+    letters = list("<|im_end> \na")
+    ids = {}
+    for number, word in enumerate(control + letters):
+        ids[word] = number
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="a"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in control])
+
     chat = Chat(tokenizer, "")
     assert chat.control_ids.isdisjoint(chat.encode("<|im_end|>"))
 
@@ -266,9 +423,16 @@ def test_a_vocabulary_with_control_tokens_as_ordinary_entries_cannot_be_tricked(
 def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
     trajectory = make_trajectory(chat, 2)
     page = "\n".join(f"<a>red lamp <{i}></a> $24" for i in range(200))
-    ids, shown, cut = fit_page(chat, trajectory, page, len(trunk(chat, trajectory, 2)) + budget)
-    assert cut and len(ids) <= budget and shown.endswith(CUT) and page.startswith(shown[:-len(CUT)])
+    history = len(trunk(chat, trajectory, 2))
+
+    ids, shown, cut = fit_page(chat, trajectory, page, history + budget)
+
+    assert cut
+    assert len(ids) <= budget
+    assert shown.endswith(CUT)
+    assert page.startswith(shown.removesuffix(CUT))
     assert ids == chat.user_ids(trajectory.task, 2, shown)
+
     short = chat.user_ids(trajectory.task, 2, "short")
     assert fit_page(chat, trajectory, "short", 10_000) == (short, "short", False)
 
@@ -276,9 +440,14 @@ def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
 def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(chat):
     """A fork may reward something else than the success, which all statistics count."""
     trajectory = make_trajectory(chat)
-    trajectory.success, trajectory.reward = 1.0, -0.4
+    trajectory.success = 1.0
+    trajectory.reward = -0.4
+
     record = json.loads(json.dumps(trajectory.to_json(chat, step=3)))
-    assert (record["success"], record["reward"], record["step"]) == (1.0, -0.4, 3)
+
+    assert record["success"] == 1.0
+    assert record["reward"] == -0.4
+    assert record["step"] == 3
     assert replay(chat, record).success == 1.0
     del record["success"]  # as in demonstrations from elsewhere
     assert replay(chat, record).success == 0.0
@@ -288,86 +457,138 @@ def test_a_replay_reads_what_a_record_wrote(chat):
     """Pages, responses and their end; ids are those of the text, which an encoder might write otherwise."""
     trajectory = make_trajectory(chat, 3)
     for k, turn in enumerate(trajectory.turns):
-        turn.response, turn.ended = f"go to {k}.", k != 1
-        turn.action_ids = chat.encode(turn.response) + [chat.end_id] * turn.ended
+        turn.response = f"go to {k}."
+        turn.ended = k != 1
+        turn.action_ids = chat.encode(turn.response)
+        if turn.ended:
+            turn.action_ids.append(chat.end_id)
         turn.logps = [-1.0] * len(turn.action_ids)
+
     record = trajectory.to_json(chat)
-    assert [turn["context_tokens"] for turn in record["turns"]] == [len(context(chat, trajectory, k)) for k in range(3)]
+    recorded = [turn["context_tokens"] for turn in record["turns"]]
+    assert recorded == [len(context(chat, trajectory, k)) for k in range(3)]
+
     again = replay(chat, record)
     for ours, theirs in zip(again.turns, trajectory.turns, strict=True):
-        assert ours.observation_ids == theirs.observation_ids and ours.action_ids == theirs.action_ids
-        assert (ours.observation, ours.response, ours.ended) == (theirs.observation, theirs.response, theirs.ended)
+        assert ours.observation_ids == theirs.observation_ids
+        assert ours.action_ids == theirs.action_ids
+        assert ours.observation == theirs.observation
+        assert ours.response == theirs.response
+        assert ours.ended == theirs.ended
+
     record["turns"][0]["observation"] = None  # its page is not known, its response stays
     unknown = replay(chat, record)
-    assert unknown.turns[0].observation == PLACEHOLDER and trunk(chat, unknown, 3) == trunk(chat, trajectory, 3)
+    assert unknown.turns[0].observation == PLACEHOLDER
+    assert trunk(chat, unknown, 3) == trunk(chat, trajectory, 3)
 
 
 def test_a_row_is_the_context_and_the_response_id_for_id(chat):
     trajectory = make_trajectory(chat, 4, ended=False)
     for t, row in enumerate(trajectory_rows(chat, trajectory)):
-        assert row.ids == context(chat, trajectory, t) + trajectory.turns[t].action_ids
-        assert row.n_context == len(context(chat, trajectory, t))
+        seen = context(chat, trajectory, t)
+        assert row.ids == seen + trajectory.turns[t].action_ids
+        assert row.n_context == len(seen)
 
 
 def ragged(chat):
     """Trajectories of 1 to 15 turns, responses and pages of unequal length."""
-    episodes = [make_trajectory(chat, n, seed=n, ended=bool(n % 3)) for n in (1, 2, 3, 6, 15)]
-    return [row for trajectory in episodes for row in trajectory_rows(chat, trajectory)]
+    rows = []
+    for n in (1, 2, 3, 6, 15):
+        trajectory = make_trajectory(chat, n, seed=n, ended=n % 3 != 0)
+        rows += trajectory_rows(chat, trajectory)
+    return rows
 
 
 def test_packed_equals_one_row_per_turn(chat):
     """Log-probs, entropies and gradients, float32, 1e-5; the reference runs each turn alone."""
-    model, samples = tiny_model(vocab_size=chat.tokenizer.get_vocab_size()), ragged(chat)
+    model = model_for(chat)
+    samples = ragged(chat)
     generator = torch.Generator().manual_seed(0)
-    weight = {id(row): torch.rand(row.n_action, generator=generator) for row in samples}
+    weights = {}
+    for row in samples:
+        weights[id(row)] = torch.rand(row.n_action, generator=generator)
 
-    def run(batches, lay_out):
+    def padded(batch):
+        return token_logprobs(model, *pad(batch))
+
+    def packed(batch):
+        return token_logprobs(model, **pack(batch))
+
+    def scored(batches, lay_out):
+        """Log-probs and entropies in the order of samples, and the gradient of each parameter."""
         model.zero_grad()
-        found = {}
+        logps = {}
+        entropies = {}
         for batch in batches:
             logp_N, entropy_N, _ = lay_out(batch)
-            (logp_N * torch.cat([weight[id(row)] for row in batch])).sum().div(len(samples)).backward()
-            parts = [row.n_action for row in batch]
-            both = zip(batch, logp_N.detach().split(parts), entropy_N.split(parts))
-            found |= {id(row): pair for row, *pair in both}
-        return ([torch.cat([found[id(row)][k] for row in samples]) for k in (0, 1)],
-                {name: p.grad.clone() for name, p in model.named_parameters()})
+            weight_N = torch.cat([weights[id(row)] for row in batch])
+            loss = (logp_N * weight_N).sum() / len(samples)
+            loss.backward()
+            n_actions = [row.n_action for row in batch]
+            logp_parts = logp_N.detach().split(n_actions)
+            entropy_parts = entropy_N.split(n_actions)
+            for row, logp, entropy in zip(batch, logp_parts, entropy_parts):
+                logps[id(row)] = logp
+                entropies[id(row)] = entropy
+
+        logp = torch.cat([logps[id(row)] for row in samples])
+        entropy = torch.cat([entropies[id(row)] for row in samples])
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            gradients[name] = parameter.grad.clone()
+        return logp, entropy, gradients
 
     alone = [[row] for row in samples]
-    (logp, entropy), gradient = run(alone, lambda batch: token_logprobs(model, *pad(batch)))
+    logp, entropy, gradients = scored(alone, padded)
     for budget in (1, 300, 1000, 10**6):
         batches = micro_batches(samples, budget)
-        values, packed = run(batches, lambda batch: token_logprobs(model, **pack(batch)))
-        torch.testing.assert_close(values, [logp, entropy], atol=1e-5, rtol=1e-5)
-        for name in gradient:
-            torch.testing.assert_close(packed[name], gradient[name], atol=1e-5, rtol=1e-4,
-                                       msg=f"{name}, budget {budget}")
+        packed_logp, packed_entropy, packed_gradients = scored(batches, packed)
+        torch.testing.assert_close(packed_logp, logp, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed_entropy, entropy, atol=1e-5, rtol=1e-5)
+        for name, gradient in gradients.items():
+            where = f"{name}, budget {budget}"
+            torch.testing.assert_close(packed_gradients[name], gradient, atol=1e-5, rtol=1e-4, msg=where)
 
 
 def test_packing_an_episode_writes_its_history_once_and_every_page_and_response_at_its_place(chat):
     trajectory = make_trajectory(chat, 3)
     samples = trajectory_rows(chat, trajectory)
-    batch, = micro_batches(samples, 10**6)
+    [batch] = micro_batches(samples, 10**6)
     packed = pack(batch)
+
     action = packed["action_BT"][0].tolist()
-    for row, (start, stop, _, _), (ids, positions) in zip(batch, packed["segments"], rebuilt(packed), strict=True):
-        assert ids == row.ids and positions == list(range(len(row.ids)))
+    for row, segment, seen in zip(batch, packed["segments"], rebuilt(packed), strict=True):
+        ids, positions = seen
+        assert ids == row.ids
+        assert positions == list(range(len(row.ids)))
+        start, stop, _, _ = segment
         before = stop - start - row.n_action
         assert action[start:stop] == [False] * before + [True] * row.n_action
-    pages_and_responses = sum(len(turn.observation_ids) + len(turn.action_ids) for turn in trajectory.turns)
-    assert packed["tokens_BT"].numel() <= len(trunk(chat, trajectory, 2)) + pages_and_responses
+
+    most = len(trunk(chat, trajectory, 2))
+    for turn in trajectory.turns:
+        most += len(turn.observation_ids)
+        most += len(turn.action_ids)
+    assert packed["tokens_BT"].numel() <= most
 
 
 def rebuilt(packed):
     """What each segment sees and is, as (ids, positions): its context, with that one's context, and itself."""
-    ids, positions = packed["tokens_BT"][0].tolist(), packed["positions_BT"][0].tolist()
-    whole, starts = [], {}
+    ids = packed["tokens_BT"][0].tolist()
+    positions = packed["positions_BT"][0].tolist()
+    whole = []
+    contexts = {}  # by a segment's start
     for start, stop, first, last in packed["segments"]:
-        seen = [[], []]
+        seen_ids = []
+        seen_positions = []
         if first < last:
-            seen = starts[first][0] + ids[first:last], starts[first][1] + positions[first:last]
-        starts[start] = seen
-        whole.append((seen[0] + ids[start:stop], seen[1] + positions[start:stop]))
+            earlier_ids, earlier_positions = contexts[first]
+            seen_ids = earlier_ids + ids[first:last]
+            seen_positions = earlier_positions + positions[first:last]
+        contexts[start] = (seen_ids, seen_positions)
+        whole_ids = seen_ids + ids[start:stop]
+        whole_positions = seen_positions + positions[start:stop]
+        whole.append((whole_ids, whole_positions))
     return whole
 
 
@@ -380,60 +601,100 @@ def fewest_ids(rows):
     own = 0
     for row in rows:
         predictor = len(row.ids) - row.n_action - 1
-        beginnings |= {tuple(row.ids[:n + 1]) for n in range(predictor)}
+        for n in range(predictor):
+            beginnings.add(tuple(row.ids[:n + 1]))
         own += 1 + row.n_action
     return len(beginnings) + own
 
 
 def test_the_example_of_pack():
     a, b, c, d, e, f, g, h = range(8)
-    batch = [Row([a, b, c, d], 1), Row([a, b, e, f], 1), Row([a, b, e, g, h], 1)]
+    first = Row([a, b, c, d], 1)
+    second = Row([a, b, e, f], 1)
+    third = Row([a, b, e, g, h], 1)
+    batch = [first, second, third]
+
     packed = pack(batch)
     assert packed["tokens_BT"][0].tolist() == [a, b, c, d, e, f, g, h]
     assert packed["positions_BT"][0].tolist() == [0, 1, 2, 3, 2, 3, 3, 4]
     assert packed["segments"] == [(0, 4, 0, 0), (4, 6, 0, 2), (6, 8, 4, 5)]
     assert packed["action_BT"][0].tolist() == [False, False, False, True, False, True, False, True]
+
     for order in itertools.permutations(batch):
-        assert micro_batches(list(order), 8) == [batch]
-        assert micro_batches(list(order), 7) == [batch[:2], batch[2:]] and micro_batches(list(order), 5) == [[row] for row in batch]
+        rows = list(order)
+        assert micro_batches(rows, 8) == [batch]
+        assert micro_batches(rows, 7) == [[first, second], [third]]
+        assert micro_batches(rows, 5) == [[first], [second], [third]]
+
+
+def random_words() -> list[Row]:
+    """Short rows of three different ids: many begin alike."""
+    draw = random.Random(0)
+    words = []
+    for _ in range(300):
+        length = draw.randint(2, 9)
+        ids = [draw.randrange(3) for _ in range(length)]
+        words.append(Row(ids, 1))
+    for row in words:
+        row.n_action = draw.randint(1, len(row.ids) - 1)
+    return words
 
 
 def test_what_rows_have_in_common_is_written_once(chat):
-    """Episodes of a group: the same ones, the same pages with other answers, other tasks; never an id more than needed."""
+    """The same episodes, the same pages with other answers, other tasks: never an id more than needed."""
     twins = [trajectory_rows(chat, make_trajectory(chat, 3)) for _ in range(3)]
     for row in twins[1]:  # the same contexts, other responses
         row.ids[-row.n_action:] = [7 + k for k in range(row.n_action)]
-    whole = sum(len(row.ids) for row in twins[0] + twins[1] + twins[2])
-    random_ids = random.Random(0)
-    words = [Row([random_ids.randrange(3) for _ in range(random_ids.randint(2, 9))], 1) for _ in range(300)]
-    for row in words:
-        row.n_action = random_ids.randint(1, len(row.ids) - 1)
-    for rows in (twins[0] + twins[1] + twins[2], ragged(chat), [*twins[0], *ragged(chat)[1:3]], words):
-        batch, = micro_batches(rows, 10**6)
+    group = twins[0] + twins[1] + twins[2]
+    whole = sum(len(row.ids) for row in group)
+    other_tasks = twins[0] + ragged(chat)[1:3]
+    words = random_words()
+
+    for rows in (group, ragged(chat), other_tasks, words):
+        [batch] = micro_batches(rows, 10**6)
         packed = pack(batch)
         for row, (ids, positions) in zip(batch, rebuilt(packed), strict=True):
-            assert ids == row.ids and positions == list(range(len(row.ids)))
-        action = packed["tokens_BT"][packed["action_BT"]].tolist()
-        assert action == [token for row in batch for token in row.ids[-row.n_action:]]
-        fewest = fewest_ids(rows)
-        assert packed["tokens_BT"].numel() == fewest or rows is words and packed["tokens_BT"].numel() < fewest
-    assert fewest_ids(twins[0] + twins[1] + twins[2]) < whole / 2
+            assert ids == row.ids
+            assert positions == list(range(len(row.ids)))
+
+        trained = packed["tokens_BT"][packed["action_BT"]].tolist()
+        actions = []
+        for row in batch:
+            actions += row.ids[-row.n_action:]
+        assert trained == actions
+
+        written = packed["tokens_BT"].numel()
+        if rows is words:  # there one row's actions are part of another's context
+            assert written <= fewest_ids(rows)
+        else:
+            assert written == fewest_ids(rows)
+    assert fewest_ids(group) < whole / 2
 
     # A row without a page, as of a value function: what predicts its action stays its own.
     bare = [Row([*range(10), 20], 1) for _ in range(2)]
     packed = pack(bare)
-    assert packed["segments"] == [(0, 11, 0, 0), (11, 13, 0, 9)] and packed["tokens_BT"][0, 11:].tolist() == [9, 20]
-    assert micro_batches(bare, 13) == [bare] and len(micro_batches(bare, 12)) == 2
+    assert packed["segments"] == [(0, 11, 0, 0), (11, 13, 0, 9)]
+    assert packed["tokens_BT"][0, 11:].tolist() == [9, 20]
+    assert micro_batches(bare, 13) == [bare]
+    assert len(micro_batches(bare, 12)) == 2
 
 
 def test_rows_of_a_group_that_share_pages_and_responses_have_the_gradient_of_each_alone(chat):
     """Log-probs and gradients, float32; among them a row that is another's beginning and one twice."""
-    model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
-    samples = [row for _ in range(2) for row in trajectory_rows(chat, make_trajectory(chat, 3))]
+    model = model_for(chat)
+    samples = []
+    for _ in range(2):
+        samples += trajectory_rows(chat, make_trajectory(chat, 3))
     first = samples[0]
     samples.append(Row(first.ids[:-1], first.n_action - 1))
     samples.append(Row(first.ids + [5, 6], 2))  # as without compression: its context holds a trained response
     weights = [0.3 * i - 1 for i in range(len(samples))]
+
+    def padded(batch):
+        return token_logprobs(model, *pad(batch))
+
+    def packed(batch):
+        return token_logprobs(model, **pack(batch))
 
     def scored(batches, lay_out):
         """(the log-probs in the order of samples, the gradient of their weighted sum)."""
@@ -442,21 +703,29 @@ def test_rows_of_a_group_that_share_pages_and_responses_have_the_gradient_of_eac
         for batch in batches:
             logp_N, _, _ = lay_out(batch)
             parts = logp_N.split([row.n_action for row in batch])
-            sum(weights[samples.index(row)] * part.sum() for row, part in zip(batch, parts)).backward()
-            found |= {samples.index(row): part.detach() for row, part in zip(batch, parts)}
+            loss = 0
+            for row, part in zip(batch, parts):
+                number = samples.index(row)
+                loss += weights[number] * part.sum()
+                found[number] = part.detach()
+            loss.backward()
         logps = torch.cat([found[i] for i in range(len(samples))])
-        return logps, torch.cat([p.grad.flatten() for p in model.parameters()])
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        return logps, gradient
 
-    alone = scored([[row] for row in samples], lambda batch: token_logprobs(model, *pad(batch)))
+    each_alone = [[row] for row in samples]
+    logps, gradient = scored(each_alone, padded)
     for budget in (200, 10**6):
-        packed = scored(micro_batches(samples, budget), lambda batch: token_logprobs(model, **pack(batch)))
-        torch.testing.assert_close(packed[0], alone[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(packed[1], alone[1], atol=1e-5, rtol=1e-4)
+        batches = micro_batches(samples, budget)
+        packed_logps, packed_gradient = scored(batches, packed)
+        torch.testing.assert_close(packed_logps, logps, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed_gradient, gradient, atol=1e-5, rtol=1e-4)
 
 
 def test_a_full_batch_is_followed_by_one_that_is_whole_again():
     history = list(range(100))
-    later, earlier = Row(history[:90] + [1] * 10, 5), Row(history[:40] + [2] * 10, 5)
+    later = Row(history[:90] + [1] * 10, 5)
+    earlier = Row(history[:40] + [2] * 10, 5)
     assert micro_batches([later, earlier], 110) == [[earlier, later]]
     assert micro_batches([later, earlier], 109) == [[earlier], [later]]
     assert pack([later])["tokens_BT"][0].tolist() == later.ids
@@ -466,18 +735,26 @@ def test_a_full_batch_is_followed_by_one_that_is_whole_again():
 def test_a_trajectory_of_any_length_trains_within_the_budget(chat, budget):
     samples = ragged(chat)
     batches = micro_batches(samples, budget)
-    assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, samples))
+
+    batched = []
     for batch in batches:
-        assert pack(batch)["tokens_BT"].numel() <= budget or len(batch) == 1  # a single turn may be longer,
+        batched += [id(row) for row in batch]
+    assert sorted(batched) == sorted(id(row) for row in samples)
+
+    for batch in batches:
+        written = pack(batch)["tokens_BT"].numel()
+        assert written <= budget or len(batch) == 1  # a single turn may be longer,
     assert max(len(row.ids) for row in samples) > 400  # as here
-    assert len(micro_batches(samples, budget)) < len(samples) or budget == 150
+    if budget > 150:
+        assert len(batches) < len(samples)
 
 
 @pytest.mark.parametrize("settings", [{"think": "false"}, {"thinks": False}, {"system": 3}, {"keep_thoughts": True}])
 def test_an_agent_json_that_cannot_be_followed_is_refused(chat, tmp_path, settings):
     (tmp_path / "agent.json").write_text(json.dumps(settings))
     chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=f"agent.json: {next(iter(settings))} is .*true or false"):
+    [key] = settings
+    with pytest.raises(ValueError, match=f"agent.json: {key} is .*true or false"):
         open_chat(tmp_path, "")
 
 
@@ -486,45 +763,79 @@ def test_agent_json_sets_the_chat(chat, tmp_path):
     (tmp_path / "agent.json").write_text(json.dumps(settings))
     chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
     opened = open_chat(tmp_path, "")
-    assert {name: getattr(opened, name) for name in settings} == settings
+    for name, value in settings.items():
+        assert getattr(opened, name) == value
+
+
+def output_of_savings(monkeypatch, capsys) -> list[str]:
+    """The lines that savings.py prints about its own episode."""
+    monkeypatch.setattr("sys.argv", ["savings.py"])
+    savings.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def table_of_savings(lines) -> list[list[int]]:
+    """For each of the seven turns: [turn, tokens of its page, every page kept, compressed]."""
+    table = []
+    for line in lines[3:10]:
+        table.append([int(cell) for cell in line.split()])
+    return table
 
 
 def test_the_demonstration_prints_how_much_compression_and_packing_save(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["savings.py"])
-    savings.main()
-    lines = capsys.readouterr().out.splitlines()
-    table = [list(map(int, line.split())) for line in lines[3:10]]
-    assert [row[0] for row in table] == list(range(7)) and table[0][2] == table[0][3]
-    assert all(kept > compressed for _, _, kept, compressed in table[1:])
-    assert float(lines[-1].split("(")[1].split()[0]) > 1.5
+    lines = output_of_savings(monkeypatch, capsys)
+    table = table_of_savings(lines)
+    assert [row[0] for row in table] == list(range(7))
+
+    first, *later = table
+    _, _, kept, compressed = first
+    assert kept == compressed
+    for _, _, kept, compressed in later:
+        assert kept > compressed
+
+    times = lines[-1].split("(")[1].split()[0]  # it ends with "packed (... times fewer)"
+    assert float(times) > 1.5
 
 
 def test_the_table_of_context_lengths_says_what_the_demonstration_says(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["savings.py"])
-    savings.main()
-    rows = [list(map(int, line.split())) for line in capsys.readouterr().out.splitlines()[3:10]]
-    kept, compressed = [row[2] for row in rows], [row[3] for row in rows]
+    table = table_of_savings(output_of_savings(monkeypatch, capsys))
+    kept = [row[2] for row in table]
+    compressed = [row[3] for row in table]
     monkeypatch.setattr("sys.argv", ["lengths.py", str(ROOT / "assets/episode.jsonl")])
     lengths.main()
     text = capsys.readouterr().out
 
     def row(name):
         """[episodes, compressed: median, largest, every page kept: median, largest]"""
-        return [int(n) for n in re.findall("[0-9]+", re.search(f"^{name} (.*)", text, re.MULTILINE)[1])]
-    for turn in (1, 5):
-        assert row(f"context at turn {turn}") == [1, *[compressed[turn - 1]] * 2, *[kept[turn - 1]] * 2]
-    assert row("largest context") == [1, *[max(compressed)] * 2, *[max(kept)] * 2]
-    assert row("all contexts, summed") == [1, *[sum(compressed)] * 2, *[sum(kept)] * 2]
-    assert row("       9") == [1, 7, 7, 0, 7] and "context at turn 10" not in text  # its template and turns
+        rest = re.search(f"^{name} (.*)", text, re.MULTILINE)[1]
+        return [int(number) for number in re.findall("[0-9]+", rest)]
+
+    def of_one_episode(compressed, kept):
+        """Such a row, where the median is the largest."""
+        return [1, compressed, compressed, kept, kept]
+
+    assert row("context at turn 1") == of_one_episode(compressed[0], kept[0])
+    assert row("context at turn 5") == of_one_episode(compressed[4], kept[4])
+    assert row("largest context") == of_one_episode(max(compressed), max(kept))
+    assert row("all contexts, summed") == of_one_episode(sum(compressed), sum(kept))
+    assert row("       9") == [1, 7, 7, 0, 7]  # its template and turns
+    assert "context at turn 10" not in text
 
 
 def test_the_episode_to_read_is_an_experts_and_comes_from_compact_pages():
     """It once held the gibberish of a policy that had not learned anything."""
-    episode, = map(json.loads, (ROOT / "assets/episode.jsonl").read_text().splitlines())
-    assert episode["reward"] == 1 and 5 <= len(episode["turns"]) <= 8
-    for turn in episode["turns"]:
-        assert turn["observation"].startswith("title: ") and turn["action"] and not turn["error"]
-    assert len({turn["observation"] for turn in episode["turns"]}) == len(episode["turns"])
+    [line] = (ROOT / "assets/episode.jsonl").read_text().splitlines()
+    episode = json.loads(line)
+    turns = episode["turns"]
+    assert episode["reward"] == 1
+    assert 5 <= len(turns) <= 8
+
+    for turn in turns:
+        assert turn["observation"].startswith("title: ")
+        assert turn["action"]
+        assert not turn["error"]
+    pages = {turn["observation"] for turn in turns}
+    assert len(pages) == len(turns)
 
 
 @pytest.mark.parametrize("think", [True, False])
@@ -542,5 +853,6 @@ def test_the_answer_is_what_follows_the_thoughts():
 
 
 def test_the_system_prompt_lists_the_actions_and_the_tags():
-    assert "- a: b" in system_prompt("- a: b", True) and "<think>" in system_prompt("", True)
+    assert "- a: b" in system_prompt("- a: b", True)
+    assert "<think>" in system_prompt("", True)
     assert "<think>" not in system_prompt("", False)
