@@ -37,26 +37,71 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def episodes_of(groups):
+    """The episodes of all groups, in one list."""
+    episodes = []
+    for group in groups:
+        episodes += group
+    return episodes
+
+
+def at_the_last_token(x_BTD):
+    return x_BTD[0, -1]
+
+
+def last_state(model, ids):
+    """The hidden state at the end of one context, which is computed alone."""
+    return model(torch.tensor([ids]), head=at_the_last_token)
+
+
+def cross_entropy(p, y):
+    """The mean over p, which are chances of success, and y, which says what succeeded."""
+    total = 0.0
+    for p_i, y_i in zip(p, y, strict=True):
+        if y_i:
+            total -= math.log(p_i)
+        else:
+            total -= math.log(1 - p_i)
+    return total / len(p)
+
+
 # ----------------------------------------------------------------------------------------- what they share
 
 
 def test_states_are_those_of_each_context_alone(chat, model):
     """Packed rows, any micro-batch: the last token of h_t, of h_t + a_t, or of the task."""
-    episodes = [tau for group in ragged_groups(chat) for tau in group]
-    last = lambda ids: model(torch.tensor([ids]), head=lambda x_BTD: x_BTD[0, -1])
+    episodes = episodes_of(ragged_groups(chat))
     turns = shared.response_rows(chat, episodes)
     assert len(turns) == sum(len(tau.turns) for tau in episodes)
-    h = [context(chat, one.tau, one.tau.turns.index(one.turn)) for one in turns]
-    before = torch.stack([last(ids) for ids in h])
-    after = torch.stack([last(ids + one.turn.action_ids) for ids, one in zip(h, turns)])
-    tasks = [shared.instruction(chat, {"intent": intent}) for intent in ("find the lamp", "buy it", "buy it")]
-    alone = torch.stack([last(row.ids[:-1]) for row in tasks])
+
+    # 1) What one context at a time gives.
+    before = []
+    after = []
+    for row in turns:
+        t = row.tau.turns.index(row.turn)
+        h = context(chat, row.tau, t)
+        before.append(last_state(model, h))
+        after.append(last_state(model, h + row.turn.action_ids))
+    tasks = []
+    alone = []
+    for intent in ("find the lamp", "buy it", "buy it"):
+        row = shared.instruction(chat, {"intent": intent})
+        tasks.append(row)
+        alone.append(last_state(model, row.ids[:-1]))
+
+    # 2) The same from packed rows.
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-4)
     for budget in (1, 300, 10**6):
         cfg = mgrpo.Config(max_tokens=budget)
         found = partial(shared.states, model, cfg=cfg, device="cpu")
-        torch.testing.assert_close(found(turns), before, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found(turns, end=True), after, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found(tasks), alone, atol=1e-5, rtol=1e-4)
+        close(found(turns), torch.stack(before))
+        close(found(turns, end=True), torch.stack(after))
+        close(found(tasks), torch.stack(alone))
+
     assert found([]).shape == (0, 32)
     task = chat.decode(tasks[0].ids[:-1])
     assert task.endswith("Task: find the lamp")
@@ -65,130 +110,221 @@ def test_states_are_those_of_each_context_alone(chat, model):
 def test_a_head_minimizes_the_cross_entropy_on_success(chat, model):
     """float64 loops over the definition; then it tells apart what can be told apart. The policy stays as it was."""
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    shared.add_heads(model, optimizer := optimizer_of(model), "value", lr=1e-2)
-    x_RD = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    optimizer = optimizer_of(model)
+    shared.add_heads(model, optimizer, "value", lr=1e-2)
+    x_RD = torch.randn(40, 32, generator=seeded(0))
     y_R = (x_RD[:, 0] > 0).float()
     assert shared.predict(model, "value", x_RD).tolist() == [0.5] * 40
+
     for updates in (7, 60):
-        p = shared.predict(model, "value", x_RD).double().tolist()
-        expected = -sum(math.log(p_i if y_i else 1 - p_i) for p_i, y_i in zip(p, y_R.tolist())) / 40
+        p_R = shared.predict(model, "value", x_RD).double()
+        expected = cross_entropy(p_R.tolist(), y_R.tolist())
         first, last = shared.fit(model, optimizer, "value", x_RD, y_R, updates)
-        assert first == pytest.approx(expected, rel=1e-5) and last < first
-    assert ((shared.predict(model, "value", x_RD) > 0.5) == (y_R > 0)).all()
-    for name, weight in model.state_dict().items():  # no head among them
-        assert torch.equal(weight, before.pop(name))
-    assert not before and set(full_state(model)) == set(model.state_dict())
-    assert shared.fit(model, optimizer, "value", x_RD, y_R, 0) == (last, last)
-    assert shared.fit(model, optimizer, "value", x_RD[:0], y_R[:0], 5) == (0, 0)
+        assert first == pytest.approx(expected, rel=1e-5)
+        assert last < first
+    says_success_R = shared.predict(model, "value", x_RD) > 0.5
+    assert (says_success_R == (y_R > 0)).all()
+
+    after = model.state_dict()  # no head among them
+    assert set(after) == set(before)
+    for name, weight in after.items():
+        assert torch.equal(weight, before[name])
+    assert set(full_state(model)) == set(after)
+
+    without_updates = shared.fit(model, optimizer, "value", x_RD, y_R, 0)
+    assert without_updates == (last, last)
+    without_rows = shared.fit(model, optimizer, "value", x_RD[:0], y_R[:0], 5)
+    assert without_rows == (0, 0)
 
 
 def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path):
-    played = [trajectory(chat, float(i % 2), [3, 4], seed=i, member=i) for i in range(9)]
+    played = []
+    for i in range(9):
+        tau = trajectory(chat, float(i % 2), [3, 4], seed=i, member=i)
+        played.append(tau)
     played[4].status = "env_error"
-    played[0].turns[0].action_ids = [i for letter in "red lamp" for i in chat.encode(letter)]
-    played[0].turns[0].logps = [-1.0] * 8
+    letter_by_letter = played[0].turns[0]
+    letter_by_letter.action_ids = []
+    for letter in "red lamp":
+        letter_by_letter.action_ids += chat.encode(letter)
+    letter_by_letter.logps = [-1.0] * 8
+    lines = []
     for tau in played:
         for turn in tau.turns:
             turn.response = chat.decode(turn.action_ids)
-    lines = [json.dumps(tau.to_json(chat, step=0, split="train")) for tau in played]
+        record = tau.to_json(chat, step=0, split="train")
+        lines.append(json.dumps(record))
     (tmp_path / "trajectories.jsonl").write_text("\n".join(lines) + "\n")
     cfg = mgrpo.Config(out=str(tmp_path))
-    other_seed = mgrpo.Config(out=str(tmp_path), seed=1)
-    drawn = [[tau.member for tau in shared.recall(chat, one, 5, step)]
-             for one, step in ((cfg, 1), (cfg, 1), (cfg, 2), (other_seed, 1))]
-    assert drawn[0] == drawn[1] != drawn[2] and all(len(set(one)) == 5 for one in drawn) and drawn[3] != drawn[0]
-    assert sorted(tau.member for tau in shared.recall(chat, cfg, 99, 0)) == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert {tau.member for tau in shared.recall(chat, cfg, 99, 0, among=3)} == {6, 7, 8}
+
+    # 1) The seed and the step decide which.
+    def five(cfg, step):
+        return [tau.member for tau in shared.recall(chat, cfg, 5, step)]
+    first = five(cfg, 1)
+    again = five(cfg, 1)
+    next_step = five(cfg, 2)
+    other_seed = five(mgrpo.Config(out=str(tmp_path), seed=1), 1)
+    assert first == again
+    assert again != next_step
+    assert other_seed != first
+    for members in (first, again, next_step, other_seed):
+        assert len(set(members)) == 5
+
+    # 2) All valid ones, or the newest of them.
+    everything = shared.recall(chat, cfg, 99, 0)
+    assert sorted(tau.member for tau in everything) == [0, 1, 2, 3, 5, 6, 7, 8]
+    newest = shared.recall(chat, cfg, 99, 0, among=3)
+    assert {tau.member for tau in newest} == {6, 7, 8}
+
+    # 3) They are as they were played.
     exact = []
-    for tau in shared.recall(chat, cfg, 99, 0):
+    for tau in everything:
         then = played[tau.member]
-        assert (tau.reward, tau.success) == (then.reward, then.success)
+        assert tau.reward == then.reward
+        assert tau.success == then.success
         for turn, was in zip(tau.turns, then.turns, strict=True):
-            assert turn.response == was.response and turn.action_ids == was.action_ids
+            assert turn.response == was.response
+            assert turn.action_ids == was.action_ids
             exact.append(chat.encode(was.response) != was.action_ids)
     assert any(exact)  # ids as sampled, which encoding the text again would not give
-    assert shared.recall(chat, mgrpo.Config(out=str(tmp_path / "none")), 5, 0) == []
+
+    nothing_played = mgrpo.Config(out=str(tmp_path / "none"))
+    assert shared.recall(chat, nothing_played, 5, 0) == []
 
 
 def test_only_episodes_of_training_are_replayed(chat, tmp_path):
     """`make demo` evaluates into a run's own directory, which adds episodes of test tasks to the same file."""
-    splits = ["train", "sandbox:test", "train", "sandbox:test", "sandbox:dev within 5 turns", None, "train"]
+    splits = [
+        "train",
+        "sandbox:test",
+        "train",
+        "sandbox:test",
+        "sandbox:dev within 5 turns",
+        None,
+        "train",
+    ]
     with open(tmp_path / "trajectories.jsonl", "w") as file:
         for i, split in enumerate(splits):
-            line = trajectory(chat, 1.0, [3], member=i).to_json(chat, step=None, split=split)
+            tau = trajectory(chat, 1.0, [3], member=i)
+            record = tau.to_json(chat, step=None, split=split)
             if split is None:
-                line.pop("split")
-            file.write(json.dumps(line) + "\n")
+                record.pop("split")
+            file.write(json.dumps(record) + "\n")
+
     cfg = mgrpo.Config(out=str(tmp_path))
-    assert sorted(tau.member for tau in shared.recall(chat, cfg, 99, 0)) == [0, 2, 6]
+    recalled = shared.recall(chat, cfg, 99, 0)
+    assert sorted(tau.member for tau in recalled) == [0, 2, 6]
 
 
 def test_a_long_evaluation_after_training_hides_no_episode_of_training(chat, tmp_path):
     """The newest 2,000 records were taken first and filtered then, which left nothing to replay."""
-    line = lambda split: json.dumps(trajectory(chat, 1.0, [3], member=4).to_json(chat, step=0, split=split)) + "\n"
-    (tmp_path / "trajectories.jsonl").write_text(line("train") + 2000 * line("sandbox:test"))
-    assert [tau.member for tau in shared.recall(chat, mgrpo.Config(out=str(tmp_path)), 99, 0)] == [4]
+    def line(split):
+        tau = trajectory(chat, 1.0, [3], member=4)
+        record = tau.to_json(chat, step=0, split=split)
+        return json.dumps(record) + "\n"
+    text = line("train") + 2000 * line("sandbox:test")
+    (tmp_path / "trajectories.jsonl").write_text(text)
+
+    cfg = mgrpo.Config(out=str(tmp_path))
+    recalled = shared.recall(chat, cfg, 99, 0)
+    assert [tau.member for tau in recalled] == [4]
 
 
 def test_a_replayed_episode_keeps_the_reward_that_trained_it(chat, tmp_path):
     """Reward and success may differ in a fork: what trains is the reward, what counts is the success."""
     tau = trajectory(chat, 1.0, [3])
     tau.reward = -0.25
-    (tmp_path / "trajectories.jsonl").write_text(json.dumps(tau.to_json(chat, step=0, split="train")) + "\n")
-    back, = shared.recall(chat, mgrpo.Config(out=str(tmp_path)), 1, 0)
-    assert (back.success, back.reward) == (1.0, -0.25) and shared.rewards_of([back]).tolist() == [-0.25]
+    record = tau.to_json(chat, step=0, split="train")
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps(record) + "\n")
+
+    cfg = mgrpo.Config(out=str(tmp_path))
+    back, = shared.recall(chat, cfg, 1, 0)
+    assert back.success == 1.0
+    assert back.reward == -0.25
+    assert shared.rewards_of([back]).tolist() == [-0.25]
 
 
 # ------------------------------------------------------------------------------------------------- the losses
 
 
 def some_values(n, seed=0):
-    return torch.rand(n, generator=torch.Generator().manual_seed(seed)).double().tolist()
+    return torch.rand(n, generator=seeded(seed)).double().tolist()
 
 
 def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, float64, monkeypatch):
     """Loss and gradient against the paper's equation: one token at a time, weights clipped and not."""
-    episodes, cfg = [tau for group in ragged_groups(chat) for tau in group], awr.Config(awr_beta=0.2, limit=9.0)
-    V = iter(some_values(sum(len(tau.turns) for tau in episodes)))
-    values = [[next(V) for _ in tau.turns] for tau in episodes]
-    flat = [V_j for V_tau in values for V_j in V_tau]
-    monkeypatch.setattr(awr.AWR, "fit_value", lambda self, rows: (flat, {"value_loss": 0.5}))
-    monkeypatch.setattr(awr, "recall", lambda *_: [])
-    monkeypatch.setattr(awr, "add_heads", lambda *_, **__: None)
+    episodes = episodes_of(ragged_groups(chat))
+    cfg = awr.Config(awr_beta=0.2, limit=9.0)
+    flat = some_values(sum(len(tau.turns) for tau in episodes))
+
+    def known_values(self, rows):
+        return flat, {"value_loss": 0.5}
+
+    def recall_nothing(*_):
+        return []
+
+    def no_heads(*_, **__):
+        pass
+    monkeypatch.setattr(awr.AWR, "fit_value", known_values)
+    monkeypatch.setattr(awr, "recall", recall_nothing)
+    monkeypatch.setattr(awr, "add_heads", no_heads)
     method = method_of(chat, None, cfg, Method=awr.AWR)
-    broken = [trajectory(chat, 1.0, [3], status="env_error"), trajectory(chat, 0.0, [])]
-    batch, metrics = method.learn_from([*episodes, *broken], 0)
+    broken = trajectory(chat, 1.0, [3], status="env_error")
+    without_turns = trajectory(chat, 0.0, [])
+    batch, metrics = method.learn_from([*episodes, broken, without_turns], 0)
+
+    # 1) The equation.
     sizes = [row.n_action for row in batch]
-    logp = (-3 * torch.rand(sum(sizes), generator=torch.Generator().manual_seed(1))).requires_grad_()
-    tokens, total, parts, weights = sum(sizes), 0.0, iter(logp.split(sizes)), []
-    for tau, V_tau in zip(episodes, values):
+    tokens = sum(sizes)
+    logp = -3 * torch.rand(tokens, generator=seeded(1))
+    logp.requires_grad_()
+    parts = iter(logp.split(sizes))
+    V_left = iter(flat)
+    expected = 0.0
+    weights = []
+    for tau in episodes:
+        V_tau = [next(V_left) for _ in tau.turns]
         assert tau.advantage == tau.reward - V_tau[0]  # the record shows that of the first turn
-        for V_j, logp_j in zip(V_tau, parts):
-            weights.append(min(math.exp((tau.reward - V_j) / 0.2), 9.0))
-            for logp_t in logp_j.unbind():
-                total = total - weights[-1] * logp_t / tokens
-    assert 9.0 in weights and min(weights) < 0.1 and len(weights) == len(sizes)
-    assert metrics == {"episodes_trained": len(episodes), "value_loss": 0.5,
-                       "weight": pytest.approx(statistics.mean(weights))}
+        for V_j in V_tau:
+            advantage = tau.reward - V_j
+            weight = min(math.exp(advantage / 0.2), 9.0)
+            weights.append(weight)
+            for logp_t in next(parts).unbind():
+                expected = expected - weight * logp_t / tokens
+    assert 9.0 in weights
+    assert min(weights) < 0.1
+    assert len(weights) == len(sizes)
+
+    # 2) What the fork makes of it.
+    assert metrics == {
+        "episodes_trained": len(episodes),
+        "value_loss": 0.5,
+        "weight": pytest.approx(statistics.mean(weights)),
+    }
     loss, _ = method.loss(batch, logp, None, None)
-    torch.testing.assert_close(loss, total, atol=1e-10, rtol=0)
-    found, expected = (torch.autograd.grad(value, logp)[0] for value in (loss, total))
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
+    gradient, = torch.autograd.grad(loss, logp)
+    expected_gradient, = torch.autograd.grad(expected, logp)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
 
 
 def test_awrs_value_is_what_the_head_expects_of_the_context(chat, model):
-    episodes = [tau for group in ragged_groups(chat) for tau in group]
+    episodes = episodes_of(ragged_groups(chat))
     rows = shared.response_rows(chat, episodes)
     method = method_of(chat, model, awr.Config(), optimizer_of(model), Method=awr.AWR)
+
     V, metrics = method.fit_value(rows)
+
     assert metrics["value_loss"] == pytest.approx(math.log(2), rel=1e-5)
-    after = 0.0
     for row, V_j in zip(rows, V, strict=True):
         t = row.tau.turns.index(row.turn)
-        x_D = model(torch.tensor([context(chat, row.tau, t)]), head=lambda x_BTD: x_BTD[0, -1])
-        assert V_j == pytest.approx(model.heads["value"](x_D).sigmoid().item(), abs=1e-5) and 0 < V_j < 1
-        after -= math.log(V_j if row.tau.reward else 1 - V_j) / len(rows)
-    assert metrics["value_loss_fitted"] == pytest.approx(after, abs=1e-5) and after < math.log(2)
+        h = context(chat, row.tau, t)
+        logit = model.heads["value"](last_state(model, h))
+        assert V_j == pytest.approx(logit.sigmoid().item(), abs=1e-5)
+        assert 0 < V_j < 1
+    after = cross_entropy(V, [row.tau.reward for row in rows])
+    assert metrics["value_loss_fitted"] == pytest.approx(after, abs=1e-5)
+    assert after < math.log(2)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.9, 1.0])
@@ -196,35 +332,54 @@ def test_awrs_value_is_what_the_head_expects_of_the_context(chat, model):
 def test_digirls_turn_advantage_is_doubly_robust(lam, r):
     """w r + (1 - w) (V' - V) with w = lam^(H - j), whatever r is: a failure does not leave all of it to V."""
     for H in (1, 2, 7):
-        V = dict(enumerate(some_values(H, seed=H), start=1))
+        values = some_values(H, seed=H)
+        V = dict(enumerate(values, start=1))
         V[H + 1] = 0.0
         expected = []
         for j in range(1, H + 1):
             w = 1.0
             for _ in range(H - j):
                 w = w * lam
-            expected.append(w * r + (1 - w) * (V[j + 1] - V[j]))
-        found = digirl.turn_advantages(r, [V[j] for j in range(1, H + 1)], lam)
-        assert found == pytest.approx(expected, abs=1e-12) and found[-1] == r
+            change = V[j + 1] - V[j]
+            expected.append(w * r + (1 - w) * change)
+
+        found = digirl.turn_advantages(r, values, lam)
+        assert found == pytest.approx(expected, abs=1e-12)
+        assert found[-1] == r
 
 
 def test_digirls_turn_advantages_by_hand():
     """Three turns, lam = 0.5: the weights of the outcome are 1/4, 1/2 and 1."""
     V = [0.2, 0.6, 0.5]
-    assert digirl.turn_advantages(0.0, V, 0.5) == pytest.approx([0.75 * 0.4, 0.5 * -0.1, 0.0])
-    assert digirl.turn_advantages(1.0, V, 0.5) == pytest.approx([0.25 + 0.75 * 0.4, 0.5 + 0.5 * -0.1, 1.0])
+    failure = digirl.turn_advantages(0.0, V, 0.5)
+    assert failure == pytest.approx([0.75 * 0.4, 0.5 * -0.1, 0.0])
+    success = digirl.turn_advantages(1.0, V, 0.5)
+    assert success == pytest.approx([0.25 + 0.75 * 0.4, 0.5 + 0.5 * -0.1, 1.0])
 
 
-@pytest.mark.parametrize("share, chosen", [(0.2, 4), (0.5, 5), (0.6, 8), (0.05, 4)])
+@pytest.mark.parametrize("share, chosen", [
+    (0.2, 4),
+    (0.5, 5),
+    (0.6, 8),
+    (0.05, 4),
+])
 def test_ties_are_chosen_together_whatever_the_rounding(chat, model, monkeypatch, share, chosen):
     """Ten episodes of three tasks, so A_c has few values. Threads and micro-batches change its last digits."""
     cfg = digirl.Config(share=share)
-    episodes = [trajectory(chat, r, [3], seed=i, member=i) for i, r in enumerate([1.0] * 5 + [0.0] * 5)]
+    episodes = []
+    for i in range(10):
+        reward = float(i < 5)
+        episodes.append(trajectory(chat, reward, [3], seed=i, member=i))
     V_R = torch.tensor([0.3, 0.3, 0.3, 0.3, 0.9, 0.3, 0.3, 0.3, 0.5, 0.9])
     method = method_of(chat, model, cfg, optimizer_of(model), Method=digirl.DigiRL)
+
     for seed in range(20):
-        noise_R = 1e-6 * (2 * torch.rand(10, generator=torch.Generator().manual_seed(seed)) - 1)
-        monkeypatch.setattr(digirl, "predict", lambda *_: V_R + noise_R)
+        noise_R = 2 * torch.rand(10, generator=seeded(seed)) - 1
+        rounded_R = V_R + 1e-6 * noise_R
+
+        def predict(*_):
+            return rounded_R
+        monkeypatch.setattr(digirl, "predict", predict)
         best, _ = method.best_episodes(episodes)
         assert [tau.member for tau in best] == list(range(chosen)), seed
 
@@ -233,103 +388,163 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
     """Both filters by their definitions, from heads on contexts one at a time; then the mean over their tokens."""
     cfg = digirl.Config(share=0.5, max_turns=4, head_lr=3e-2)
     method = method_of(chat, model, cfg, optimizer_of(model), Method=digirl.DigiRL)
-    episodes = [tau for group in ragged_groups(chat) for tau in group]
+    episodes = episodes_of(ragged_groups(chat))
     for i, tau in enumerate(episodes):
         tau.task = tau.task | {"intent": f"do number {i % 3}"}
     everything = shared.response_rows(chat, episodes)
     x_RD = shared.states(model, everything, cfg, "cpu")
-    r_R = torch.tensor([one.tau.reward for one in everything])
+    r_R = torch.tensor([row.tau.reward for row in everything])
     shared.fit(model, method.optimizer, "V_s", x_RD, r_R, 20)
-    chosen, _ = method.best_episodes(episodes)
 
     def value(head, ids):
-        return model.heads[head](model(torch.tensor([ids]), head=lambda x_BTD: x_BTD[0, -1])).sigmoid().item()
-    A_i = [tau.reward - value("V_c", chat.system_ids() + chat.opening("user", f"Task: {tau.task['intent']}"))
-           for tau in episodes]
-    best = sorted(range(len(episodes)), key=lambda i: -A_i[i])[:math.ceil(0.5 * len(episodes))]
-    at_least = min(A_i[i] for i in best) - 1e-6
-    assert [tau for tau, A in zip(episodes, A_i) if A >= at_least] == chosen and len(chosen) < len(episodes)
+        logit = model.heads[head](last_state(model, ids))
+        return logit.sigmoid().item()
 
+    # 1) The first filter.
+    chosen, _ = method.best_episodes(episodes)
+    A = []
+    for tau in episodes:
+        opening = chat.opening("user", f"Task: {tau.task['intent']}")
+        V_c = value("V_c", chat.system_ids() + opening)
+        A.append(tau.reward - V_c)
+    n_best = math.ceil(0.5 * len(episodes))
+    ranking = sorted(A, reverse=True)
+    at_least = ranking[n_best - 1] - 1e-6
+    best = [tau for tau, A_i in zip(episodes, A) if A_i >= at_least]
+    assert chosen == best
+    assert len(chosen) < len(episodes)
+
+    # 2) The second filter.
     good = method.good_turns(chosen)
-    expected, total = [], 0
+    expected = []
     for tau in chosen:
-        V = [value("V_s", context(chat, tau, t)) for t in range(len(tau.turns))] + [0.0]
         H = len(tau.turns)
-        for h, turn in enumerate(tau.turns):
-            weight = 0.5 ** (H - 1 - h)
-            total += 1
-            if weight * tau.reward + (1 - weight) * (V[h + 1] - V[h]) > 1 / 4:
+        V = []
+        for t in range(H):
+            V.append(value("V_s", context(chat, tau, t)))
+        V.append(0.0)
+        for t, turn in enumerate(tau.turns):
+            weight = 0.5 ** (H - 1 - t)
+            change = V[t + 1] - V[t]
+            A_t = weight * tau.reward + (1 - weight) * change
+            if A_t > 1 / 4:
                 expected.append(turn.action_ids)
-    assert [row.ids[-row.n_action:] for row in good] == expected and 0 < len(expected) < total
+    assert [row.ids[-row.n_action:] for row in good] == expected
+    total = sum(len(tau.turns) for tau in chosen)
+    assert 0 < len(expected) < total
 
+    # 3) The loss.
     tokens = sum(map(len, expected))
     logp_N = torch.linspace(-3, -0.1, tokens)
     loss, _ = method.loss(good, logp_N, None, None)
     assert loss.item() == pytest.approx(-sum(logp_N.tolist()) / tokens, rel=1e-5)
 
 
+def discounted(tau, t, gamma):
+    """What an episode earned in the end, seen from turn t."""
+    turns_after = len(tau.turns) - 1 - t
+    return tau.reward * gamma ** turns_after
+
+
 def obvious_turn_advantage(group, tau, t, gamma):
     """GiGPO's A of one turn, by its definition, in plain numbers."""
-    earned = lambda tau, t: tau.reward * gamma ** (len(tau.turns) - 1 - t)
-    same = [earned(other, k) for other in group for k, turn in enumerate(other.turns)
-            if turn.observation == tau.turns[t].observation]
-    if len(set(same)) < 2:
+    page = tau.turns[t].observation
+    on_this_page = []
+    for other in group:
+        for k, turn in enumerate(other.turns):
+            if turn.observation == page:
+                on_this_page.append(discounted(other, k, gamma))
+    if len(set(on_this_page)) < 2:
         return 0.0
-    return (earned(tau, t) - statistics.mean(same)) / statistics.stdev(same)
+    mean = statistics.mean(on_this_page)
+    return (discounted(tau, t, gamma) - mean) / statistics.stdev(on_this_page)
+
+
+def visitor(chat, reward, pages, **more):
+    """An episode that sees these pages, one a turn."""
+    tau = trajectory(chat, reward, [3] * len(pages), **more)
+    for turn, page in zip(tau.turns, pages, strict=True):
+        turn.observation = page
+    return tau
 
 
 def test_turns_on_the_same_page_compare_what_they_earned_in_the_end(chat):
     """Against the definition: pages that several episodes share, that one visits again, and its own."""
-    pages = [["home", "shop", "cart"], ["home", "shop", "shop", "shop", "cart"],
-             ["home", "forum"], ["home", "lost"]]
-    group = []
-    for i, (visited, reward) in enumerate(zip(pages, (1.0, 1.0, 0.0, 0.0))):
-        tau = trajectory(chat, reward, [3] * len(visited), seed=i, member=i)
-        for turn, page in zip(tau.turns, visited):
-            turn.observation = page
-        group.append(tau)
+    group = [
+        visitor(chat, 1.0, ["home", "shop", "cart"], seed=0, member=0),
+        visitor(chat, 1.0, ["home", "shop", "shop", "shop", "cart"], seed=1, member=1),
+        visitor(chat, 0.0, ["home", "forum"], seed=2, member=2),
+        visitor(chat, 0.0, ["home", "lost"], seed=3, member=3),
+    ]
     for weight in (0.0, 0.5):
         plain = mgrpo.group_advantages(copy.deepcopy(group))
-        method = method_of(chat, None, gigpo.Config(turn_credit=weight), Method=gigpo.GiGPO)
+        cfg = gigpo.Config(turn_credit=weight)
+        method = method_of(chat, None, cfg, Method=gigpo.GiGPO)
         kept = method.advantages(copy.deepcopy(group))
         for tau, alone in zip(kept, plain):
             assert tau.advantage == alone.advantage
-            for t, (turn, row) in enumerate(zip(tau.turns, trajectory_rows(chat, tau))):
+            rows = trajectory_rows(chat, tau)
+            for t, (turn, row) in enumerate(zip(tau.turns, rows)):
                 extra = weight * obvious_turn_advantage(kept, tau, t, 0.95)
                 assert turn.advantage == pytest.approx(extra, abs=1e-12)
                 assert row.advantage == pytest.approx(tau.advantage + extra, abs=1e-12)
-    stay, leave = (kept[1].turns[t].advantage for t in (1, 3))
-    assert stay < 0 < leave  # of the one episode, both on the shop's page: only the last click helped
-    assert kept[2].turns[1].advantage == kept[3].turns[1].advantage == 0  # nobody else saw these pages
+
+    # Of one episode, both on the shop's page: only the last click helped.
+    stay = kept[1].turns[1].advantage
+    leave = kept[1].turns[3].advantage
+    assert stay < 0 < leave
+    # Nobody else saw these pages.
+    assert kept[2].turns[1].advantage == 0
+    assert kept[3].turns[1].advantage == 0
 
 
 def test_gigpo_counts_the_turns_that_were_compared(chat):
     """Two of five: the shop's page, which two episodes saw. A dropped group's turns are no rows."""
-    visited = [["home 1", "shop"], ["home 2", "shop", "cart"]]
-    mixed = [trajectory(chat, r, [3] * len(pages), member=i) for i, (r, pages) in enumerate(zip((1.0, 0.0), visited))]
-    even = [trajectory(chat, 1.0, [3] * n, member=i) for i, n in enumerate((1, 3))]
-    for tau, pages in zip(mixed, visited):
-        for turn, page in zip(tau.turns, pages):
-            turn.observation = page
+    mixed = [
+        visitor(chat, 1.0, ["home 1", "shop"], member=0),
+        visitor(chat, 0.0, ["home 2", "shop", "cart"], member=1),
+    ]
+    even = [
+        trajectory(chat, 1.0, [3], member=0),
+        trajectory(chat, 1.0, [3] * 3, member=1),
+    ]
     method = method_of(chat, None, gigpo.Config(G=2), Method=gigpo.GiGPO)
+
     rows, metrics = method.learn_from([*mixed, *even], 0)
-    assert len(rows) == 5 and metrics == {"groups_kept": 1, "turns_compared": 2 / 5}
-    assert method.learn_from(even, 0)[1]["turns_compared"] == 0
+    assert len(rows) == 5
+    assert metrics == {"groups_kept": 1, "turns_compared": 2 / 5}
+
+    _, metrics = method.learn_from(even, 0)
+    assert metrics["turns_compared"] == 0
 
 
 def test_gigpos_discount_is_a_flag_and_a_group_that_teaches_nothing_gets_no_turn_advantages(chat):
-    method = method_of(chat, None, gigpo.Config(turn_credit=1.0, gamma=0.5), Method=gigpo.GiGPO)
-    group = [trajectory(chat, 1.0, [3] * n, member=n) for n in (1, 3)] + [trajectory(chat, 0.0, [3] * 2, member=2)]
-    for tau in group:
-        for turn in tau.turns:
-            turn.observation = "home"
+    cfg = gigpo.Config(turn_credit=1.0, gamma=0.5)
+    method = method_of(chat, None, cfg, Method=gigpo.GiGPO)
+    group = [
+        visitor(chat, 1.0, ["home"], member=1),
+        visitor(chat, 1.0, ["home"] * 3, member=3),
+        visitor(chat, 0.0, ["home"] * 2, member=2),
+    ]
     kept = method.advantages(group)
     assert kept == group
     for tau in kept:
         for t, turn in enumerate(tau.turns):
-            assert turn.advantage == pytest.approx(obvious_turn_advantage(kept, tau, t, 0.5), abs=1e-12)
-    even = [trajectory(chat, 1.0, [3] * n, member=n) for n in (1, 3)]
-    assert method.advantages(even) == [] and all(turn.advantage == 0 for tau in even for turn in tau.turns)
+            expected = obvious_turn_advantage(kept, tau, t, 0.5)
+            assert turn.advantage == pytest.approx(expected, abs=1e-12)
+
+    even = [
+        trajectory(chat, 1.0, [3], member=1),
+        trajectory(chat, 1.0, [3] * 3, member=3),
+    ]
+    assert method.advantages(even) == []
+    for tau in even:
+        for turn in tau.turns:
+            assert turn.advantage == 0
+
+
+def of_the_only_row(x_BTD):
+    return x_BTD[0]
 
 
 def obvious_critic(chat, episodes, model, cfg, expected=None):
@@ -337,24 +552,41 @@ def obvious_critic(chat, episodes, model, cfg, expected=None):
 
     expected: what V expected in the step's first update, on which A_t rests; None: this is the first.
     """
-    tokens = sum(len(turn.action_ids) for tau in episodes for turn in tau.turns)
-    loss, surprise, now = 0.0, 0.0, []
+    tokens = 0
+    for tau in episodes:
+        tokens += sum(len(turn.action_ids) for turn in tau.turns)
+    loss = 0.0
+    surprise = 0.0
+    now = []
     for tau in episodes:
         for t, turn in enumerate(tau.turns):
             h = context(chat, tau, t)
-            x_TD = model(torch.tensor([h + turn.action_ids]), head=lambda x_BTD: x_BTD[0])
+            ids = h + turn.action_ids
+            x_TD = model(torch.tensor([ids]), head=of_the_only_row)
             for k, (token, logp_old) in enumerate(zip(turn.action_ids, turn.logps)):
                 x_D = x_TD[len(h) + k - 1]  # the state that predicts the token
+
+                # 1) A_t, from what V expected in the first update.
                 V = model.heads["value"](x_D).sigmoid()[0]
-                A = tau.reward - (V.item() if expected is None else expected[len(now)])
+                V_first = V.item()
+                if expected is not None:
+                    V_first = expected[len(now)]
                 now.append(V.item())
+                A = tau.reward - V_first
                 if turn.error and not cfg.credit_errors:
                     A = min(A, 0.0)
-                rho = (model.logits(x_D).log_softmax(-1)[token] - logp_old).exp()
-                surrogate = min(rho * A, rho.clamp(1 - cfg.eps, 1 + cfg.eps) * A)
-                cross_entropy = -(V if tau.reward else 1 - V).log()
-                loss = loss + (cfg.value_weight * cross_entropy - surrogate) / tokens
-                surprise += cross_entropy.item() / tokens
+
+                # 2) What the policy and V lose.
+                logp = model.logits(x_D).log_softmax(-1)[token]
+                rho = (logp - logp_old).exp()
+                clipped = rho.clamp(1 - cfg.eps, 1 + cfg.eps)
+                surrogate = min(rho * A, clipped * A)
+                chance = V
+                if not tau.reward:
+                    chance = 1 - V
+                surprise_t = -chance.log()
+                loss = loss + (cfg.value_weight * surprise_t - surrogate) / tokens
+                surprise += surprise_t.item() / tokens
     return loss, surprise, now
 
 
@@ -365,51 +597,86 @@ def test_a_critic_trains_jointly_with_the_policy(chat, model, budget, credit_err
 
     Every other response failed: in a success it gets no credit unless --credit-errors is given.
     """
-    episodes = [tau for group in ragged_groups(chat) for tau in group]
-    for turn in [turn for tau in episodes for turn in tau.turns][::2]:
+    episodes = episodes_of(ragged_groups(chat))
+    turns = []
+    for tau in episodes:
+        turns += tau.turns
+    for turn in turns[::2]:
         turn.error = "no such element"
     broken = trajectory(chat, 0.0, [4], status="env_error")
-    cfg = critic.Config(clip=1e9, max_tokens=budget, temperature=1.0, value_weight=0.7, credit_errors=credit_errors)
-    method = method_of(chat, model, cfg, torch.optim.SGD(model.parameters(), lr=0.05), Method=critic.Critic)
+    cfg = critic.Config(
+        clip=1e9,
+        max_tokens=budget,
+        temperature=1.0,
+        value_weight=0.7,
+        credit_errors=credit_errors,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    method = method_of(chat, model, cfg, optimizer, Method=critic.Critic)
     head = model.heads["value"]
-    torch.nn.init.normal_(head[2].weight, generator=torch.Generator().manual_seed(0))  # at 0 nothing would pass it
-    weights = dict(model.named_parameters()) | {f"head.{name}": p for name, p in head.named_parameters()}
+    torch.nn.init.normal_(head[2].weight, generator=seeded(0))  # at 0 nothing would pass it
+    weights = dict(model.named_parameters())
+    for name, weight in head.named_parameters():
+        weights[f"head.{name}"] = weight
     rows, _ = method.learn_from([*episodes, broken], 0)
-    step, grads, V = method.optimizer.step, {}, None
+
+    step = optimizer.step
+    gradients = {}
 
     def recorded():
-        grads.update({name: p.grad.clone() for name, p in weights.items()})
+        for name, weight in weights.items():
+            gradients[name] = weight.grad.clone()
         step()
-    method.optimizer.step = recorded
+    optimizer.step = recorded
+
+    V = None
     for _ in range(2):
-        expected, error, now = obvious_critic(chat, episodes, model, cfg, V)
+        loss, surprise, now = obvious_critic(chat, episodes, model, cfg, V)
         V = V or now
-        expected_grads = torch.autograd.grad(expected, list(weights.values()))
+        expected = torch.autograd.grad(loss, list(weights.values()))
         metrics = mgrpo.update(method, rows)
-        assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
-        assert metrics["value_loss"] == pytest.approx(error, rel=1e-4)
-        for name, gradient in zip(weights, expected_grads):
-            torch.testing.assert_close(grads[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
-    assert max(abs(a - b) for a, b in zip(V, now)) > 1e-3  # V moved in between
+        assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+        assert metrics["value_loss"] == pytest.approx(surprise, rel=1e-4)
+        for name, gradient in zip(weights, expected):
+            torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
+    moved = [abs(a - b) for a, b in zip(V, now)]
+    assert max(moved) > 1e-3  # V moved in between
 
 
 # ------------------------------------------------------------------------------------------------ the scripts
 
-FORKS = {"awr": (awr, {"past": 6}), "digirl": (digirl, {"past": 24, "offline": 2, "share": 0.5}),
-         "gigpo": (gigpo, {"G": 3}), "critic": (critic, {})}
-METHODS = {awr: awr.AWR, digirl: digirl.DigiRL, gigpo: gigpo.GiGPO, critic: critic.Critic}
+# name -> (the fork, its settings in short runs)
+FORKS = {
+    "awr": (awr, {"past": 6}),
+    "digirl": (digirl, {"past": 24, "offline": 2, "share": 0.5}),
+    "gigpo": (gigpo, {"G": 3}),
+    "critic": (critic, {}),
+}
+METHODS = {
+    awr: awr.AWR,
+    digirl: digirl.DigiRL,
+    gigpo: gigpo.GiGPO,
+    critic: critic.Critic,
+}
 
 
 def hard_and_easy(chat):
     """A stand-in for rollout: episodes of one to three turns, of which the first of each task succeeds."""
+    def episode(number, i):
+        n_turns = 1 + (i + number) % 3
+        lengths = [2 + i, 4, 3][:n_turns]
+        succeeds = i == 0 or number == 3
+        tau = trajectory(chat, float(succeeds), lengths, seed=number, member=i)
+        tau.task = tau.task | {"intent": f"do number {number % 4}"}
+        for turn in tau.turns:
+            turn.response = chat.decode(turn.action_ids)
+        return tau
+
     async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
-        lengths = lambda task, i: [2 + i, 4, 3][:1 + (i + task["task_id"]) % 3]
-        played = [trajectory(chat, float(i == 0 or task["task_id"] == 3), lengths(task, i), seed=task["task_id"],
-                             member=i) for task in tasks for i in range(group)]
-        for tau, task in zip(played, [task for task in tasks for _ in range(group)]):
-            tau.task = tau.task | {"intent": f"do number {task['task_id'] % 4}"}
-            for turn in tau.turns:
-                turn.response = chat.decode(turn.action_ids)
+        played = []
+        for task in tasks:
+            for i in range(group):
+                played.append(episode(task["task_id"], i))
         return played
     return rollout
 
@@ -431,12 +698,34 @@ def play(checkpoint, monkeypatch, tmp_path):
 
     def play(fork, rollout, out, **changes):
         monkeypatch.setattr(mgrpo, "rollout", rollout)
-        cfg = fork.Config(**dict(model=str(checkpoint), out=str(tmp_path / out), steps=5, batch=6, G=2, lr=1e-2,
-                                 warmup=0.5) | changes)
+        settings = {
+            "model": str(checkpoint),
+            "out": str(tmp_path / out),
+            "steps": 5,
+            "batch": 6,
+            "G": 2,
+            "lr": 1e-2,
+            "warmup": 0.5,
+        }
+        settings.update(changes)
+        cfg = fork.Config(**settings)
         with contextlib.suppress(KeyboardInterrupt):
             main(fork, cfg)
         return read(tmp_path / out / "metrics.jsonl")
     return play
+
+
+def column(lines, key):
+    """One column of metrics.jsonl."""
+    return [line[key] for line in lines]
+
+
+def timeless(lines):
+    """Lines of metrics.jsonl without what depends on the clock."""
+    out = []
+    for line in lines:
+        out.append({key: value for key, value in line.items() if "second" not in key})
+    return out
 
 
 @pytest.mark.parametrize("name", FORKS)
@@ -446,70 +735,127 @@ def test_an_interrupted_fork_continues_as_if_nothing_had_happened(chat, play, tm
     In between, somebody evaluated into the same directory; those episodes must not train.
     """
     fork, more = FORKS[name]
+    rollout = hard_and_easy(chat)
 
     async def interrupted(*args, seed, **kwargs):
         if seed == "0/3":
             raise KeyboardInterrupt
-        return await hard_and_easy(chat)(*args, seed=seed, **kwargs)
-    whole = play(fork, hard_and_easy(chat), "whole", **more)
-    assert len(play(fork, interrupted, "parts", save_every=2, **more)) == 3
+        return await rollout(*args, seed=seed, **kwargs)
+
+    whole = play(fork, rollout, "whole", **more)
+    before = play(fork, interrupted, "parts", save_every=2, **more)
+    assert len(before) == 3
     with open(tmp_path / "parts/trajectories.jsonl", "a") as file:
         for i in range(20):
             tested = trajectory(chat, 1.0, [4, 2], seed=99 + i, member=i)
-            file.write(json.dumps(tested.to_json(chat, step=None, split="sandbox:test")) + "\n")
-    parts = play(fork, hard_and_easy(chat), "parts", save_every=2, **more)
-    timeless = lambda lines: [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+            record = tested.to_json(chat, step=None, split="sandbox:test")
+            file.write(json.dumps(record) + "\n")
+    parts = play(fork, rollout, "parts", save_every=2, **more)
     assert timeless(parts) == timeless(whole)
-    a, b = (load(tmp_path / out).state_dict() for out in ("whole", "parts"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert not any("value" in name or "V_" in name for name in a)
+
+    its_weights = load(tmp_path / "parts").state_dict()
+    for weight_name, weight in load(tmp_path / "whole").state_dict().items():
+        assert torch.equal(its_weights[weight_name], weight)
+        assert "value" not in weight_name
+        assert "V_" not in weight_name
+
     heads = [key for key in whole[0] if key.endswith("_loss")]
-    assert all(abs(line[key] - math.log(2)) > 1e-4 for key in heads for line in whole[1:])  # they learned
-    assert all(line["change"][-1] > 0 for line in whole[2:])
+    for line in whole[1:]:
+        for key in heads:
+            assert abs(line[key] - math.log(2)) > 1e-4  # they learned
+    for line in whole[2:]:
+        assert line["change"][-1] > 0
 
 
 def test_digirl_first_collects_then_learns_from_all(chat, play):
     lines = play(digirl, hard_and_easy(chat), "x", past=24, offline=3, share=0.5)
-    assert [line["turns_cloned"] > 0 for line in lines] == [False, False, True, True, True]
-    assert [line["episodes_seen"] for line in lines] == [12, 24, 36, 36, 36]  # 12 of the step and up to 24 replayed
-    assert all(0.5 <= line["episodes_kept"] < 1 for line in lines)  # ties enter together
-    assert [len(line["change"]) for line in lines] == [0, 0, 8, 2, 2]  # of 1, 1, 9, 3 and 3 updates
-    assert [line["grad_norm"] is not None and line["grad_norm"] > 0 for line in lines] == [False, False, True, True, True]
-    assert [line["loss"] for line in lines[:2]] == [None, None]  # not 0, which would look like a policy that learned
+
+    # 12 episodes of the step and up to 24 replayed.
+    assert column(lines, "episodes_seen") == [12, 24, 36, 36, 36]
+    for line in lines:
+        assert 0.5 <= line["episodes_kept"] < 1  # ties enter together
+
+    trains = [False, False, True, True, True]
+    assert [line["turns_cloned"] > 0 for line in lines] == trains
+    moved = []
+    for line in lines:
+        norm = line["grad_norm"]
+        moved.append(norm is not None and norm > 0)
+    assert moved == trains
+    # Of 1, 1, 9, 3 and 3 updates.
+    assert [len(line["change"]) for line in lines] == [0, 0, 8, 2, 2]
+    # Not 0, which would look like a policy that learned.
+    assert column(lines[:2], "loss") == [None, None]
 
 
 @pytest.mark.parametrize("fork", [awr, digirl, critic])
 def test_forks_without_groups_take_one_episode_a_task(chat, play, fork, capsys):
-    lines = play(fork, hard_and_easy(chat), "x", G=1, steps=2, batch=10, **({"offline": 1, "share": 1.0} if fork is digirl else {}))
-    assert all(line["tokens_trained"] > 0 for line in lines)
+    more = {}
+    if fork is digirl:
+        more = {"offline": 1, "share": 1.0}
+    groups = []
+    if fork is critic:
+        groups = ["10/10", "10/10"]
+
+    lines = play(fork, hard_and_easy(chat), "x", G=1, steps=2, batch=10, **more)
+
+    for line in lines:
+        assert line["tokens_trained"] > 0
     said = capsys.readouterr().out  # awr and digirl printed "groups 192/24", as they counted episodes
-    assert re.findall(r"  groups (\S+)", said) == (["10/10", "10/10"] if fork is critic else [])
+    assert re.findall(r"  groups (\S+)", said) == groups
 
 
 @pytest.mark.parametrize("fork, changes, says", [
-    (digirl, {"share": 0.0}, "--share 0: it is a share of the episodes"), (digirl, {"share": 1.5}, "--share 1.5"),
-    (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"), (awr, {"awr_beta": 0.0}, "--awr-beta"),
-    (awr, {"beta": 0.1}, "--beta 0.1: AWR has no KL"), (digirl, {"beta": 0.1}, "--beta 0.1: DigiRL has no KL")])
+    (digirl, {"share": 0.0}, "--share 0: it is a share of the episodes"),
+    (digirl, {"share": 1.5}, "--share 1.5"),
+    (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"),
+    (awr, {"awr_beta": 0.0}, "--awr-beta"),
+    (awr, {"beta": 0.1}, "--beta 0.1: AWR has no KL"),
+    (digirl, {"beta": 0.1}, "--beta 0.1: DigiRL has no KL"),
+])
 def test_settings_that_choose_or_weigh_nothing_are_one_sentence(chat, play, tmp_path, fork, changes, says):
     """They were an IndexError, a "math domain error", and a reference that was loaded and scored in vain."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x/metrics.jsonl").write_text('{"step": 0}\n')
+
     with pytest.raises(ValueError, match=says) as refused:
         play(fork, hard_and_easy(chat), "x", **changes)
+
     assert "\n" not in str(refused.value)
     assert read(tmp_path / "x/metrics.jsonl") == [{"step": 0}]  # nothing was cleared yet
+
+
+def pointing_task(i, place, other):
+    """A task that is done on the page of one category."""
+    judged = {
+        "eval_types": ["url_match"],
+        "reference_answers": None,
+        "program_html": [],
+        "url_note": "EXACT",
+        "reference_url": f"__SHOPPING__/category/{place}",
+    }
+    return {
+        "sites": ["shopping"],
+        "task_id": i,
+        "world": i,
+        "start_url": "__SHOPPING__",
+        "require_login": False,
+        "storage_state": None,
+        "intent": f"point at {place} else at {other}",
+        "intent_template_id": 1,
+        "eval": judged,
+    }
 
 
 @pytest.fixture(scope="module")
 def pointing(tmp_path_factory):
     """Tasks that the small base solves now and then."""
-    wanted = [{"sites": ["shopping"], "task_id": i, "world": i, "start_url": "__SHOPPING__", "require_login": False,
-               "storage_state": None, "intent": f"point at {a} else at {b}", "intent_template_id": 1,
-               "eval": {"eval_types": ["url_match"], "reference_answers": None, "program_html": [],
-                        "url_note": "EXACT", "reference_url": f"__SHOPPING__/category/{a}"}}
-              for i, (a, b) in enumerate(permutations(["kitchen", "garden", "office"], 2))]
+    tasks = []
+    pairs = permutations(["kitchen", "garden", "office"], 2)
+    for i, (place, other) in enumerate(pairs):
+        tasks.append(pointing_task(i, place, other))
     path = tmp_path_factory.mktemp("tasks") / "tasks.json"
-    path.write_text(json.dumps(wanted))
+    path.write_text(json.dumps(tasks))
     return path
 
 
@@ -524,39 +870,81 @@ def saved(fork, out):
 
 @pytest.mark.parametrize("name, more, heads", [
     ("awr", ["--past", 6], ["value_loss"]),
-    pytest.param("digirl", ["--offline", 1, "--share", 0.5], ["V_s_loss", "V_c_loss"], marks=pytest.mark.slow)])
-def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_path, name,
-                                                               more, heads):
+    pytest.param(
+        "digirl",
+        ["--offline", 1, "--share", 0.5],
+        ["V_s_loss", "V_c_loss"],
+        marks=pytest.mark.slow,
+    ),
+])
+def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(
+        pointing, sandbox_sites, monkeypatch, tmp_path, name, more, heads):
     """Two steps in the browser: on one rank in this process, on two as a user starts them."""
-    fork, found = FORKS[name][0], []
+    fork, _ = FORKS[name]
     for variable, address in sandbox_sites.items():
         monkeypatch.setenv(variable, address)
+
+    found = []
     for ranks in (1, 2):
         out = tmp_path / str(ranks)
-        arguments = ["--model", ROOT / "worlds/base", "--tasks", pointing, "--out", out, "--steps", 2, "--batch", 3,
-                     "--G", 2, "--max-turns", 2, "--max-new-tokens", 24, "--concurrency", 1, "--lr", 1e-5,
-                     "--head-updates", 10, *more]
+        arguments = [
+            "--model", ROOT / "worlds/base",
+            "--tasks", pointing,
+            "--out", out,
+            "--steps", 2,
+            "--batch", 3,
+            "--G", 2,
+            "--max-turns", 2,
+            "--max-new-tokens", 24,
+            "--concurrency", 1,
+            "--lr", 1e-5,
+            "--head-updates", 10,
+            *more,
+        ]
         if ranks == 1:
             main(fork, parse(fork, monkeypatch, *arguments))
         else:
-            done = script(f"forks/{name}.py", *arguments, ranks=2, env=ENV | sandbox_sites)
+            env = ENV | sandbox_sites
+            done = script(f"forks/{name}.py", *arguments, ranks=2, env=env)
             assert done.returncode == 0, done.stderr
-        found.append(read(out / "metrics.jsonl"))
-        assert [line["step"] for line in found[-1]] == [0, 1]
+
+        lines = read(out / "metrics.jsonl")
+        assert column(lines, "step") == [0, 1]
+        found.append(lines)
         assert set(load(out).state_dict()) == set(load(ROOT / "worlds/base").state_dict())
-        assert (out / "report.html").exists() and len(read(out / "trajectories.jsonl")) == 12
+        assert (out / "report.html").exists()
+        assert len(read(out / "trajectories.jsonl")) == 12
+
+    # 1) Equal lines.
     for one, two in zip(*found, strict=True):
-        assert set(METRICS) - set(one) == {"groups_kept"} and all(0 < one[key] < 2 for key in heads)
+        assert set(METRICS) - set(one) == {"groups_kept"}
+        for key in heads:
+            assert 0 < one[key] < 2
         for key in [*heads, "success_rate", "loss", "grad_norm", "entropy"]:
-            # None in both where no episode of a step was good enough to train
-            assert one[key] == two[key] or one[key] == pytest.approx(two[key], rel=1e-3), key
+            if one[key] is None:  # no episode of the step was good enough to train
+                assert two[key] is None, key
+            else:
+                assert one[key] == pytest.approx(two[key], rel=1e-3), key
         # Each rank writes the system prompt, and what else its episodes share; on one rank, more of them share.
         assert one["tokens_trained"] <= two["tokens_trained"] <= 1.2 * one["tokens_trained"]
     assert any(line["grad_norm"] for line in found[0])
-    one, two = (saved(fork, tmp_path / ranks) for ranks in "12")  # read on one rank, written on one and on two
-    assert any(key.startswith(heads[0].removesuffix("_loss")) for key in one)
-    for key in one:  # Adam turns rounding into steps of lr where a gradient is nearly 0, hence few and small updates
+
+    # 2) Equal training states, read on one rank, written on one and on two.
+    one = saved(fork, tmp_path / "1")
+    two = saved(fork, tmp_path / "2")
+    head = heads[0].removesuffix("_loss")
+    assert any(key.startswith(head) for key in one)
+    # Adam turns rounding into steps of lr where a gradient is nearly 0, hence few and small updates.
+    for key in one:
         torch.testing.assert_close(one[key], two[key], atol=5e-3, rtol=0, msg=key)
+
+
+HELP = {
+    "awr": "of the value head",
+    "digirl": "of the value heads",
+    "gigpo": "weight of the advantages of turns",
+    "critic": "the weight of the value loss",
+}
 
 
 @pytest.mark.parametrize("name", FORKS)
@@ -565,6 +953,6 @@ def test_help_names_the_flags_of_a_fork(name, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(fork, monkeypatch, "--help")
     said = capsys.readouterr().out
-    own = {"awr": "of the value head", "digirl": "of the value heads", "gigpo": "weight of the advantages of turns",
-           "critic": "the weight of the value loss"}[name]
-    assert "--updates-per-batch" in said and own in said and fork.__doc__.splitlines()[0] in said
+    assert "--updates-per-batch" in said
+    assert HELP[name] in said
+    assert fork.__doc__.splitlines()[0] in said
