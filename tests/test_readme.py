@@ -20,8 +20,29 @@ import bc
 import mgrpo
 
 README = (ROOT / "README.md").read_text()
+FORKS = ROOT / "forks/README.md"
 FILES = ["model", "compress", "rollout", "evaluate", "bc", "mgrpo"]
+# [(script, arguments)] of every indented line that calls a script
 COMMANDS = re.findall(r"^    .*?\b((?:\w+/)*\w+\.py) +(.*?)(?: +#.*)?$", README, re.MULTILINE)
+MADE_BY_THE_READER = ("forks/short.py", "forks/mine.py")
+
+
+def documents() -> list:
+    """The pages that a reader has before them."""
+    return [ROOT / "README.md", FORKS, *(ROOT / "assets").glob("*.md")]
+
+
+def read_lines(path) -> list[dict]:
+    """The lines of a .jsonl file."""
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def run_script(*command, **more):
+    """Runs a Python script; what it printed and how it ended."""
+    written = map(str, command)
+    python = [sys.executable, *written]
+    return subprocess.run(python, cwd=ROOT, capture_output=True, text=True, **more)
 
 
 def test_every_name_in_the_map_from_the_paper_exists():
@@ -29,35 +50,64 @@ def test_every_name_in_the_map_from_the_paper_exists():
     names = re.findall(r"`(\w+)\.(\w+)`", section)
     assert len(names) > 12
     for module, name in names:
-        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+        imported = importlib.import_module(module)
+        assert hasattr(imported, name), f"{module}.{name}"
 
 
 def test_the_reading_order_lists_the_six_files_in_the_order_of_their_imports():
-    assert re.findall(r"^\| `(\w+)\.py` \|", README, re.MULTILINE) == FILES
+    listed = re.findall(r"^\| `(\w+)\.py` \|", README, re.MULTILINE)
+    assert listed == FILES
 
 
 def test_every_file_that_the_documents_name_exists():
-    for document in (ROOT / "README.md", ROOT / "forks/README.md", *(ROOT / "assets").glob("*.md")):
-        for name in re.findall(r"`((?:assets|forks|tests|worlds)/[\w./-]*)`", document.read_text()):
-            made_by_the_reader = ("forks/short.py", "forks/mine.py")
-            assert name in made_by_the_reader or (ROOT / name).exists(), f"{document.name}: {name}"
+    for document in documents():
+        text = document.read_text()
+        for name in re.findall(r"`((?:assets|forks|tests|worlds)/[\w./-]*)`", text):
+            if name not in MADE_BY_THE_READER:
+                assert (ROOT / name).exists(), f"{document.name}: {name}"
 
 
 def anchors(path) -> set[str]:
     """The names under which a page's headings can be linked to, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(words.replace(" ", "-"))
+    return found
 
 
 def test_every_link_leads_to_a_file_or_a_heading():
     links = 0
-    for page in (ROOT / "README.md", ROOT / "forks/README.md", *(ROOT / "assets").glob("*.md")):
+    for page in documents():
         for link in re.findall(r"\]\((?!http)([^)\s]+)\)", page.read_text()):
             name, _, anchor = link.partition("#")
-            target = page.parent / name if name else page
-            assert target.exists() and (not anchor or anchor in anchors(target)), f"{page.name}: {link}"
+            target = page
+            if name:
+                target = page.parent / name
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor:
+                assert anchor in anchors(target), f"{page.name}: {link}"
             links += 1
     assert links > 20
+
+
+def method_of(name):
+    """The subclass of MGRPO in a fork; None if it is a fork of bc.py."""
+    module = importlib.import_module(f"forks.{name}")
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, mgrpo.MGRPO):
+            return value
+    return None
+
+
+def replaced_by(method) -> list[str]:
+    """The parts of MGRPO that a fork's method replaces, in the order of the alphabet."""
+    replaced = []
+    for name in sorted(vars(method)):
+        inherited = name in vars(mgrpo.MGRPO)
+        if inherited and callable(getattr(method, name)) and name != "__init__":
+            replaced.append(f"`{name}`")
+    return replaced
 
 
 def test_the_page_of_forks_is_held_to_the_files():
@@ -65,46 +115,59 @@ def test_the_page_of_forks_is_held_to_the_files():
 
     A reader's own forks may stand beside them.
     """
-    page = (ROOT / "forks/README.md").read_text()
-    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    page = FORKS.read_text()
+    headed = re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    sections = dict(headed)
+
     counted = fork_lines.fork_lines()
-    assert f"({counted.pop('shared')} lines)" in page
-    tracked = subprocess.run(["git", "ls-files", "forks"], cwd=ROOT, capture_output=True, text=True).stdout
-    ours = [name for name in counted if f"forks/{name}.py\n" in tracked or not tracked]
+    shared = counted.pop("shared")
+    assert f"({shared} lines)" in page
+
+    listing = subprocess.run(["git", "ls-files", "forks"], cwd=ROOT, capture_output=True, text=True)
+    tracked = listing.stdout
+    ours = list(counted)
+    if tracked:  # and not a copy without its history
+        ours = [name for name in counted if f"forks/{name}.py\n" in tracked]
     assert list(sections) == ours  # in the order of the alphabet
+
     for name, text in sections.items():
         said = re.search(r"^Lines: (\d+)\. Replaces: (.*?)\. Sources?: ", text.strip())
-        assert int(said[1]) == counted[name], name
+        lines, replaces = said.groups()
+        assert int(lines) == counted[name], name
         assert f"python forks/{name}.py " in text, name
-        values = vars(importlib.import_module(f"forks.{name}")).values()
-        methods = [value for value in values if isinstance(value, type) and issubclass(value, mgrpo.MGRPO)]
-        if not methods:  # a fork of bc.py
-            assert hasattr(bc, said[2].strip("`")), name
-            continue
-        method = methods[0]
-        replaced = sorted(key for key in vars(method) if key in vars(mgrpo.MGRPO) and callable(getattr(method, key)))
-        assert said[2] == ", ".join(f"`{key}`" for key in replaced if key != "__init__"), name
+        method = method_of(name)
+        if method is None:
+            assert hasattr(bc, replaces.strip("`")), name
+        else:
+            assert replaces == ", ".join(replaced_by(method)), name
 
 
 def imported_modules(path) -> dict[str, set[str]]:
     """{module: names} of what a file imports from the top level of this repository."""
     found = {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found.setdefault(alias.name.partition(".")[0], set()).add("*")
+                top, _, _ = alias.name.partition(".")
+                found.setdefault(top, set()).add("*")
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.setdefault(node.module.partition(".")[0], set()).update(alias.name for alias in node.names)
+            top, _, _ = node.module.partition(".")
+            names = {alias.name for alias in node.names}
+            found.setdefault(top, set()).update(names)
     return found
 
 
 def test_no_file_imports_upward():
     """run.py is at the bottom, and each of the six imports only files above it in the README, run.py and worlds/."""
     ours = {*FILES, "run", "worlds", "forks"}
-    assert not imported_modules(ROOT / "run.py").keys() & ours
+    at_the_bottom = imported_modules(ROOT / "run.py")
+    assert not at_the_bottom.keys() & ours
     for i, name in enumerate(FILES):
-        allowed = {*FILES[:i], "run", "worlds"}
-        assert imported_modules(ROOT / f"{name}.py").keys() & ours <= allowed, name
+        above = FILES[:i]
+        allowed = {*above, "run", "worlds"}
+        imported = imported_modules(ROOT / f"{name}.py")
+        assert imported.keys() & ours <= allowed, name
 
 
 def test_worlds_is_a_leaf():
@@ -118,12 +181,16 @@ def test_worlds_is_a_leaf():
 
 def test_every_flag_of_every_command_exists(monkeypatch, capsys):
     assert len(COMMANDS) >= 10
-    for script in {script for script, _ in COMMANDS if script != "site.py"}:  # that is the reader's own
+    scripts = {script for script, _ in COMMANDS}
+    scripts.discard("site.py")  # the reader's own
+    for script in scripts:
         monkeypatch.setattr(sys, "argv", [script, "--help"])
         with pytest.raises(SystemExit):
             runpy.run_path(str(ROOT / script), run_name="__main__")
         shown = capsys.readouterr().out
-        for arguments in [arguments for name, arguments in COMMANDS if name == script]:
+        for name, arguments in COMMANDS:
+            if name != script:
+                continue
             for flag in re.findall(r"(?<!\S)--[a-z-]+", arguments):
                 assert re.search(rf"{flag}\b", shown), f"{script} has no {flag}"
 
@@ -134,162 +201,329 @@ def test_every_make_target_exists():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def code_block(*words) -> str:
+    """The first code block of the README that holds all these words."""
+    blocks = re.findall(r"```\w+\n(.*?)```", README, re.DOTALL)
+    for block in blocks:
+        if all(word in block for word in words):
+            return block
+    raise AssertionError(f"no code block has {words}")
+
+
 def test_the_recipes_for_a_site_and_a_fork_of_ones_own(checkpoint, tmp_path):
     """As they stand in the README, but for the size of the runs: tasks written, validated, trained on, forked."""
-    blocks = re.findall(r"```\w+\n(.*?)```", README, re.DOTALL)
-    site = next(block for block in blocks if "ThreadingHTTPServer" in block)
-    tasks = next(block for block in blocks if "required_contents" in block and "import json" in block)
-    fork = next(block for block in blocks if "mgrpo.MGRPO" in block)
-    for name, text in (("bakery/site.py", site), ("bakery/tasks.py", tasks), ("forks/short.py", fork)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    run = lambda *command: subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, cwd=ROOT,
-                                          timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
-    assert run(tmp_path / "bakery/tasks.py").returncode == 0
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+    def run(*command):
+        return run_script(*command, env=env, timeout=300)
+
+    (tmp_path / "bakery").mkdir()
+    (tmp_path / "forks").mkdir()
+    (tmp_path / "bakery/site.py").write_text(code_block("ThreadingHTTPServer"))
+    (tmp_path / "bakery/tasks.py").write_text(code_block("required_contents", "import json"))
+    (tmp_path / "forks/short.py").write_text(code_block("mgrpo.MGRPO"))
+
+    written = run(tmp_path / "bakery/tasks.py")
+    assert written.returncode == 0
     for split, n in (("train", 24), ("test", 8)):
-        assert f"{n} usable tasks, 0 broken rows" in run("evaluate.py", "--validate", tmp_path / f"bakery/{split}.json").stdout
-    small = ["--model", checkpoint, "--tasks", tmp_path / "bakery/train.json", "--batch", 2, "--G", 2, "--max-turns", 2,
-             "--max-new-tokens", 8, "--concurrency", 2, "--steps", 1]
+        path = tmp_path / f"bakery/{split}.json"
+        validated = run("evaluate.py", "--validate", path)
+        assert f"{n} usable tasks, 0 broken rows" in validated.stdout
+
+    small = [
+        "--model", checkpoint,
+        "--tasks", tmp_path / "bakery/train.json",
+        "--batch", 2,
+        "--G", 2,
+        "--max-turns", 2,
+        "--max-new-tokens", 8,
+        "--concurrency", 2,
+        "--steps", 1,
+    ]
     done = run("mgrpo.py", *small, "--out", tmp_path / "run")
     forked = run(tmp_path / "forks/short.py", *small, "--out", tmp_path / "short")
     assert done.returncode == 0, done.stderr
     assert forked.returncode == 0, forked.stderr
-    assert len((tmp_path / "short/metrics.jsonl").read_text().splitlines()) == 1
-    played = [json.loads(line) for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines()]
-    assert len(played) == 4 and all("<a>barley " in episode["turns"][0]["observation"] for episode in played)
+
+    metrics = read_lines(tmp_path / "short/metrics.jsonl")
+    assert len(metrics) == 1
+    played = read_lines(tmp_path / "run/trajectories.jsonl")
+    assert len(played) == 4
+    for episode in played:
+        first = episode["turns"][0]
+        assert "<a>barley " in first["observation"]
 
 
-@pytest.mark.parametrize("figure, folder", [("training", "experiments"), ("language_model", "smollm2/miniwob")])
+@pytest.mark.parametrize("figure, folder", [
+    ("training", "experiments"),
+    ("language_model", "smollm2/miniwob"),
+])
 def test_the_curves_are_drawn_from_the_raw_figures(figure, folder):
     raw = sorted((ROOT / "assets/results" / folder).glob("seed3?/r1-metrics.jsonl"))
-    assert raw and curves.draw(raw) == (ROOT / f"assets/{figure}.svg").read_text()
+    assert raw
+    committed = (ROOT / f"assets/{figure}.svg").read_text()
+    assert curves.draw(raw) == committed
+
+
+# Success on held-out tasks in the two runs of the next test.
+BASE = (0.1, 0.1)
+CLONED = (0.3, 0.5)
+FILTERED = (0.55, 0.65)
+AFTER_STEP_1 = (0.5, 0.6)
+AFTER_STEP_3 = (0.7, 0.9)
+
+
+def write_run(folder, seed):
+    """A run's metrics of four steps, and what evaluate.py wrote about the base and two clones."""
+    folder.mkdir()
+    lines = []
+    for step in range(4):
+        lines.append({"success_rate": 0.5, "response_tokens": 16, "turns": 3, "step": step})
+    for step, rates in ((1, AFTER_STEP_1), (3, AFTER_STEP_3)):
+        lines[step]["held_out"] = "sandbox:dev:60"
+        lines[step]["held_out_success"] = rates[seed]
+    text = ""
+    for line in lines:
+        text += json.dumps(line) + "\n"
+    (folder / "r1-metrics.jsonl").write_text(text)
+
+    for name, rates in (("base", BASE), ("bc", CLONED), ("filtered", FILTERED)):
+        splits = {
+            "sandbox:test": {"success_rate": 1.0},
+            "sandbox:dev:60": {"success_rate": rates[seed]},
+        }
+        (folder / f"{name}.json").write_text(json.dumps({"splits": splits}))
+
+
+NUMBER = r"(-?[\d.]+)"
+
+
+class LeftPanel:
+    """The panel of held-out success, read back from a drawing."""
+
+    def __init__(self, svg):
+        self.svg = svg
+        axis = re.search(rf'class="axis" d="M{NUMBER} {NUMBER}H{NUMBER}"', svg)
+        self.left, self.bottom, self.right = map(float, axis.groups())
+        grid = re.findall(rf'class="grid" d="M{self.left:.0f} {NUMBER}H', svg)
+        self.top = min(float(y) for y in grid)
+
+    def step(self, x):
+        width = self.right - self.left
+        return (x - self.left) / width * 4.4  # the axis ends somewhat after step 4
+
+    def value(self, y):
+        height = self.bottom - self.top
+        return (self.bottom - y) / height
+
+    def lines(self, kind) -> list:
+        """[[(step, value)]] of the panel's lines of this kind."""
+        found = []
+        for text in re.findall(f'class="{kind}" points="(.*?)"', self.svg):
+            points = []
+            for pair in text.split():
+                x, y = map(float, pair.split(","))
+                points.append((x, y))
+            first_x, _ = points[0]
+            if first_x <= self.right:
+                found.append([(self.step(x), self.value(y)) for x, y in points])
+        return found
+
+
+def at_steps_0_2_4(*rates) -> list:
+    """What a line's points should be. An evaluation after step 1 has seen two steps."""
+    points = zip((0, 2, 4), rates)
+    return [pytest.approx(point, abs=2e-3) for point in points]
 
 
 def test_the_training_curves_open_with_held_out_success(tmp_path):
     """Every run, their mean and band, from the clones' figure on; base, clone and filtered cloning beside them."""
-    for seed, rates in enumerate([(0.5, 0.7), (0.6, 0.9)]):
-        folder = tmp_path / f"seed{seed}"
-        folder.mkdir()
-        line = dict(success_rate=0.5, response_tokens=16, turns=3)
-        lines = [line | {"step": step} for step in range(4)]
-        for step, rate in zip((1, 3), rates):
-            lines[step] |= {"held_out": "sandbox:dev:60", "held_out_success": rate}
-        (folder / "r1-metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-        for name, rate in (("base", 0.1), ("bc", (0.3, 0.5)[seed]), ("filtered", (0.55, 0.65)[seed])):
-            splits = {"sandbox:test": {"success_rate": 1.0}, "sandbox:dev:60": {"success_rate": rate}}
-            (folder / f"{name}.json").write_text(json.dumps({"splits": splits}))
-    svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
-    number = r"(-?[\d.]+)"
-    left, bottom, right = map(float, re.search(rf'class="axis" d="M{number} {number}H{number}"', svg).groups())
-    top = min(float(y) for y in re.findall(rf'class="grid" d="M{left:.0f} {number}H', svg))
+    write_run(tmp_path / "seed0", 0)
+    write_run(tmp_path / "seed1", 1)
+    runs = sorted(tmp_path.glob("*/r1-metrics.jsonl"))
+    svg = curves.draw(runs)
+    panel = LeftPanel(svg)
+    run_0 = at_steps_0_2_4(0.3, 0.5, 0.7)
+    run_1 = at_steps_0_2_4(0.5, 0.6, 0.9)
 
-    def points(kind):
-        """[[(step, value)]] of the lines of this kind that are in the panel on the left."""
-        lines = []
-        for text in re.findall(f'class="{kind}" points="(.*?)"', svg):
-            pairs = [[float(part) for part in pair.split(",")] for pair in text.split()]
-            if pairs[0][0] <= right:
-                lines.append([((x - left) / (right - left) * 4.4, (bottom - y) / (bottom - top)) for x, y in pairs])
-        return lines
+    # 1) The lines.
+    assert panel.lines("mean") == [at_steps_0_2_4(0.4, 0.55, 0.8)]
+    assert panel.lines("run") == [run_0, run_1]
 
-    def at_steps_0_2_4(*rates):
-        return [pytest.approx(point, abs=2e-3) for point in zip((0, 2, 4), rates)]
+    # 2) The band: along its lower edge, then back along the upper one.
+    [band] = panel.lines("band")
+    lower = band[:3]
+    upper = band[3:]
+    upper.reverse()
+    assert lower == run_0
+    assert upper == run_1
 
-    assert points("mean") == [at_steps_0_2_4(0.4, 0.55, 0.8)]
-    assert points("run") == [at_steps_0_2_4(0.3, 0.5, 0.7), at_steps_0_2_4(0.5, 0.6, 0.9)]
-    [band] = points("band")
-    assert band[:3] == at_steps_0_2_4(0.3, 0.5, 0.7) and band[:2:-1] == at_steps_0_2_4(0.5, 0.6, 0.9)
+    # 3) What stands beside them, and from where to where filtered cloning reaches.
     for name in ("base: 10%", "after cloning: 40%", "M-GRPO: 80%", "filtered cloning: 60%"):
         assert f">{name}</text>" in svg
-    low, high = re.search(rf'class="other" d="M{number} {number}V{number}"', svg).groups()[1:]
-    assert [(bottom - float(y)) / (bottom - top) for y in (low, high)] == pytest.approx([0.55, 0.65], abs=2e-3)
-    assert svg.count('<path class="level"') == 2 and svg.count("<polyline") == 3 + len(curves.SAMPLED)
+    reach = re.search(rf'class="other" d="M{NUMBER} {NUMBER}V{NUMBER}"', svg)
+    _, low, high = map(float, reach.groups())
+    assert [panel.value(low), panel.value(high)] == pytest.approx([0.55, 0.65], abs=2e-3)
+    assert svg.count('<path class="level"') == 2
+    assert svg.count("<polyline") == 3 + len(curves.SAMPLED)
+
+    # 4) A note where a run lacks its file, and where there is a single run.
     assert "of them" not in svg
     (tmp_path / "seed1/filtered.json").unlink()
-    svg = curves.draw(sorted(tmp_path.glob("*/r1-metrics.jsonl")))
-    assert ">filtered cloning: 55%</text>" in svg and "filtered cloning: 1 of them" in svg
-    assert ">one run</text>" in curves.draw([tmp_path / "seed0/r1-metrics.jsonl"])
+    svg = curves.draw(runs)
+    assert ">filtered cloning: 55%</text>" in svg
+    assert "filtered cloning: 1 of them" in svg
+    svg = curves.draw([tmp_path / "seed0/r1-metrics.jsonl"])
+    assert ">one run</text>" in svg
+
+
+# A training run that evaluates twice, the second time with a pause within the line, and then goes on.
+TRAINS = """
+import os, pathlib, sys, time
+out = pathlib.Path(sys.argv[-1])
+out.mkdir()
+(out / 'pid').write_text(str(os.getpid()))
+file = open(out / 'metrics.jsonl', 'w', buffering=1)
+file.write('{"step": 0, "loss": 1.0}\\n{"step": 1, "held_out_success": 0.75}\\n')
+file.write('{"step": 3, "held_out')
+file.flush()
+time.sleep(0.7)
+file.write('_success": 0.8}\\n')
+time.sleep(60)
+"""
+# One that ends early.
+ENDS = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[-1])
+out.mkdir()
+(out / 'metrics.jsonl').write_text('{"step": 1, "held_out_success": 0.79}\\n')
+"""
 
 
 def test_a_speed_run_stops_its_clock_and_the_training_at_the_target(tmp_path):
     """Each evaluation is printed once, a half-written line is left for later, and no run goes on in the background."""
     train = tmp_path / "train.py"
-    train.write_text("import os, pathlib, sys, time\n"
-                     "out = pathlib.Path(sys.argv[-1]); out.mkdir()\n"
-                     "(out / 'pid').write_text(str(os.getpid()))\n"
-                     "file = open(out / 'metrics.jsonl', 'w', buffering=1)\n"
-                     "file.write('{\"step\": 0, \"loss\": 1.0}\\n{\"step\": 1, \"held_out_success\": 0.75}\\n')\n"
-                     "file.write('{\"step\": 3, \"held_out'); file.flush(); time.sleep(0.7)\n"
-                     "file.write('_success\": 0.8}\\n'); time.sleep(60)\n")
+    train.write_text(TRAINS)
     clone = tmp_path / "clone.py"
     clone.write_text("")
-    command = [sys.executable, "tests/tools/speedrun.py", "--seed", "5", "--out", tmp_path / "out"]
-    done = subprocess.run([*command, "--clone", str(clone), "--train", str(train)], cwd=ROOT, capture_output=True, text=True,
-                          timeout=50)
+    command = ["tests/tools/speedrun.py", "--seed", 5, "--out", tmp_path / "out"]
+
+    done = run_script(*command, "--clone", clone, "--train", train, timeout=50)
     assert done.returncode == 0, done.stderr
-    evaluated = [line.split(", ")[1] for line in done.stdout.splitlines() if "sandbox:dev" in line]
+    evaluated = []
+    for line in done.stdout.splitlines():
+        if "sandbox:dev" in line:
+            evaluated.append(line.split(", ")[1])
     assert evaluated == [" 2 steps: 75.0% of sandbox:dev", " 4 steps: 80.0% of sandbox:dev"]
     assert "80% after 0.0 minutes" in done.stdout
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "out/r1/pid").read_text()), 0)
 
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 1 and "starts from an empty folder" in again.stderr
+    trained = int((tmp_path / "out/r1/pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(trained, 0)
+
+    again = run_script(*command)
+    assert again.returncode == 1
+    assert "starts from an empty folder" in again.stderr
 
 
 def test_a_speed_run_that_ends_below_the_target_or_has_no_clone_says_so(tmp_path):
-    train, fails = tmp_path / "train.py", tmp_path / "fails.py"
-    train.write_text("import pathlib, sys\n"
-                     "out = pathlib.Path(sys.argv[-1]); out.mkdir()\n"
-                     "(out / 'metrics.jsonl').write_text('{\"step\": 1, \"held_out_success\": 0.79}\\n')\n")
+    train = tmp_path / "train.py"
+    train.write_text(ENDS)
+    fails = tmp_path / "fails.py"
     fails.write_text("raise SystemExit('no browser')")
-    cases = ((train, " 2 steps: 79.0%", "the run ended below 80%"), (fails, "", "the clone failed"))
+
+    cases = (
+        (train, " 2 steps: 79.0%", "the run ended below 80%"),
+        (fails, "", "the clone failed"),
+    )
     for clone, printed, said in cases:
         out = tmp_path / clone.stem
-        command = [sys.executable, "tests/tools/speedrun.py", "--seed", "5", "--out", out, "--clone", str(clone), "--train", str(train)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-        assert done.returncode == 1 and printed in done.stdout
-        assert said in done.stderr and str(out / "log") in done.stderr
+        arguments = ["--seed", 5, "--out", out, "--clone", clone, "--train", train]
+        done = run_script("tests/tools/speedrun.py", *arguments, timeout=50)
+        assert done.returncode == 1
+        assert printed in done.stdout
+        assert said in done.stderr
+        assert str(out / "log") in done.stderr
 
 
 def test_no_two_names_of_lines_overlap():
     panel = curves.Panel(left=0, top=0, width=100, height=60, x_low=0, x_high=4, y_low=0, y_high=1.0)
-    svg = curves.names(panel, [(0.02, "a", "run"), (0.0, "b", "run"), (0.01, "c", "mean"), (1.0, "d", "other")])
-    heights = [float(y) for y in re.findall(r' y="([\d.]+)"', "".join(svg))]
-    assert all(below - above >= curves.LINE_HEIGHT for above, below in zip(heights, heights[1:]))
-    assert max(heights) <= panel.height + 4 and [line[-8] for line in svg] == list("dacb")
+    named = [
+        (0.02, "a", "run"),
+        (0.0, "b", "run"),
+        (0.01, "c", "mean"),
+        (1.0, "d", "other"),
+    ]
+
+    svg = curves.names(panel, named)
+
+    drawn = re.findall(r' y="([\d.]+)"', "".join(svg))
+    heights = [float(y) for y in drawn]
+    for above, below in zip(heights, heights[1:]):
+        assert below - above >= curves.LINE_HEIGHT
+    assert max(heights) <= panel.height + 4
+    letters = [line[-8] for line in svg]  # what stands before </text>
+    assert letters == ["d", "a", "c", "b"]
 
 
 def test_the_picture_of_packing_shows_what_pack_writes(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["packing.py", "--out", str(tmp_path / "packing.svg")])
+    path = tmp_path / "packing.svg"
+    monkeypatch.setattr(sys, "argv", ["packing.py", "--out", str(path)])
     packing.main()
-    svg = (tmp_path / "packing.svg").read_text()
+    svg = path.read_text()
     assert svg == (ROOT / "assets/packing.svg").read_text()
-    for kind in (kind for kind, _ in packing.LEGEND):
+    for kind, _ in packing.LEGEND:
         assert f'<rect class="{kind}"' in svg
 
 
 def test_gains_by_template_are_those_of_the_raw_figures():
     earlier = (ROOT / "assets/earlier.md").read_text()
-    former = ROOT / "assets/results/earlier/experiments-former-base"
-    rows = table.templates(table.read(former)).splitlines()[2:]
-    assert len(rows) == 8 and all(row in earlier for row in rows)
+    former = table.read(ROOT / "assets/results/earlier/experiments-former-base")
+    _, _, *rows = table.templates(former).splitlines()  # below the head and its rule
+    assert len(rows) == 8
+    for row in rows:
+        assert row in earlier
 
 
 def test_paired_differences_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
-    rows = table.paired(table.read(table.RESULTS)).splitlines()[2:]
-    assert rows and all(row in results for row in rows)
+    runs = table.read(table.RESULTS)
+    _, _, *rows = table.paired(runs).splitlines()  # below the head and its rule
+    assert rows
+    for row in rows:
+        assert row in results
+
+
+MODEL = '''"""Opening, not code."""
+import math
+'''
+CLONING = '''"""Opening."""
+from model import a, b
+
+# a comment
+def f(x):
+    """Docstring."""
+    y = (lambda z: z)(x) if x else [i for i in x for _ in i]  # no comment line
+    a, b = x, y
+    return g(1, 2, 3, 4, 5) if (n := x) else None
+'''
 
 
 def test_the_cost_of_reading_is_counted_line_by_line(tmp_path):
-    (tmp_path / "model.py").write_text('"""Opening, not code."""\nimport math\n')
-    (tmp_path / "bc.py").write_text(
-        '"""Opening."""\nfrom model import a, b\n\n# a comment\ndef f(x):\n    """Docstring."""\n'
-        "    y = (lambda z: z)(x) if x else [i for i in x for _ in i]  # no comment line\n"
-        "    a, b = x, y\n    return g(1, 2, 3, 4, 5) if (n := x) else None\n")
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "bc.py").write_text(CLONING)
+
     cost = reading_cost.measure(tmp_path / "bc.py", tmp_path)
-    assert (cost.lines, cost.code_lines, cost.comment_lines) == (9, 5, 1)
-    assert (cost.lambdas, cost.nested, cost.walrus, cost.conditional, cost.pairs, cost.long_calls) == (1, 1, 1, 2, 1, 1)
+    assert cost.lines == 9
+    assert cost.code_lines == 5
+    assert cost.comment_lines == 1
+    assert cost.lambdas == 1
+    assert cost.nested == 1
+    assert cost.walrus == 1
+    assert cost.conditional == 2
+    assert cost.pairs == 1
+    assert cost.long_calls == 1
     assert cost.own_names == 2
-    assert reading_cost.measure(tmp_path / "model.py", tmp_path).code_tokens == 2
+
+    cost = reading_cost.measure(tmp_path / "model.py", tmp_path)
+    assert cost.code_tokens == 2
