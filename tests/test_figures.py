@@ -12,64 +12,117 @@ from model import load
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_the_committed_figure_is_what_the_script_draws(name):
-    assert figures.FIGURES[name]() == (ROOT / f"assets/figures/{name}.svg").read_text(), "run tests/tools/figures.py"
+    drawn = figures.FIGURES[name]()
+    committed = (ROOT / f"assets/figures/{name}.svg").read_text()
+    assert drawn == committed, "run tests/tools/figures.py"
 
 
 def test_the_advantages_are_those_by_hand():
     svg = figures.advantage_figure(8)
     for k in range(1, 8):
-        r = [1] * k + [0] * (8 - k)
-        A = [(value - statistics.mean(r)) / statistics.stdev(r) for value in (1, 0)]
-        assert figures.advantages(k, 8) == pytest.approx(tuple(A))
-        assert f">{A[0]:+.2f}<" in svg and f">{A[1]:+.2f}<" in svg
-    assert figures.advantages(0, 8) is None and figures.advantages(8, 8) is None and svg.count("all equal") == 2
+        successes = [1] * k
+        failures = [0] * (8 - k)
+        r = successes + failures
+        mean = statistics.mean(r)
+        deviation = statistics.stdev(r)
+        of_success = (1 - mean) / deviation
+        of_failure = (0 - mean) / deviation
+        assert figures.advantages(k, 8) == pytest.approx((of_success, of_failure))
+        assert f">{of_success:+.2f}<" in svg
+        assert f">{of_failure:+.2f}<" in svg
+
+    assert figures.advantages(0, 8) is None
+    assert figures.advantages(8, 8) is None
+    assert svg.count("all equal") == 2
 
 
 def test_the_clip_ends_the_gradient_on_one_side_only():
     for A in (1.0, -1.0):
         for rho in (0.1, 0.79, 0.81, 1.0, 1.19, 1.21, 1.9):
+            if A > 0:
+                bound = 1.2
+                ended = rho > bound
+            else:
+                bound = 0.8
+                ended = rho < bound
             value, slope = figures.surrogate(rho, A, 0.2)
-            ended = rho > 1.2 if A > 0 else rho < 0.8
-            bound = 1.2 if A > 0 else 0.8
-            assert value == pytest.approx((bound if ended else rho) * A)
-            assert slope == pytest.approx(0.0 if ended else rho * A)
+            if ended:
+                assert value == pytest.approx(bound * A)
+                assert slope == pytest.approx(0.0)
+            else:
+                assert value == pytest.approx(rho * A)
+                assert slope == pytest.approx(rho * A)
 
 
 def test_the_norms_weigh_tokens_as_their_formulas_say():
-    success, failure = figures.made_up(1.0, figures.SUCCESS), figures.made_up(0.0, figures.FAILURE)
+    success = figures.made_up(1.0, figures.SUCCESS)
+    failure = figures.made_up(0.0, figures.FAILURE)
     tokens = sum(figures.SUCCESS) + sum(figures.FAILURE)
-    for norm, first, last in (("token", 1 / tokens, 1 / tokens), ("paper", 1 / (2 * 2 * 8), 1 / (2 * 8 * 20)),
-                              ("constant", 1 / (2 * 16 * 24), 1 / (2 * 16 * 24))):
-        rows = figures.weighed(norm, success, failure)
-        assert [rows[0].weight, rows[-1].weight] == pytest.approx([first, last])
-        assert [rows[0].advantage, rows[-1].advantage] == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+
+    # {norm: (weight of a token in the first response, in the last one)}. Two episodes; the first response
+    # has 8 tokens and is one of 2, the last has 20 and is one of 8. At most 16 responses of 24 tokens.
+    by_hand = {
+        "token": (1 / tokens, 1 / tokens),
+        "paper": (1 / (2 * 2 * 8), 1 / (2 * 8 * 20)),
+        "constant": (1 / (2 * 16 * 24), 1 / (2 * 16 * 24)),
+    }
+    for norm, weights in by_hand.items():
+        first, *_, last = figures.weighed(norm, success, failure)
+        assert (first.weight, last.weight) == pytest.approx(weights)
+        advantages = (first.advantage, last.advantage)
+        assert advantages == pytest.approx((math.sqrt(0.5), -math.sqrt(0.5)))
+
     svg = figures.loss_norms_figure()
     for name, lengths in (("success", figures.SUCCESS), ("failure", figures.FAILURE)):
-        assert f">{name}, {sum(lengths)} tokens<" in svg and f">{len(lengths)} turns, A = " in svg
+        assert f">{name}, {sum(lengths)} tokens<" in svg
+        assert f">{len(lengths)} turns, A = " in svg
 
 
 @pytest.mark.parametrize("name", ("compression", "cache"))
 def test_a_figure_of_an_episode_says_whose_it_is(name):
-    assert "The scripted expert's episode in assets/episode.jsonl, 7 turns." in figures.FIGURES[name]()
+    svg = figures.FIGURES[name]()
+    assert "The scripted expert's episode in assets/episode.jsonl, 7 turns." in svg
+
+
+def context_by_hand(chat, tau, t, whole) -> list[int]:
+    """The ids before response t; with `whole`, earlier pages stay as they were."""
+    ids = list(chat.system_ids())
+    for k in range(t):
+        turn = tau.turns[k]
+        page = PLACEHOLDER
+        if whole:
+            page = turn.observation
+        ids += chat.user_ids(tau.task, k, page)
+        ids += turn.action_ids
+        ids += chat.encode("\n")
+    return ids + chat.user_ids(tau.task, t, tau.turns[t].observation)
+
+
+def common_beginning(held, ids) -> int:
+    """How many of the first ids are equal."""
+    common = 0
+    for a, b in zip(held, ids):
+        if a != b:
+            break
+        common += 1
+    return common
 
 
 def test_the_contexts_are_those_that_the_engine_reads_and_keeps():
     """Contexts written out by hand; what stays in the cache is their common beginning with what it held."""
     model = load(ROOT / "worlds/base")
-    for chat, whole in zip(figures.two_chats(), (False, True)):
+    compressing, keeping = figures.two_chats()
+    for chat, whole in ((compressing, False), (keeping, True)):
         tau = figures.expert_episode(chat)
-        held, expected, sizes = [], [], []
-        for t in range(len(tau.turns)):
-            ids = list(chat.system_ids())
-            for k in range(t):
-                page = tau.turns[k].observation if whole else PLACEHOLDER
-                ids += chat.user_ids(tau.task, k, page) + tau.turns[k].action_ids + chat.encode("\n")
-            ids += chat.user_ids(tau.task, t, tau.turns[t].observation)
-            kept = 0
-            while kept < min(len(held), len(ids) - 1) and held[kept] == ids[kept]:
-                kept += 1
-            expected.append((kept, len(ids) - 1 - kept))
+        held = []
+        expected = []
+        sizes = []
+        for t, turn in enumerate(tau.turns):
+            ids = context_by_hand(chat, tau, t, whole)
             sizes.append(len(ids))
-            held = ids + tau.turns[t].action_ids[:-1]
+            read = ids[:-1]  # the last id is left to the first step of decoding
+            kept = common_beginning(held, read)
+            expected.append((kept, len(read) - kept))
+            held = ids + turn.action_ids[:-1]
         assert figures.lengths(chat) == sizes
         assert figures.reuse(chat, model) == expected
