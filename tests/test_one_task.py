@@ -1,5 +1,6 @@
 """One task from the command line: played by a policy, or shown by a person and replayed."""
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -23,29 +24,44 @@ SITE = '''
 import http.server, sys, urllib.parse
 state = {"city": "rome", "size": "small", "news": ""}
 HOME = "<title>home</title> <a href=/settings>settings</a> <a href=/about>about</a>"
-FORM = """<title>settings</title><a href=/settings>settings</a><form method=post><input name=city aria-label=city value="%(city)s" oninput="heard.textContent++">
+ABOUT = "<title>about</title> founded in 1912"
+FORM = """<title>settings</title><a href=/settings>settings</a><form method=post><input name=city
+aria-label=city value="%(city)s" oninput="heard.textContent++">
 <select name=size aria-label=size><option>small<option>large</select><button>save</button></form>
 <label><input type=checkbox id=news %(news)s onchange="location = '/settings?news=' + this.checked">news</label>
 <p id=heard>0</p><p>lives in %(city)s and wears %(size)s"""
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        if "news=" in self.path: state["news"] = "checked" if "true" in self.path else ""
-        page = {"/settings": FORM % state, "/about": "<title>about</title> founded in 1912"}.get(self.path.split("?")[0], HOME)
+        if "news=true" in self.path:
+            state["news"] = "checked"
+        elif "news=" in self.path:
+            state["news"] = ""
+        pages = {"/settings": FORM % state, "/about": ABOUT}
+        path = self.path.split("?")[0]
+        page = pages.get(path, HOME)
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
         self.wfile.write(page.encode())
+
     def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        length = int(self.headers["Content-Length"])
+        body = self.rfile.read(length).decode()
         state.update(urllib.parse.parse_qsl(body))
         self.do_GET()
-    def log_message(self, *_): pass
-http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+
+    def log_message(self, *_):
+        pass
+
+port = int(sys.argv[1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 '''
 
 PAGE = """<title>shop</title><style>nav div {display: none} nav:hover div {display: block}</style>
 <nav><a href="#menu">menu</a><div><a href="#lamps">lamps</a></div></nav>
-<input aria-label=city value=rome oninput="heard.textContent++"> <select aria-label=size><option>small<option>large</select>
+<input aria-label=city value=rome oninput="heard.textContent++"> <select
+aria-label=size><option>small<option>large</select>
 <button onclick="said.textContent = 'saved'">save</button><p id=heard>0</p><p id=said>not yet</p>
 <p id=plain>words only</p><div style="height: 3000px"></div>"""
 
@@ -53,27 +69,48 @@ PAGE = """<title>shop</title><style>nav div {display: none} nav:hover div {displ
 # ------------------------------------------------------------------------- a person becomes an agent
 
 
+TWO = "<title>two</title><button onclick='document.title = 3' style='width: 150px; height: 40px'>more</button>"
+
+
 def shown(run, site, page, *doings):
-    """What a person asks for: doings act with a real mouse and keyboard -> (the wishes, the session's last page)."""
+    """What a person asks for: doings act with a real mouse and keyboard -> (steps, text of the last page, messages).
+
+    A doing is a motion, and the number of wishes that it makes.
+    """
     async def test():
         async with Browser(one_task.Config(), None) as browser:
-            pages = {"/": page, "/two": "<title>two</title><button onclick='document.title = 3' style='width: 150px; height: 40px'>more</button>"}
-            session = await browser.open({"start_url": site(pages), "script": recorder.SCRIPT})
-            said, wishes = [], []
+            address = site({"/": page, "/two": TWO})
+            session = await browser.open({"start_url": address, "script": recorder.SCRIPT})
+            said = []
+            wishes = []
             person = Person(session, say=said.append)
-            for do, expected in doings:
+            for motion, expected in doings:
                 for _ in range(expected):
                     _, text = await session.observe()
-                    wish, _ = await asyncio.gather(asyncio.wait_for(person.next(), 20), do(session.page))
-                    do = rest
+                    next_wish = asyncio.wait_for(person.next(), 20)
+                    wish, _ = await asyncio.gather(next_wish, motion(session.page))
                     wishes.append((wish, text))
                     if wish:
-                        call = one_task.Call(wish.name, wish.argument, None if wish.element is None else str(wish.element))
-                        await session.execute(wish.name, one_task.ACTIONS[wish.name].run, *call.given())
+                        await carry_out(session, wish)
+                    motion = rest  # the wishes that are left come from the same motion
             _, text = await session.observe()
             await session.close()
-            return [step_of(wish, page) for wish, page in wishes], text, said
+            steps = [step_of(wish, read) for wish, read in wishes]
+            return steps, text, said
     return run(test())
+
+
+async def carry_out(session, wish):
+    element = None
+    if wish.element is not None:
+        element = str(wish.element)
+    call = one_task.Call(wish.name, wish.argument, element)
+    action = one_task.ACTIONS[wish.name]
+    await session.execute(wish.name, action.run, *call.given())
+
+
+def thoughts(steps):
+    return [step.thought() for step in steps]
 
 
 async def rest(page):
@@ -82,16 +119,22 @@ async def rest(page):
 
 async def middle(locator):
     box = await locator.bounding_box()
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    x = box["x"] + box["width"] / 2
+    y = box["y"] + box["height"] / 2
+    return x, y
 
 
-async def press(page, selector, **how):
+async def press(page, selector):
     await asyncio.sleep(0.2)  # people do not click before the page is there
-    await page.mouse.click(*await middle(page.locator(selector).first), **how)
+    x, y = await middle(page.locator(selector).first)
+    await page.mouse.click(x, y)
 
 
-def presses(selector, **how):
-    return lambda page: press(page, selector, **how)
+def presses(selector):
+    """The motion of a click."""
+    async def motion(page):
+        await press(page, selector)
+    return motion
 
 
 async def type_oslo(page):
@@ -105,16 +148,21 @@ async def type_and_save(page):
     await press(page, "button")
 
 
+OSLO = Step("Type", "oslo", "input", "city", 0)
+SAVE = Step("Click", None, "button", "save", 0)
+
+
 def test_a_click_is_held_back_and_carried_out_by_the_agent(run, site):
     steps, text, _ = shown(run, site, PAGE, (presses("button"), 1))
-    assert steps == [Step("Click", None, "button", "save", 0)]
+    assert steps == [SAVE]
     assert "saved" in text
 
 
 def test_a_text_is_typed_once_and_before_the_click_that_ends_it(run, site):
     steps, text, _ = shown(run, site, PAGE, (type_and_save, 2))
-    assert steps == [Step("Type", "oslo", "input", "city", 0), Step("Click", None, "button", "save", 0)]
-    assert "= oslo</input>" in text and "saved" in text
+    assert steps == [OSLO, SAVE]
+    assert "= oslo</input>" in text
+    assert "saved" in text
     assert "\n1\n" in text  # the page heard of it once, when the agent typed it
 
 
@@ -133,7 +181,7 @@ def test_a_click_into_the_field_that_is_typed_into_only_moves_the_cursor(run, si
         await page.keyboard.type("!")
 
     steps, text, _ = shown(run, site, PAGE, (type_with_a_click_between, 1), (go_on, 1))
-    assert [step.thought() for step in steps] == ["type oslo into city", "type oslo! into city"]
+    assert thoughts(steps) == ["type oslo into city", "type oslo! into city"]
     assert "\n2\n" in text  # the page heard of each once
 
 
@@ -150,8 +198,9 @@ def test_a_person_may_type_on_while_the_agent_types_what_was_before(run, site, k
         await page.keyboard.type("secret and more", delay=key_pause)
 
     steps, text, _ = shown(run, site, TWO_FIELDS, (fill_both, 2))
-    assert [step.thought() for step in steps] == ["type bob into user", "type secret and more into password"]
-    assert "= bob</input>" in text and "= secret and more</input>" in text
+    assert thoughts(steps) == ["type bob into user", "type secret and more into password"]
+    assert "= bob</input>" in text
+    assert "= secret and more</input>" in text
 
 
 def test_a_click_is_held_back_in_a_frame_whose_window_was_used_early(run, site):
@@ -162,7 +211,7 @@ def test_a_click_is_held_back_in_a_frame_whose_window_was_used_early(run, site):
 
     page = "<style>* {margin: 0; border: 0}</style><iframe src=/two></iframe><script>frames[0].used = 1</script>"
     steps, *_ = shown(run, site, page, (press_in_frame, 1))
-    assert [step.thought() for step in steps] == ["click more"]
+    assert thoughts(steps) == ["click more"]
 
 
 def test_a_text_in_a_frame_ends_with_a_click_on_the_page_around_it(run, site):
@@ -170,12 +219,14 @@ def test_a_text_in_a_frame_ends_with_a_click_on_the_page_around_it(run, site):
 
     async def type_and_click(page):
         await asyncio.sleep(0.2)
-        await page.mouse.click(*await middle(page.frames[1].locator("input")))
+        frame = page.frames[1]
+        x, y = await middle(frame.locator("input"))
+        await page.mouse.click(x, y)
         await page.keyboard.type("oslo")
         await press(page, "button")
 
     steps, *_ = shown(run, site, page, (type_and_click, 2))
-    assert [step.thought() for step in steps] == ["type oslo into city", "click save"]
+    assert thoughts(steps) == ["type oslo into city", "click save"]
 
 
 def test_a_pause_and_enter_end_a_text_as_well(run, site):
@@ -183,8 +234,10 @@ def test_a_pause_and_enter_end_a_text_as_well(run, site):
         await type_oslo(page)
         await page.keyboard.press("Enter")
 
-    assert shown(run, site, PAGE, (type_oslo, 1))[0] == [Step("Type", "oslo", "input", "city", 0)]
-    assert shown(run, site, PAGE, (enter, 1))[0] == [Step("Search", "oslo", "input", "city", 0)]
+    steps, *_ = shown(run, site, PAGE, (type_oslo, 1))
+    assert steps == [OSLO]
+    steps, *_ = shown(run, site, PAGE, (enter, 1))
+    assert steps == [Step("Search", "oslo", "input", "city", 0)]
 
 
 def test_a_dropdown_is_chosen_from_by_the_agent(run, site):
@@ -198,14 +251,19 @@ def test_a_dropdown_is_chosen_from_by_the_agent(run, site):
     assert "<select>size <2> = large (" in text
 
 
-@pytest.mark.parametrize("keys, name, argument", [("PageDown", "Scroll Down", None), ("PageUp", "Scroll Up", None),
-                                                  ("Alt+0", "Switch Tab", "0"), ("Enter", "Press Enter", None)])
+@pytest.mark.parametrize("keys, name, argument", [
+    ("PageDown", "Scroll Down", None),
+    ("PageUp", "Scroll Up", None),
+    ("Alt+0", "Switch Tab", "0"),
+    ("Enter", "Press Enter", None),
+])
 def test_keys_that_stand_for_actions(run, site, keys, name, argument):
     async def do(page):
         await asyncio.sleep(0.2)
         await page.keyboard.press(keys)
 
-    assert shown(run, site, PAGE, (do, 1))[0] == [Step(name, argument, "", "", 0)]
+    steps, *_ = shown(run, site, PAGE, (do, 1))
+    assert steps == [Step(name, argument, "", "", 0)]
 
 
 def test_a_menu_under_the_mouse_is_opened_first(run, site):
@@ -214,8 +272,8 @@ def test_a_menu_under_the_mouse_is_opened_first(run, site):
         await page.mouse.move(20, 20)
         await press(page, "nav div a")
 
-    steps, _, _ = shown(run, site, PAGE, (open_menu, 2))
-    assert [step.thought() for step in steps] == ["hover over menu", "click lamps"]
+    steps, *_ = shown(run, site, PAGE, (open_menu, 2))
+    assert thoughts(steps) == ["hover over menu", "click lamps"]
 
 
 def test_what_an_agent_cannot_see_is_not_done(run, site):
@@ -224,7 +282,8 @@ def test_what_an_agent_cannot_see_is_not_done(run, site):
         await press(page, "button")
 
     steps, _, said = shown(run, site, PAGE, (words_then_button, 1))
-    assert [step.name for step in steps] == ["save"] and "nothing was done" in said[0]
+    assert [step.name for step in steps] == ["save"]
+    assert "nothing was done" in said[0]
 
 
 def test_the_windows_back_button_becomes_an_action(run, site):
@@ -235,7 +294,8 @@ def test_the_windows_back_button_becomes_an_action(run, site):
         await page.go_back()
 
     steps, text, _ = shown(run, site, page, (presses("a"), 1), (back, 1))
-    assert [step.action for step in steps] == ["Click", "Go Backward"] and "title: one" in text
+    assert [step.action for step in steps] == ["Click", "Go Backward"]
+    assert "title: one" in text
 
 
 OPENS_A_TAB = """<title>one</title><a href="/two" target=_blank>two</a>
@@ -254,27 +314,33 @@ async def close_tab(page):
 
 async def press_in_first_tab(page):
     """By the window's strip of tabs, of which no page hears."""
-    await press(page.context.pages[0], "button")
+    first = page.context.pages[0]
+    await press(first, "button")
 
 
-@pytest.mark.parametrize("back", [[(to_first_tab, 1), (presses("button"), 1)], [(close_tab, 1), (presses("button"), 1)],
-                                  [(press_in_first_tab, 2)]])
+@pytest.mark.parametrize("back", [
+    [(to_first_tab, 1), (presses("button"), 1)],
+    [(close_tab, 1), (presses("button"), 1)],
+    [(press_in_first_tab, 2)],
+])
 def test_a_person_goes_to_a_new_tab_and_back(run, site, back):
     steps, text, _ = shown(run, site, OPENS_A_TAB, (presses("a"), 1), (presses("button"), 1), *back)
-    assert [step.thought() for step in steps] == ["click two", "click more", "go to tab 0", "click save"]
-    assert "title: one" in text and "saved" in text
+    assert thoughts(steps) == ["click two", "click more", "go to tab 0", "click save"]
+    assert "title: one" in text
+    assert "saved" in text
 
 
 def test_a_tab_that_opens_by_itself_is_gone_to(run, site):
     page = "<title>one</title><script>setTimeout(() => open('/two'), 1000)</script>"
     steps, text, _ = shown(run, site, page, (rest, 1), (presses("button"), 1))
-    assert [step.thought() for step in steps] == ["go to tab 1", "click more"]
+    assert thoughts(steps) == ["go to tab 1", "click more"]
 
 
 def test_a_tab_that_was_left_holds_back_what_is_done_in_it(run, site):
     async def test():
         async with Browser(one_task.Config(), None) as browser:
-            session = await browser.open({"start_url": site({"/": PAGE}), "script": recorder.SCRIPT})
+            address = site({"/": PAGE})
+            session = await browser.open({"start_url": address, "script": recorder.SCRIPT})
             await session.browser_context.new_page()
             first = session.browser_context.pages[0]
             await session.execute("Switch Tab", Session.switch_tab, "0")
@@ -288,7 +354,8 @@ def test_a_tab_that_was_left_holds_back_what_is_done_in_it(run, site):
 def test_a_closed_window_is_the_end(run, site):
     async def test():
         async with Browser(one_task.Config(), None) as browser:
-            session = await browser.open({"start_url": site({"/": PAGE}), "script": recorder.SCRIPT})
+            address = site({"/": PAGE})
+            session = await browser.open({"start_url": address, "script": recorder.SCRIPT})
             person = Person(session)
             await session.observe()
             asyncio.ensure_future(close(session.page))
@@ -310,42 +377,54 @@ def watched(monkeypatch):
         left = iter(motions)
 
         async def listen_to_hand(person):
-            told, _ = await asyncio.gather(listen(person), next(left)(person.session.page))
+            motion = next(left)
+            told, _ = await asyncio.gather(listen(person), motion(person.session.page))
             return told
 
+        def windowless(cfg, sites, visible):
+            return Browser(cfg, sites)
+
         monkeypatch.setattr(Person, "listen", listen_to_hand)
-        monkeypatch.setattr(one_task, "Browser", lambda cfg, sites, visible: Browser(cfg, sites))
+        monkeypatch.setattr(one_task, "Browser", windowless)
     return watched
 
 
-@pytest.mark.parametrize("reading, steps, address", [(1, [], "/"), (2, ["click two"], "/two")])
+@pytest.mark.parametrize("reading, steps, address", [
+    (1, [], "/"),
+    (2, ["click two"], "/two"),
+])
 def test_a_window_may_be_closed_while_a_page_is_read(run, site, watched, monkeypatch, reading, steps, address):
     observe = Session.observe
-    number = iter(range(1, 9))
+    numbers = itertools.count(1)
 
     async def observe_and_close(session):
-        if next(number) == reading:
+        if next(numbers) == reading:
             await session.page.evaluate("void fetch('/slow')")  # observe waits for it
             asyncio.ensure_future(close(session.page))
         return await observe(session)
 
+    def slow(request):
+        time.sleep(2)
+
     monkeypatch.setattr(Session, "observe", observe_and_close)
     watched([presses("a")])
-    url = site({"/": '<a href="/two">two</a>', "/two": "two", "/slow": lambda request: time.sleep(2)})
+    url = site({"/": '<a href="/two">two</a>', "/two": "two", "/slow": slow})
     done, last = run(one_task.watch_person(task_at(url + "/"), Env(), Config()))
-    assert [step.thought() for step in done] == steps
+    assert thoughts(done) == steps
     assert last == url + address
 
 
 def test_a_window_may_be_closed_with_several_tabs(run, site, watched):
     async def close_each(page):
         await asyncio.sleep(0.2)
-        await asyncio.gather(*[tab.close() for tab in page.context.pages])
+        closing = [tab.close() for tab in page.context.pages]
+        await asyncio.gather(*closing)
 
     watched([presses("a"), close_each])
     url = site({"/": OPENS_A_TAB, "/two": "two"})
     steps, last = run(one_task.watch_person(task_at(url), Env(), Config()))
-    assert [step.thought() for step in steps] == ["click two"] and last == url + "/two"
+    assert thoughts(steps) == ["click two"]
+    assert last == url + "/two"
 
 
 # -------------------------------------------------------------------------------- steps and checks
@@ -360,87 +439,144 @@ def test_a_step_is_told_by_name_and_found_again_under_another_id():
 
 
 def test_news_are_lines_that_only_the_second_text_has():
-    assert news(["a lamp"], ["a lamp", "saved at 12:30", "all is well", "ok", "more", "most"], ["oslo"]) == ["all is well", "more"]
-    assert news(["a lamp", "rome"], ["a lamp", "saved at 12:30", "all is well", "oslo is your city", "ok", "more"], ["oslo"]) \
-        == ["oslo is your city"]
+    before = ["a lamp"]
+    after = ["a lamp", "saved at 12:30", "all is well", "ok", "more", "most"]
+    assert news(before, after, ["oslo"]) == ["all is well", "more"]
+
+    before = ["a lamp", "rome"]
+    after = ["a lamp", "saved at 12:30", "all is well", "oslo is your city", "ok", "more"]
+    assert news(before, after, ["oslo"]) == ["oslo is your city"]
+
+
+SPELLED = "document.querySelector('#spell').checked"
+ABOUT = "http://x/about"
 
 
 class Look:
+    """What one_task.Looking has seen of a site."""
     address = "http://x/settings"
 
     def __init__(self, state, url="http://x/", shown=(), checked="false"):
-        self.state, self.url, self.shown = state, url, list(shown)
-        self.settings = {"document.querySelector('#spell').checked": checked}
+        self.state = state
+        self.url = url
+        self.shown = list(shown)
+        self.settings = {SPELLED: checked}
 
 
-SPELL = {"url": Look.address, "locator": "document.querySelector('#spell').checked", "required_contents": {"exact_match": "true"}}
+SPELL = {
+    "url": Look.address,
+    "locator": SPELLED,
+    "required_contents": {"exact_match": "true"},
+}
 
 
 @pytest.mark.parametrize("after, answer, kinds", [
     (Look(["oslo"]), "", [["program_html"]]),
     (Look(["oslo"]), "12", [["string_match", "program_html"], ["string_match"]]),
     (Look(["rome"], checked="true"), "", [["program_html"]]),
-    (Look(["rome"], "http://x/about", ["founded"]), "", [["url_match"], ["program_html"]]),
-    (Look(["rome"], "http://x/about"), "12", [["string_match"]]),
-    (Look(["rome"]), "", [])])
+    (Look(["rome"], ABOUT, ["founded"]), "", [["url_match"], ["program_html"]]),
+    (Look(["rome"], ABOUT), "12", [["string_match"]]),
+    (Look(["rome"]), "", []),
+])
 def test_the_check_follows_from_what_was_done(after, answer, kinds):
-    possible = possible_checks(Look(["rome"]), after, answer, [])
+    nothing = Look(["rome"])
+    possible = possible_checks(nothing, after, answer, [])
     assert [check["eval_types"] for check in possible] == kinds
-    if after.settings != Look([]).settings:
+    if after.settings != nothing.settings:
         assert possible[0]["program_html"] == [SPELL]
 
 
 # --------------------------------------------------------------------------- recorded, from end to end
 
 
+open_settings = presses("a[href='/settings']")
+LIVE_IN_OSLO = [open_settings, type_and_save, rest, close]
 require_display = onlooker.require_display
 
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch, watched, checkpoint, capsys):
     """recorded(task, motions, answer): records with a scripted hand -> what was printed."""
+    def need_no_display(*_):
+        pass
+
     (tmp_path / "site.py").write_text(SITE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(onlooker, "require_display", lambda *_: None)
+    monkeypatch.setattr(onlooker, "require_display", need_no_display)
+
+    def said():
+        return capsys.readouterr().out
 
     def record(task, motions, answer="", **flags):
+        def give_answer(question):
+            return answer
+
         watched(motions)
-        monkeypatch.setattr("builtins.input", lambda _: answer)
-        serve = f"{sys.executable} site.py {{port}}"
-        one_task.main(Config(**dict(url="http://127.0.0.1:{port}/", task=task, record="demos/a.jsonl", serve=serve, timeout=10,
-                                    model=str(checkpoint), max_context=4000, max_new_tokens=100) | flags))
-        return capsys.readouterr().out
-    record.said = lambda: capsys.readouterr().out
+        monkeypatch.setattr("builtins.input", give_answer)
+        settings = {
+            "url": "http://127.0.0.1:{port}/",
+            "task": task,
+            "record": "demos/a.jsonl",
+            "serve": f"{sys.executable} site.py {{port}}",
+            "timeout": 10,
+            "model": str(checkpoint),
+            "max_context": 4000,
+            "max_new_tokens": 100,
+        }
+        settings.update(flags)
+        one_task.main(Config(**settings))
+        return said()
+    record.said = said
     return record
 
 
+def kept_tasks(path):
+    return json.loads((path / "demos/a.tasks.json").read_text())
+
+
+def thought_of(response):
+    thought, _, _ = response.partition("</think>")
+    return thought.removeprefix("<think>").strip()
+
+
 def test_a_recording_becomes_a_demonstration_and_a_task(recorded, tmp_path, chat):
-    out = recorded("live in oslo", [presses("a[href='/settings']"), type_and_save, rest, close])
-    assert "type oslo into city" in out and "4 turns, replayed" in out
-    [task] = json.loads((tmp_path / "demos/a.tasks.json").read_text())
+    out = recorded("live in oslo", LIVE_IN_OSLO)
+    assert "type oslo into city" in out
+    assert "4 turns, replayed" in out
+
+    [task] = kept_tasks(tmp_path)
     [target] = task["eval"]["program_html"]
     assert target["url"] == "http://127.0.0.1:{port}/settings"
     assert target["required_contents"] == {"must_include": ["lives in oslo and wears small"]}
+
     [demonstration] = bc.read_demonstrations(tmp_path / "demos/a.jsonl", chat)
-    assert [turn.response.partition("</think>")[0].removeprefix("<think>").strip() for turn in demonstration.turns] \
-        == ["click settings", "type oslo into city", "click save", "all is done"]
-    assert worlds.load_tasks("demos/a.tasks.json", {})[0]["intent"] == "live in oslo"
+    told = [thought_of(turn.response) for turn in demonstration.turns]
+    assert told == ["click settings", "type oslo into city", "click save", "all is done"]
+    tasks = worlds.load_tasks("demos/a.tasks.json", {})
+    assert tasks[0]["intent"] == "live in oslo"
 
 
 def test_an_answer_is_asked_for_and_checked(recorded, tmp_path):
     recorded("when was it founded?", [presses("a[href='/about']"), close], answer="1912")
-    recorded("go to settings", [presses("a[href='/settings']"), close])
-    tasks = json.loads((tmp_path / "demos/a.tasks.json").read_text())
+    recorded("go to settings", [open_settings, close])
+    tasks = kept_tasks(tmp_path)
     assert [task["task_id"] for task in tasks] == [0, 1]
-    assert tasks[0]["eval"] == {"eval_types": ["string_match"], "reference_answers": {"must_include": ["1912"]}}
-    assert tasks[1]["eval"] == {"eval_types": ["url_match"], "reference_url": "http://127.0.0.1:{port}/settings"}
+    assert tasks[0]["eval"] == {
+        "eval_types": ["string_match"],
+        "reference_answers": {"must_include": ["1912"]},
+    }
+    assert tasks[1]["eval"] == {
+        "eval_types": ["url_match"],
+        "reference_url": "http://127.0.0.1:{port}/settings",
+    }
 
 
 def test_a_setting_that_no_text_tells_is_checked(recorded, tmp_path):
-    recorded("get news", [presses("a[href='/settings']"), presses("#news"), presses("a[href='/settings']"), close])
-    [task] = json.loads((tmp_path / "demos/a.tasks.json").read_text())
-    assert [(target["locator"], target["required_contents"]) for target in task["eval"]["program_html"]] \
-        == [("document.querySelector('#news').checked", {"exact_match": "true"})]
+    recorded("get news", [open_settings, presses("#news"), open_settings, close])
+    [task] = kept_tasks(tmp_path)
+    [target] = task["eval"]["program_html"]
+    assert target["locator"] == "document.querySelector('#news').checked"
+    assert target["required_contents"] == {"exact_match": "true"}
 
 
 def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded, tmp_path):
@@ -463,7 +599,7 @@ def test_what_cannot_be_recorded_is_said_before_a_window_opens(recorded, tmp_pat
 
 def test_pages_that_do_not_fit_are_the_reason(recorded):
     with pytest.raises(ValueError, match="do not fit into --max-context 260"):
-        recorded("live in oslo", [presses("a[href='/settings']"), type_and_save, rest, close], max_context=260)
+        recorded("live in oslo", LIVE_IN_OSLO, max_context=260)
 
 
 def test_a_site_that_is_not_started_afresh_brings_a_warning(recorded, site):
@@ -481,15 +617,25 @@ def test_a_site_that_fails_is_one_sentence(recorded):
 
 
 def command(*given, **env):
-    return subprocess.run([sys.executable, "rollout.py", *given], cwd=ROOT, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+    return subprocess.run(
+        [sys.executable, "rollout.py", *given],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
 
 
 def test_one_task_is_played_and_told(site, checkpoint):
-    done = command(site({"/": PAGE}), "save it", "--model", str(checkpoint), "--max-turns", "2", "--max-context", "2000",
-                   "--max-new-tokens", "8", "--text-only")
+    flags = ["--model", str(checkpoint), "--text-only"]
+    flags += ["--max-turns", "2"]
+    flags += ["--max-context", "2000"]
+    flags += ["--max-new-tokens", "8"]
+    done = command(site({"/": PAGE}), "save it", *flags)
     assert done.returncode == 0, done.stderr
-    assert "== save it" in done.stdout and "-- turn 2" in done.stdout
+    assert "== save it" in done.stdout
+    assert "-- turn 2" in done.stdout
     assert "after 2 turns the agent used up its 2 turns" in done.stdout
 
 
@@ -503,15 +649,23 @@ def test_the_policy_computes_in_the_precision_that_was_asked_for(checkpoint, mon
     def load(path, dtype, device):
         raise ValueError(dtype)
     monkeypatch.setattr(one_task.model, "load", load)
+    cfg = Config(model=str(checkpoint), precision="bfloat16")
     with pytest.raises(ValueError, match="torch.bfloat16"):
-        one_task.play_once(Config(model=str(checkpoint), precision="bfloat16"), {})
+        one_task.play_once(cfg, {})
 
 
 def test_what_is_wrong_is_one_sentence():
     done = command()
-    assert done.returncode and "required: url, task" in done.stderr and "Traceback" not in done.stderr
-    for url, flags, says in (("http://127.0.0.1:9/", {}, "cannot reach http://127.0.0.1:9/"), ("nowhere", {}, "start_url is 'nowhere'"),
-                             ("http://127.0.0.1:9/", {"serve": "true"}, "serve is 'true'"),
-                             ("http://127.0.0.1:{port}/", {}, "give --serve")):
+    assert done.returncode
+    assert "required: url, task" in done.stderr
+    assert "Traceback" not in done.stderr
+
+    def refused(says, **flags):
         with pytest.raises(ValueError, match=says):
-            one_task.main(Config(url=url, task="save it", **flags))
+            one_task.main(Config(task="save it", **flags))
+
+    nobody = "http://127.0.0.1:9/"
+    refused("cannot reach http://127.0.0.1:9/", url=nobody)
+    refused("start_url is 'nowhere'", url="nowhere")
+    refused("serve is 'true'", url=nobody, serve="true")
+    refused("give --serve", url="http://127.0.0.1:{port}/")
