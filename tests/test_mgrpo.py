@@ -434,11 +434,11 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
 
 def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     """The mean |log rho|, against one response at a time; the rest is the first pass's or the sum of all."""
-    cfg = Config(temperature=1.0, max_tokens=700)
+    cfg = Config(temperature=1.0, max_tokens=700, beta=0.01)
     model = random_policy(chat)
     kept = sampled_groups(chat, model)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.0)
-    method = method_of(chat, model, cfg, optimizer)
+    method = method_of(chat, model, cfg, optimizer, reference=random_policy(chat, seed=1))
     rows = weigh(kept, chat, cfg)
 
     def mean_change():
@@ -467,6 +467,7 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
         assert metrics[key] == passes[0][key]
     for key in ("kl", "clip_frac"):
         assert metrics[key] == passes[2][key]
+        assert metrics[key] != passes[0][key]
     assert all(weight.grad is None for weight in model.parameters())
 
 

@@ -324,7 +324,7 @@ def plain_logprobs(model, ids, response) -> list[float]:
     logps = []
     for k, token in enumerate(response):
         predictor = len(ids) - 1 + k
-        logps.append(float(logits[predictor, token]))
+        logps.append(logits[predictor, token].item())
     return logps
 
 
