@@ -383,3 +383,45 @@ def chat_server(site, *script):
         handler.wfile.write(body)
 
     return site({"/v1/chat/completions": complete}) + "/v1", seen
+
+
+def pointing_task(number, place, other) -> dict:
+    """A task in the sandbox's shop that is solved by a visit to the category `place`."""
+    check = {
+        "eval_types": ["url_match"],
+        "reference_answers": None,
+        "program_html": [],
+        "url_note": "EXACT",
+        "reference_url": f"__SHOPPING__/category/{place}",
+    }
+    return {
+        "sites": ["shopping"],
+        "task_id": number,
+        "world": number,
+        "start_url": "__SHOPPING__",
+        "require_login": False,
+        "storage_state": None,
+        "intent": f"point at {place} else at {other}",
+        "intent_template_id": 1,
+        "eval": check,
+    }
+
+
+def listen(page) -> tuple[list[str], list[str]]:
+    """(what the browser complains of, the addresses it asks for) from now on, in lists that grow."""
+    complaints = []
+    asked = []
+
+    def on_console(message):
+        complaints.append(message.text)
+
+    def on_error(error):
+        complaints.append(str(error))
+
+    def on_request(request):
+        asked.append(request.url)
+
+    page.on("console", on_console)
+    page.on("pageerror", on_error)
+    page.on("request", on_request)
+    return complaints, asked

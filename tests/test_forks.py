@@ -10,7 +10,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from conftest import ROOT, tiny_model
+from conftest import ROOT, pointing_task, tiny_model
 from test_mgrpo import method_of, ragged_groups, trajectory, without_browser
 from test_scripts import ENV, METRICS, read, script
 
@@ -823,28 +823,6 @@ def test_settings_that_choose_or_weigh_nothing_are_one_sentence(chat, play, tmp_
 
     assert "\n" not in str(refused.value)
     assert read(tmp_path / "x/metrics.jsonl") == [{"step": 0}]  # nothing was cleared yet
-
-
-def pointing_task(i, place, other):
-    """A task that is done on the page of one category."""
-    judged = {
-        "eval_types": ["url_match"],
-        "reference_answers": None,
-        "program_html": [],
-        "url_note": "EXACT",
-        "reference_url": f"__SHOPPING__/category/{place}",
-    }
-    return {
-        "sites": ["shopping"],
-        "task_id": i,
-        "world": i,
-        "start_url": "__SHOPPING__",
-        "require_login": False,
-        "storage_state": None,
-        "intent": f"point at {place} else at {other}",
-        "intent_template_id": 1,
-        "eval": judged,
-    }
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import time
 from dataclasses import fields
 
 import pytest
-from conftest import ROOT, Env, task_at
+from conftest import ROOT, Env, answer, task_at
 
 import bc
 import one_task
@@ -606,6 +606,25 @@ def test_a_site_that_is_not_started_afresh_brings_a_warning(recorded, site):
     with pytest.raises(ValueError, match="no check passes"):
         recorded("do nothing", [close], serve=None, url=site({"/": "x"}))
     assert "the check will be wrong: look at it" in recorded.said()
+
+
+def test_a_step_that_cannot_be_replayed_is_named(recorded, site):
+    """The link to /two is gone for good once it was followed."""
+    followed = []
+
+    def front(request):
+        body = b"<a href='/two'>two</a>"
+        if followed:
+            body = b"no link"
+        answer(request, body)
+
+    def two(request):
+        followed.append(request.path)
+        answer(request, b"here")
+
+    url = site({"/": front, "/two": two})
+    with pytest.raises(ValueError, match="nothing was recorded: in the replay there was nothing to “click two”"):
+        recorded("go to two", [presses("a[href='/two']"), close], serve=None, url=url)
 
 
 def test_a_site_that_fails_is_one_sentence(recorded):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pictures
 import pytest
-from conftest import ROOT, Env, execute, make_task, scripted, task_at
+from conftest import ROOT, Env, execute, listen, make_task, scripted, task_at
 
 import evaluate
 from compress import Trajectory, Turn
@@ -118,24 +118,10 @@ def look_at(run):
     fragment: of the address that is opened. keys: pressed before the script runs.
     """
     async def visit(path, script, fragment, keys):
-        complaints = []
-        asked = []
-
-        def on_console(message):
-            complaints.append(message.text)
-
-        def on_error(error):
-            complaints.append(str(error))
-
-        def on_request(request):
-            asked.append(request.url)
-
         async with Browser(Settings()) as browser:
             page = await browser.chromium.new_page()
             await page.add_init_script(HELP)
-            page.on("console", on_console)
-            page.on("pageerror", on_error)
-            page.on("request", on_request)
+            complaints, asked = listen(page)
             await page.goto(path.absolute().as_uri() + fragment)
             for key in keys:
                 await page.keyboard.press(key)

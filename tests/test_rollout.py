@@ -425,6 +425,31 @@ def test_the_engine_does_not_round_a_random_number_up_to_the_last_token(chat, mo
     assert request.out == [7]
 
 
+def test_a_response_ends_with_its_end_token(chat):
+    """The model says 7, 7 and then the end, for as long as it is asked."""
+    model = model_for(chat)
+    script = [7, 7, chat.end_id, 7, 7]
+    steps = iter(script)
+
+    def scripted_logits(x):
+        logits = torch.full((len(x), 400), -1e4)
+        logits[:, next(steps)] = 0.0
+        return logits
+
+    model.logits = scripted_logits
+
+    async def respond(max_new_tokens):
+        engine = Engine(model, chat.end_id, slots=1, length=60, max_new_tokens=max_new_tokens)
+        serving = asyncio.create_task(engine.serve())
+        response, logps, ended = await engine.respond([3, 4, 5], 0, random.Random(0))
+        serving.cancel()
+        return response, len(logps), ended
+
+    assert asyncio.run(respond(max_new_tokens=5)) == ([7, 7, chat.end_id], 3, True)
+    steps = iter(script)
+    assert asyncio.run(respond(max_new_tokens=2)) == ([7, 7], 2, False)
+
+
 def test_an_engine_that_fails_fails_the_rollout_instead_of_hanging(site, chat, run):
     def fail(x):
         raise ZeroDivisionError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, tiny_model
+from conftest import ROOT, pointing_task, tiny_model
 from test_mgrpo import TASKS, even_tasks_teach
 from two_ranks import groups, sample_in_bfloat16, train_policy
 
@@ -202,28 +202,6 @@ def test_evaluate_writes_a_summary_and_a_report(cloned, tmp_path):
 
 
 # ---------------------------------------------------------------------------- runs that stop and continue
-
-
-def pointing_task(number, place, other) -> dict:
-    """A task that is solved by a visit to `place`."""
-    check = {
-        "eval_types": ["url_match"],
-        "reference_answers": None,
-        "program_html": [],
-        "url_note": "EXACT",
-        "reference_url": f"__SHOPPING__/category/{place}",
-    }
-    return {
-        "sites": ["shopping"],
-        "task_id": number,
-        "world": number,
-        "start_url": "__SHOPPING__",
-        "require_login": False,
-        "storage_state": None,
-        "intent": f"point at {place} else at {other}",
-        "intent_template_id": 1,
-        "eval": check,
-    }
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 import walk
 import walk_page
 import walk_text
-from conftest import ROOT
+from conftest import ROOT, listen
 
 import mgrpo
 from compress import context, open_chat
@@ -767,23 +767,9 @@ def look_at(run):
     async def play(path, script, keys, width):
         from rollout import Settings
         from worlds.browser import Browser
-        complaints = []
-        asked = []
-
-        def on_console(message):
-            complaints.append(message.text)
-
-        def on_error(error):
-            complaints.append(str(error))
-
-        def on_request(request):
-            asked.append(request.url)
-
         async with Browser(Settings()) as browser:
             page = await browser.chromium.new_page(viewport={"width": width, "height": 800})
-            page.on("console", on_console)
-            page.on("pageerror", on_error)
-            page.on("request", on_request)
+            complaints, asked = listen(page)
             await page.goto(path.absolute().as_uri())
             for key in keys:
                 await page.keyboard.press(key)
