@@ -437,6 +437,17 @@ def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
     assert fit_page(chat, trajectory, "short", 10_000) == (short, "short", False)
 
 
+@pytest.mark.parametrize("page", ["red lamp $24 " * 200, "ランプ" * 200])
+def test_no_more_of_a_page_is_cut_than_the_budget_asks_for(chat, page):
+    """A cut inside a letter of several tokens leaves a replacement character, which may take more ids than it saves."""
+    trajectory = make_trajectory(chat, 2)
+    history = len(trunk(chat, trajectory, 2))
+    for budget in range(90, 110):
+        ids, _, cut = fit_page(chat, trajectory, page, history + budget)
+        assert cut
+        assert budget - 4 <= len(ids) <= budget
+
+
 def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(chat):
     """A fork may reward something else than the success, which all statistics count."""
     trajectory = make_trajectory(chat)
