@@ -485,6 +485,22 @@ def test_gains_by_template_are_those_of_the_raw_figures():
         assert row in earlier
 
 
+def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
+    readme = (ROOT / "README.md").read_text()
+    runs = table.read(table.RESULTS)
+    for name, (title, of_the_paper) in table.METHODS[table.COMPARED].items():
+        pair = [run for run in runs[name] if run["seed"] in ("31", "32")]
+        first, second = [run["splits"] for run in pair]
+        cells = [title]
+        for split, digits in (("sandbox:test", 1), ("sandbox:test-unseen", 0), ("sandbox:test/28:100", 0)):
+            rates = [100 * splits[split]["success_rate"] for splits in (first, second)]
+            cells.append(f"{rates[0]:.{digits}f} and {rates[1]:.{digits}f}")
+        minutes = sum(run["minutes"] for run in pair) / 2
+        cells.append(f"{minutes:.1f}" if minutes < 1 else f"{minutes:.0f}")
+        cells.append(of_the_paper or "–")
+        assert "| " + " | ".join(cells) + " |" in readme
+
+
 def test_paired_differences_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     runs = table.read(table.RESULTS)
