@@ -23,6 +23,8 @@ evaluators, which produced the paper's numbers (WebArena's own differ in places)
       are answered (or 3 s pass) and it is unchanged for a second. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
+    - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
+      five responses in a row without an action, or five equal ones.
     - The judge's verdict (fuzzy_match) is the last line of its reply. Without --judge-url the tasks
       that need a judge are left out and counted.
 

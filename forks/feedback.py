@@ -18,8 +18,8 @@ trains the policy's layers to know the site.
 
 Under compression no later context shows s_j whole, so the lines are appended to the row of the turn that
 caused them. They come after the response: by causality its log-probs stay as they were. The diff ignores the
-ids of elements, but the policy has to predict them. It can, since ids count down the page: this page's ids and
-what changed above a line determine them.
+ids of elements, but the policy has to predict them. Mostly it can: elements are numbered from the top, so this
+page's ids and the new lines above tell the number. Lines that vanished are not shown.
 
     python forks/feedback.py --model runs/bc --out runs/feedback
 

@@ -1,6 +1,6 @@
 """Histories longer than the context, after KLong (arXiv 2602.17547): a window over the turns.
 
-    first(t) = max(0, ceil((t + 1 - W) / (W - O))) (W - O)
+    first(t) = max(0, ceil((t + 1 - W) / (W - O))) * (W - O)
     h_t      = system, turns 0 ... min(P, t)-1, turns max(P, first(t)) ... t-1, page s_t
 
 t is a turn, as in compress.py (mgrpo.py's j). It sees the P pinned turns (turn 0 states the task) and the
@@ -18,8 +18,9 @@ scores (compress.trunk), so logp_gap stays at rounding. Why the window moves by 
 move changes what comes right after the pinned turns, so the KV cache restarts there. Between two moves it
 only grows.
 
-Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Of S
-stages, equal shares of the steps, stage k allows max_turns k / S turns, so that rewards come early.
+Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Stage k of S
+allows max_turns k / S turns, so that rewards come early. It lasts three steps (--stage-steps), the last one to the
+end.
 
     python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
 
@@ -54,6 +55,7 @@ class Config(mgrpo.Config):
     pinned: int = 1              # P, turns at the beginning that stay for good
     # Stages
     stages: int = 3              # S, stages in which max_turns grows to its value; 1: no growth
+    stage_steps: int = 3         # steps of each stage but the last
 
 
 def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
@@ -67,7 +69,7 @@ def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
 
 def turns_allowed(step: int, cfg: Config) -> int:
     """max_turns of the step's stage."""
-    stage = step * cfg.stages // cfg.steps + 1
+    stage = min(cfg.stages, step // cfg.stage_steps + 1)
     return max(1, cfg.max_turns * stage // cfg.stages)
 
 
@@ -80,8 +82,8 @@ class KLong(mgrpo.MGRPO):
             raise ValueError(f"--pinned {cfg.pinned}: give at least 1; the first turn states the task.")
         if not 0 <= cfg.overlap < cfg.window:
             raise ValueError(f"--overlap {cfg.overlap}: give at least 0, and less than --window {cfg.window}.")
-        if not 1 <= cfg.stages <= cfg.steps:
-            raise ValueError(f"--stages {cfg.stages}: give at least 1, and no more than --steps {cfg.steps}.")
+        if cfg.stages < 1 or cfg.stage_steps < 1:
+            raise ValueError(f"--stages {cfg.stages}, --stage-steps {cfg.stage_steps}: give at least 1 of each.")
         # compress.trunk asks it at every turn which earlier turns to leave out.
         chat.dropped = partial(dropped, window=cfg.window, overlap=cfg.overlap, pinned=cfg.pinned)
 

@@ -27,8 +27,8 @@ the weights (mgrpo.weigh).
     python forks/losses.py --loss cispo --model runs/bc --out runs/cispo
 
 Differs from the papers: DAPO's penalty for overlong responses is left out, and its refilled groups are a
-flag, --refill, because they cost episodes. DAPO has no KL term: with --paper, which sets --beta 0.001
-for all losses, give --beta 0. MiniMax names no bound for CISPO's ratio, DeepSeek no delta; we take what
+flag, --refill, because they cost episodes. Dr. GRPO, DAPO, GSPO and CISPO have no KL term: with --paper,
+which sets --beta 0.001 for all losses, give them --beta 0. MiniMax names no bound for CISPO's ratio, DeepSeek no delta; we take what
 others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and weighs its KL by rho. GSPO's clip range
 was chosen for long responses: on the sandbox, one update at lr 3e-4 moves most responses beyond it, so
 that most tokens get no further push; with --eps 0.05 --eps-high 0.05 most still do. In bfloat16 rounding
@@ -110,8 +110,8 @@ def dr_grpo(r):
 def maxrl(r):
     """MaxRL (arXiv 2602.02710, algorithm 1): A = (r - mean) / mean, for rewards of 0 or 1.
 
-    It maximizes log p, not the chance of success p: every failure pushes by -1 and a success by
-    (1 - p) / p, so the rarer success is, the harder it pushes.
+    It maximizes log p (the first G terms of its series), not the chance of success p: every failure
+    pushes by -1 and a success by (1 - p) / p, so the rarer success is, the harder it pushes.
     """
     return (r - r.mean()) / r.mean()
 

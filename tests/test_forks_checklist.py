@@ -156,6 +156,19 @@ def test_without_a_required_check_an_episode_earns_nothing(chat):
     assert checklist_of(chat).reward(unseen) == 0
 
 
+def test_a_required_check_that_held_at_the_start_and_was_broken_costs_the_reward(chat):
+    task = make_task(
+        eval_types=["url_match", "program_html"],
+        reference_url="http://h/a",
+        program_html=[{"url": "http://h/b", "locator": "", "required_contents": {"must_include": ["x"]}}],
+        checklist=[{"required": True}, {}],
+    )
+    broken = episode(chat, task, 3, [False, True], {0: -1})
+    assert checklist.checks_met(broken) == {}
+    kept = episode(chat, task, 3, [True, True], {0: -1})
+    assert checklist.checks_met(kept) == {0: -1, 1: None}
+
+
 # ----------------------------------------------------------------------------------- rewards and advantages
 
 WEIGHTS = [1.0, 3.0, 0.5]

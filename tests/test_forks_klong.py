@@ -257,15 +257,17 @@ def test_the_gradient_is_that_of_one_row_a_turn(windowed, model):
 # -------------------------------------------------------------------------------- stages, and the script
 
 
-def test_stages_raise_max_turns_in_equal_shares_of_the_steps():
+def test_stages_raise_max_turns_every_few_steps():
     def allowed(**given):
         cfg = klong.Config(**given)
         return [klong.turns_allowed(step, cfg) for step in range(cfg.steps)]
 
-    assert allowed(steps=6, stages=3, max_turns=9) == [3, 3, 6, 6, 9, 9]
+    assert allowed(steps=9, stages=3, max_turns=9) == [3, 3, 3, 6, 6, 6, 9, 9, 9]
+    assert allowed(steps=6, stages=3, stage_steps=2, max_turns=9) == [3, 3, 6, 6, 9, 9]
     assert allowed(steps=5, stages=2, max_turns=7) == [3, 3, 3, 7, 7]
+    assert allowed(steps=8, stages=2, max_turns=7)[:5] == [3, 3, 3, 7, 7]  # a longer run begins alike
     assert allowed(steps=3, stages=1, max_turns=7) == [7, 7, 7]
-    assert allowed(steps=3, stages=3, max_turns=2) == [1, 1, 2]  # never none
+    assert allowed(steps=3, stages=3, stage_steps=1, max_turns=2) == [1, 1, 2]  # never none
 
 
 def test_episodes_are_played_by_stages_and_evaluated_in_full(chat, play, monkeypatch, capsys):  # noqa: F811
@@ -286,6 +288,7 @@ def test_episodes_are_played_by_stages_and_evaluated_in_full(chat, play, monkeyp
     changes = {
         "steps": 4,
         "stages": 2,
+        "stage_steps": 2,
         "max_turns": 8,
         "held_out": "x",
         "held_out_every": 1,
@@ -353,7 +356,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
     ({"overlap": 4, "window": 4}, "--overlap 4.*--window 4"),
     ({"overlap": -1}, "--overlap -1: give at least 0"),
     ({"stages": 0}, "--stages 0"),
-    ({"stages": 19, "steps": 18}, "--stages 19"),
+    ({"stage_steps": 0}, "--stage-steps 0"),
 ])
 def test_a_window_that_drops_the_task_or_never_moves_is_refused(windowed, changes, says):
     with pytest.raises(ValueError, match=says):
@@ -367,6 +370,7 @@ def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_pa
         "--window", 2,
         "--overlap", 0,
         "--stages", 2,
+        "--stage-steps", 1,
     ]
     found = on_one_and_two_ranks(klong, pointing, sandbox_sites, monkeypatch, tmp_path, *more)
 
