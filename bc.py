@@ -45,7 +45,7 @@ class Config(rollout.Settings):
     cot: bool = False            # record a long chain of thought with every action
     out: str = "runs/bc"         # the run's directory; at the end it is also the checkpoint
     # Optimization
-    epochs: float = 8.0          # passes over the demonstrations
+    epochs: float = 8.0          # passes over the demonstrations, counted in whole batches
     batch: int = 16              # responses per step, over all ranks
     lr: float | None = None      # peak of a cosine; None: 5e-4, or 2e-5 above 10 million parameters; LoRA: x 10
     warmup: float = 0.05         # share of the steps in which lr rises

@@ -5,7 +5,7 @@ Under dynamic context compression (paper §3.2) the policy draws action a_t from
     h_t = system, task, s'_1, a_1, ..., s'_{t-1}, a_{t-1}, s_t
 
 where s_t is a whole page and s' a placeholder of a few tokens: only the current page is seen, but
-every past response stays. Only `past` decides what the history keeps. Rollout samples from h_t and
+every past response stays. `trunk` and `past` decide what the history keeps. Rollout samples from h_t and
 training scores under the same ids. Sampled ids are kept as drawn, never decoded and encoded again.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
@@ -153,9 +153,9 @@ def answer_of(response: str) -> str | None:
         <think>thought                                 -> None
     """
     _, thought_closed, rest = response.rpartition("</think>")  # rest: all of it without such a tag
-    if "<answer>" in response:
-        # rest is empty if a response ends with </think>: then its answer is in front of it.
-        found = re.search(r"<answer>(.*?)</answer>", rest or response, re.DOTALL)
+    place = rest if rest.strip() else response  # a response may end with </think>, its answer in front of it
+    if "<answer>" in place:
+        found = re.search(r"<answer>(.*?)</answer>", place, re.DOTALL)
         return found and found[1]
     if "<think>" in response and not thought_closed:
         return None
@@ -533,10 +533,10 @@ def pack(batch: list[Row], device="cpu") -> dict:
     action = []  # whether an id is trained
     positions = []
     segments = []
-    branch = []  # the segments that the previous row is made of: (start, position of its first id)
+    branch = []  # the segments of the previous row, in order: (index in the flat ids, position in the row)
     for i, row in enumerate(batch):
-        # 1) What is written already? Drop the previous row's segments that begin behind the shared ids.
-        #    The last one left holds the last shared id; its ids up to that one are the context.
+        # 1) What is written already? Of the previous row's segments, keep those that hold a shared id.
+        #    The last one kept holds the last shared id; its ids up to that one are the context.
         seen = 0
         if i > 0:
             seen = shared(batch[i - 1], row)

@@ -9,7 +9,7 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
         "locator": "document.querySelector('h1').outerText",          read this text ("": all)
         "required_contents": {"exact_match": "Done"}}]                about that text
 
-    score -> checks -> judged_checks, url_match, html_checks -> MATCHERS
+    score -> checks -> answers and texts of pages: judged_checks -> MATCHERS; url_match; verify (a program)
 
 This one function is the training reward and the benchmark's metric. It follows VisualAgentBench's
 evaluators, which produced the paper's numbers (WebArena's own differ in places). We differ from it on purpose:
@@ -722,7 +722,9 @@ def open_policy(cfg: Config, device):
     checkpoint = checkpoint_of(cfg)
     if checkpoint is not None:
         chat = compress.open_chat(checkpoint, actions_help())
-    else:  # the small base's tokenizer only counts: about twice as many tokens as a real one
+    else:
+        # The remote model gets text. The small base's tokenizer only counts tokens for --max-context, about
+        # twice as many as a real one's, so pages are cut at about half of it.
         tokenizer = model.load_tokenizer(Path(__file__).parent / "worlds" / "base")
         chat = Chat(tokenizer, compress.system_prompt(actions_help(), think=True))
     if cfg.policy_url:

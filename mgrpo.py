@@ -21,14 +21,16 @@ reward with the group's mean (the baseline), in standard deviations: of G = 4 ep
 0, 0 the first has A = 1.5, the others -0.5.
 
 Why rho: a batch is used for several optimizer steps, and after the first the weights are no longer
-those that sampled (pi_old). rho corrects for that. d rho = rho d log pi, so at rho = 1 the gradient
-of rho A is that of A log pi. Why min and clip: they end a token's gradient once it has moved enough
+those that sampled (pi_old). rho corrects for that (importance sampling): averaged over tokens that pi_old
+drew, rho A is what A would be over tokens that pi draws in the same contexts. d rho = rho d log pi, so at
+rho = 1 the gradient of rho A is that of A log pi. Why min and clip: they end a token's gradient once it has moved enough
 in the direction that A asks for, which is rho > 1 + eps if A > 0, and rho < 1 - eps if A < 0. Other
 tokens share the weights, so rho can drift on: clipping does not bound how far the policy moves.
 
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
 how undecided pi still is. The loss itself says little: in the first update rho is 1 and the loss is
-sum weight (beta KL - A), where the A of a group have mean 0.
+sum weight (beta KL - A). With the paper's weights the A of a group cancel; by default longer episodes
+weigh more. Either way it does not say whether the policy gets better.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
@@ -51,8 +53,8 @@ What other RL trainers have and this one leaves out, and what you would notice:
     no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
         to it; each episode under way reserves a KV cache of --max-context tokens
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
-    no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy
-        (forks/overlap.py)
+    no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy:
+        the weights that train are those that sampled (forks/overlap.py)
     no replay: a step's episodes are dropped after its updates (forks/awr.py, forks/webrl.py)
     no tensor or sequence parallelism: FSDP2 splits weights, gradients and Adam's state, but no context;
         one GPU must hold a whole context, and the whole policy while it plays
@@ -64,7 +66,7 @@ import run  # first: it prepares OpenMP before torch loads
 import asyncio
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +79,7 @@ from compress import Chat, Row, Trajectory
 from evaluate import SiteSettings, Environment, evaluate, figures, percent, require_verdicts
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import actions_help, rollout
+from worlds.browser import BrowserSettings
 
 
 @dataclass
@@ -93,7 +96,7 @@ class Config(SiteSettings):
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
-    loss_norm: str = "token"     # paper: as in L; token: all tokens alike; constant: fixed lengths
+    loss_norm: str = "token"     # paper: means over turns and tokens; token: all alike; constant: fixed lengths
     credit_errors: bool = False  # responses that failed also get credit for a success
     temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
@@ -174,7 +177,8 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     surrogate_N = torch.min(unclipped_N, clipped_N)
 
     # k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled. The mean of -delta is the
-    # KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the policies agree.
+    # KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the policies agree. From the
+    # second update on, pi_old sampled the tokens, so it is approximate.
     delta_N = logp_ref_N - logp_N
     kl_N = delta_N.exp() - delta_N - 1
 
@@ -234,11 +238,11 @@ def sampled_logps(batch: list[Row], device):
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks. Every step has its share of each template, so success rates are comparable.
 
-    Each pass over the tasks is shuffled by the seed and drops its last, incomplete batch. So no
+    Each epoch, a pass over the tasks, is shuffled by the seed and drops its last, incomplete batch. So no
     step holds a task twice: that would play the same episodes twice.
     """
-    pass_number, k = divmod(step, len(tasks) // cfg.batch)
-    shuffled = random.Random(f"{cfg.seed}/pass {pass_number}").sample(tasks, len(tasks))
+    epoch, k = divmod(step, len(tasks) // cfg.batch)
+    shuffled = random.Random(f"{cfg.seed}/pass {epoch}").sample(tasks, len(tasks))
     templates = {}
     for task in shuffled:
         templates.setdefault(task.get("intent_template_id"), []).append(task)
@@ -395,28 +399,28 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
 
 
 def remember_missing(batch: list[Row], logp_N):
-    """Gives rows of a fork's replayed episodes the log-probs of this pass, as if pi had sampled them."""
+    """Gives rows of a fork's replayed episodes the log-probs of this forward pass, as if pi had sampled them."""
     counts = [row.n_action for row in batch]
     for row, logp in zip(batch, logp_N.detach().split(counts)):
         if row.logps is None:
             row.logps = logp.tolist()
 
 
-def update_metrics(passes: list[dict]) -> dict:
+def update_metrics(updates: list[dict]) -> dict:
     """The metrics of a step's updates. None, not 0, where nothing was trained."""
-    if not passes:
+    if not updates:
         none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
         return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
-    # From the first pass, which is on-policy: loss, entropy, and the gap between rollout and training.
+    # From the first update, which is on-policy: loss, entropy, and the gap between rollout and training.
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
-    line = dict(passes[0])
+    line = dict(updates[0])
     del line["actions"], line["tokens"]
-    line["kl"] = passes[-1]["kl"]
-    line["clip_frac"] = passes[-1]["clip_frac"]
-    line["change"] = [later["logp_gap"] for later in passes[1:]]  # mean |log rho| before each later one
-    line["skipped"] = sum(one["skipped"] for one in passes)
+    line["kl"] = updates[-1]["kl"]
+    line["clip_frac"] = updates[-1]["clip_frac"]
+    line["change"] = [later["logp_gap"] for later in updates[1:]]  # mean |log rho| before each later one
+    line["skipped"] = sum(one["skipped"] for one in updates)
     # All ids of the packed rows, contexts as well: what was computed.
-    line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
+    line["tokens_trained"] = int(sum(one["tokens"] for one in updates))
     return line
 
 
@@ -442,8 +446,10 @@ def warm_start(cfg: Config) -> str:
         return cfg.model
     if not (Path("runs/bc") / "model.safetensors").exists():
         run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
-        pages = {knob: getattr(cfg, knob) for knob in ("viewport_only", "text_only", "max_page_chars")}
-        bc.main(bc.Config(seed=cfg.seed, **pages))
+        given = {name: getattr(cfg, name) for name in ("concurrency", "precision")}
+        for knob in fields(BrowserSettings):
+            given[knob.name] = getattr(cfg, knob.name)
+        bc.main(bc.Config(seed=cfg.seed, **given))
     return "runs/bc"
 
 
@@ -572,7 +578,7 @@ def main(cfg: Config, Method=MGRPO):
     cfg = method.cfg
     may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
     if not cfg.decay and not cfg.warmup:
-        may_change.add("steps")  # the learning rate depends on it through these two
+        may_change.add("steps")  # a constant learning rate does not depend on it
     first = run.resume(cfg, method.model, method.optimizer, may_change)
     if first >= cfg.steps:
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
@@ -609,21 +615,21 @@ def main(cfg: Config, Method=MGRPO):
             rolled = time.monotonic()
             rows, measured = method.learn_from(episodes, step)
 
-            # 3) Update: forward, loss, backward, step. From the second pass on rho leaves 1, and
+            # 3) Update: forward, loss, backward, step. From the second update on rho leaves 1, and
             #    clipping takes effect.
             method.optimizer.param_groups[0]["lr"] = warmup_linear(step, cfg)  # others: a fork's heads
-            passes = []
+            updates = []
             if run.all_max(len(rows)):
                 n = method.updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n):
-                    passes.append(update(method, rows, partial(show_progress, tick, i, n)))
+                    updates.append(update(method, rows, partial(show_progress, tick, i, n)))
 
             # 4) Log.
             ended = time.monotonic()
             line = {"step": step, "reward": mean_reward(everyones)}
             line.update(figures(everyones))
-            line.update(update_metrics(passes))
+            line.update(update_metrics(updates))
             line.update(measured)
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled

@@ -615,5 +615,5 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
 
 
 if __name__ == "__main__":  # python rollout.py URL "a task"
-    import one_task  # it stands above this file, since it judges as well
+    import one_task  # not at the top: it imports evaluate.py, which imports this file
     one_task.command_line()

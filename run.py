@@ -4,6 +4,7 @@ Nothing here knows what a policy, a page or a reward is. Two rules hold througho
 
     - Nothing earned is lost. Files are written under another name and renamed when they are complete,
       so a reader finds the old file or the new one, never half of one, whenever the process dies.
+      The .jsonl files are appended to; readers skip a last line that is cut off.
     - What a user can fix is one sentence (ValueError) that names the file or the flag, not a traceback.
 
 A run's directory, runs/NAME/:
@@ -54,8 +55,8 @@ TIMEOUT = timedelta(hours=2)  # for the longest episodes; torchrun notices a dea
 def init_dist(precision: str | None = None) -> torch.device:
     """Joins the other ranks if torchrun started us; returns this rank's device.
 
-    A process alone becomes a group of one where it computes in bfloat16, since `model.shard` keeps the
-    float32 weights behind it: on a GPU, and on a CPU by --precision.
+    A process alone becomes a group of one on any GPU, and on a CPU with --precision bfloat16: `model.shard`
+    needs a group to keep float32 weights behind bfloat16.
     """
     cuda = torch.cuda.is_available()
     alone = "RANK" not in os.environ

@@ -1455,11 +1455,13 @@ def test_without_a_checkpoint_behavior_cloning_runs_first_on_the_same_pages(monk
     cloned = []
     monkeypatch.setattr(mgrpo.bc, "main", cloned.append)
 
-    cfg = Config(seed=3, viewport_only=True, max_page_chars=99)
+    cfg = Config(seed=3, viewport_only=True, max_page_chars=99, browser="ws://there:1", concurrency=2)
     assert mgrpo.warm_start(cfg) == "runs/bc"
     assert cloned[0].seed == 3
     assert cloned[0].viewport_only is True
     assert cloned[0].max_page_chars == 99
+    assert cloned[0].browser == "ws://there:1"
+    assert cloned[0].concurrency == 2
 
     # A clone that is there, and another checkpoint: nothing is cloned.
     clone = tmp_path / "runs/bc"

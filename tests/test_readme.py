@@ -495,10 +495,31 @@ def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
         for split, digits in (("sandbox:test", 1), ("sandbox:test-unseen", 0), ("sandbox:test/28:100", 0)):
             rates = [100 * splits[split]["success_rate"] for splits in (first, second)]
             cells.append(f"{rates[0]:.{digits}f} and {rates[1]:.{digits}f}")
-        minutes = sum(run["minutes"] for run in pair) / 2
-        cells.append(f"{minutes:.1f}" if minutes < 1 else f"{minutes:.0f}")
         cells.append(of_the_paper or "–")
         assert "| " + " | ".join(cells) + " |" in readme
+
+
+def test_the_table_of_forks_has_the_figures_of_the_raw_files():
+    page = FORKS.read_text()
+    runs = table.read(table.RESULTS)
+    named = {"MaxRL": "maxrl", "DAPO": "dapo", "GSPO": "gspo", "CISPO": "cispo", "Dr. GRPO": "dr_grpo",
+             "DeepSeek-V3.2's mask": "masked", "gigpo": "credit", "(`mgrpo.py`)": "r1"}
+    compared = 0
+    for fork, line, *shown in re.findall(r"^\| (.*) \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE):
+        name = named.get(line) or named.get(fork, fork)
+        by_seed = {run["seed"]: run["splits"] for run in runs.get(name, [])}
+        for split, digits, cell in (("sandbox:test", 1, shown[0]), ("sandbox:test-unseen", 0, shown[1])):
+            rates = []
+            for seed in ("31", "32"):
+                if seed in by_seed:
+                    rate = 100 * by_seed[seed][split]["success_rate"]
+                    rates.append(f"{rate:.{digits}f}")
+                else:
+                    rates.append("–")
+            if rates != ["–", "–"]:
+                assert cell == ", ".join(rates), (name, split)
+                compared += 1
+    assert compared > 20
 
 
 def test_paired_differences_are_those_of_the_raw_figures():

@@ -117,7 +117,7 @@ method compares them with each other. It is called M-GRPO, multi-turn group rela
 is the same for a single turn.
 
 The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior
-cloning: it has imitated a few demonstrations, and now it is to get better by itself. (`make demo` leaves such a
+cloning: it has imitated a few demonstrations, and now it is to get better by itself. (`make demo SEED=31` leaves such a
 clone.) Nothing below is typed in:
 
     python tests/tools/walk.py --model {record['model']}
