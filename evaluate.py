@@ -9,7 +9,8 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
         "locator": "document.querySelector('h1').outerText",          read this text ("": all)
         "required_contents": {"exact_match": "Done"}}]                about that text
 
-    score -> checks -> answers and texts of pages: judged_checks -> MATCHERS; url_match; verify (a program)
+    score -> checks -> judged_checks (the answer), html_checks (pages) -> MATCHERS
+                    -> url_match; verify, a program that judges
 
 This one function is the training reward and the benchmark's metric. It follows VisualAgentBench's
 evaluators, which produced the paper's numbers (WebArena's own differ in places). We differ from it on purpose:
@@ -24,7 +25,7 @@ evaluators, which produced the paper's numbers (WebArena's own differ in places)
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
-      five responses in a row without an action, or five equal ones.
+      five responses in a row without an action, or five equal actions.
     - The judge's verdict (fuzzy_match) is the last line of its reply. Without --judge-url the tasks
       that need a judge are left out and counted.
 

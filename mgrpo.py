@@ -21,16 +21,17 @@ reward with the group's mean (the baseline), in standard deviations: of G = 4 ep
 0, 0 the first has A = 1.5, the others -0.5.
 
 Why rho: a batch is used for several optimizer steps, and after the first the weights are no longer
-those that sampled (pi_old). rho corrects for that (importance sampling): averaged over tokens that pi_old
-drew, rho A is what A would be over tokens that pi draws in the same contexts. d rho = rho d log pi, so at
-rho = 1 the gradient of rho A is that of A log pi. Why min and clip: they end a token's gradient once it has moved enough
-in the direction that A asks for, which is rho > 1 + eps if A > 0, and rho < 1 - eps if A < 0. Other
-tokens share the weights, so rho can drift on: clipping does not bound how far the policy moves.
+those that sampled (pi_old). rho corrects for that (importance sampling): averaged over tokens that
+pi_old drew, rho A is what A would be over tokens that pi draws in the same contexts. d rho = rho d log
+pi, so at rho = 1 the gradient of rho A is that of A log pi. Why min and clip: they end a token's
+gradient once it has moved enough in the direction that A asks for, which is rho > 1 + eps if A > 0, and
+rho < 1 - eps if A < 0. Other tokens share the weights, so rho can drift on: clipping does not bound how
+far the policy moves.
 
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
-how undecided pi still is. The loss itself says little: in the first update rho is 1 and the loss is
-sum weight (beta KL - A). With the paper's weights the A of a group cancel; by default longer episodes
-weigh more. Either way it does not say whether the policy gets better.
+how undecided pi still is. The loss itself says little: in the first update rho is 1 and the loss is sum
+weight (beta KL - A). With --paper the A of a group cancel; by default longer episodes weigh more.
+Either way it does not say whether the policy gets better.
 
     python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
@@ -446,10 +447,8 @@ def warm_start(cfg: Config) -> str:
         return cfg.model
     if not (Path("runs/bc") / "model.safetensors").exists():
         run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
-        given = {name: getattr(cfg, name) for name in ("concurrency", "precision")}
-        for knob in fields(BrowserSettings):
-            given[knob.name] = getattr(cfg, knob.name)
-        bc.main(bc.Config(seed=cfg.seed, **given))
+        names = ["seed", "concurrency", "precision", *(knob.name for knob in fields(BrowserSettings))]
+        bc.main(bc.Config(**{name: getattr(cfg, name) for name in names}))
     return "runs/bc"
 
 

@@ -6,9 +6,9 @@
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
 them at once. e_ij is the part of R (not of r, with f1 as well) that turn j earned. P counts the judge's
-checks that are met and that some turn may have earned: not those that held at the start. The term with k has mean 0 over an episode's turns: it
-moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn weighs
-more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
+checks that are met and did not hold at the start. The term with k has mean 0 over an episode's turns: it
+moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn
+weighs more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens

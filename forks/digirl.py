@@ -17,19 +17,19 @@ this keeps the last four turns of a success. What passes is cloned, all with the
 
 Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
 of the last of them the policy is trained for the first time, on what passes the filters of all these
-episodes (as far as --past reaches), in as many updates as the steps would have made, with the lr of that step. From then on it
-learns in every step.
+episodes (as far as --past reaches), in as many updates as the steps would have made, with the lr of that
+step. From then on it learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl
 
-Differs from the paper: its offline episodes are collected beforehand. Ours count among the run's
-own, so that methods compare by equal numbers of episodes. Demonstrations would not do: all succeed,
-so V has nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper has frozen
-encoders of text and pages, and two V_s of which the smaller counts. V_s learns from the step's own
-episodes only, which saves forward passes and is a handicap: before V_s is fitted in a step, its
-cross-entropy on new episodes is 0.60 on average (nine steps, seeds 31 and 32; a coin's is 0.69). In the released code the threshold of A_j
-is 0.05, not 1 / max_turns, the change in V_s has no weight, and offline episodes are filtered by
-reward. Our lam, 0.5, is the released code's.
+Differs from the paper: its offline episodes are collected beforehand. Ours count among the run's own,
+so that methods compare by equal numbers of episodes. Demonstrations would not do: all succeed, so V has
+nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper has frozen encoders of
+text and pages, and two V_s of which the smaller counts. V_s learns from the step's own episodes only,
+which saves forward passes and is a handicap: before V_s is fitted in a step, its cross-entropy on new
+episodes is 0.60 on average (nine steps, seeds 31 and 32; a coin's is 0.69). In the released code the
+threshold of A_j is 0.05, not 1 / max_turns, the change in V_s has no weight, and offline episodes are
+filtered by reward. Our lam, 0.5, is the released code's.
 
 Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, another loss. So --eps,
 --loss-norm and --credit-errors have no effect and --beta is refused.

@@ -4,10 +4,11 @@
     U S V^T = G_t + mu M_t                          a look ahead (Nesterov), and its singular values S
     W_t = W_{t-1} - lr 0.2 sqrt(max(R, C)) U V^T    every direction moves about equally far, whatever its S
 
-Muon (Jordan et al. 2024) updates the matrices inside the blocks, (R, C): all of them, or with --lora only the adapters. AdamW keeps
-the embedding, the head, norms and biases. The factor 0.2 sqrt(max(R, C)) makes an entry's step about as long as
-AdamW's, so one --lr drives both ("Muon is Scalable for LLM Training", Liu et al. 2025, arXiv 2502.16982). U V^T comes
-from five Newton-Schulz iterations, which bring most singular values to between 0.7 and 1.2 rather than to 1.
+Muon (Jordan et al. 2024) updates the matrices inside the blocks, (R, C): all of them, or with --lora only the
+adapters. AdamW keeps the embedding, the head, norms and biases. The factor 0.2 sqrt(max(R, C)) makes an entry's
+step about as long as AdamW's, so one --lr drives both ("Muon is Scalable for LLM Training", Liu et al. 2025, arXiv
+2502.16982). U V^T comes from five Newton-Schulz iterations, which bring most singular values to between 0.7 and 1.2
+rather than to 1.
 
 `make base` pre-trains the small base with it: see assets/decisions.md for its losses beside AdamW's.
 Differs from bc.py: the optimizer.

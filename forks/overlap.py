@@ -46,10 +46,10 @@ Differs from AReaL: rollouts have no machines of their own, and the weights neve
 mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
 
 Differs from mgrpo.py: `collect` waits for the batch in flight, `learn_from` starts the next, and `loss` has w and
-this rho. seconds_rollout is how long a step waited for its episodes. Where lag is 1, logp_gap
-is measured with the frozen copy that sampled, so it is rounding alone. `change` is measured from pi_old, so it
-includes the move of the step before. Metrics: lag, how many steps pi_old is behind; drift,
-the mean |log pi_start - log pi_old|; truncated, the share of tokens whose w is cut.
+this rho. seconds_rollout is how long a step waited for its episodes. Where lag is 1, logp_gap is measured with the
+frozen copy that sampled, so it is rounding alone. `change` is measured from pi_old, so it includes the move of the
+step before. Metrics: lag, how many steps pi_old is behind; drift, the mean |log pi_start - log pi_old|; truncated,
+the share of tokens whose w is cut.
 """
 import copy
 import sys

@@ -21,17 +21,18 @@ the next step's tasks resemble those that fail, unless they look too hard or too
     python forks/webrl.py --model runs/bc --out runs/webrl
 
 Differs from the paper. Tasks: no language model writes instructions here. Each step draws from a fixed
-pool (--tasks) and weighs a task by how often its template failed lately. Templates whose smoothed success
-is at most 5% (none in the last 18 to 20) or at least 75% get a tenth of that weight. The paper drops such
-tasks, by V; we keep them, as there are only 19 templates. Outcome model: a head on the frozen clone's
-hidden state after the last response, trained once, on all episodes of the first steps (--judged), which
-the judge scores; the paper trains a language model for it. Ours is a handicap: it was right in 61 and 57%
-of the episodes (seeds 31 and 32), theirs in about 80%. --judged 1000 keeps the judge. V: a head on the policy's hidden state, not
-a second model, trained on new episodes only, since replayed ones all succeed. Replay: perplexity at the
-sampling temperature, and --sure 0.99: at temperature 0.7, only a tenth of the small clone's successful
-responses have a perplexity above the paper's 1/0.95. As in the paper's equation, our loss counts both
-signs of A and sums the log-ratio over a response. The released code keeps only responses with A >= 0 and
-sets A to 1 there, divides the log-ratio by the number of tokens and takes Smooth L1.
+pool (--tasks) and weighs a task by how often its template failed lately. Templates whose smoothed
+success is at most 5% (none in the last 18 to 20) or at least 75% get a tenth of that weight. The paper
+drops such tasks, by V; we keep them, as there are only 19 templates. Outcome model: a head on the
+frozen clone's hidden state after the last response, trained once, on all episodes of the first steps
+(--judged), which the judge scores; the paper trains a language model for it. Ours is a handicap: it was
+right in 61 and 57% of the episodes (seeds 31 and 32), theirs in about 80%. --judged 1000 keeps the
+judge. V: a head on the policy's hidden state, not a second model, trained on new episodes only, since
+replayed ones all succeed. Replay: perplexity at the sampling temperature, and --sure 0.99: at
+temperature 0.7, only a tenth of the small clone's successful responses have a perplexity above the
+paper's 1/0.95. As in the paper's equation, our loss counts both signs of A and sums the log-ratio over
+a response. The released code keeps only responses with A >= 0 and sets A to 1 there, divides the
+log-ratio by the number of tokens and takes Smooth L1.
 
 Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained is how
 many of the step's episodes are valid, replayed how many old responses train. --eps, --loss-norm and

@@ -499,6 +499,16 @@ def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
         assert "| " + " | ".join(cells) + " |" in readme
 
 
+def test_the_first_table_has_the_figures_of_the_raw_files():
+    readme = (ROOT / "README.md").read_text()
+    runs = table.read(table.RESULTS)
+    for name in ("bc", "r1", "filtered"):
+        rates = [f"{100 * run['splits']['sandbox:test']['success_rate']:.1f}" for run in runs[name]]
+        mean_and_interval = table.shown([float(rate) for rate in rates]).replace(" [", "% [")
+        *others, last = rates
+        assert f"| {', '.join(others)} and {last}% | {mean_and_interval} |" in readme
+
+
 def test_the_table_of_forks_has_the_figures_of_the_raw_files():
     page = FORKS.read_text()
     runs = table.read(table.RESULTS)
