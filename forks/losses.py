@@ -32,8 +32,8 @@ a flag, --refill, because they cost episodes. Dr. GRPO, DAPO, GSPO and CISPO hav
 ratio, DeepSeek no delta; we take what others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and
 weighs its KL by rho. GSPO's clip range was chosen for long responses: on the sandbox, one update at lr
 3e-4 moves most responses beyond it, so that most tokens get no further push; with --eps 0.05 --eps-high
-0.05 most still do. In bfloat16 rounding alone (logp_gap) may exceed it. Not all of these papers were read in full: formulas and numbers are also
-from abstracts and public code.
+0.05 most still do. In bfloat16 rounding alone (logp_gap) may exceed it. Not all of these papers were
+read in full: formulas and numbers are also from abstracts and public code.
 
 Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
 has no effect where the table names another one; the means count only groups that train. clip_frac counts
