@@ -20,7 +20,8 @@ only grows.
 
 Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Stage k of S
 allows max_turns k / S turns, so that rewards come early. It lasts three steps (--stage-steps), the last one to the
-end.
+end. A stage in which no task can be done earns nothing: give --stages 1 where the shortest task needs more turns
+than the first stage allows.
 
     python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
 
