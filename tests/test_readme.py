@@ -532,6 +532,53 @@ def test_the_table_of_forks_has_the_figures_of_the_raw_files():
     assert compared >= 30
 
 
+def test_the_rows_of_the_forks_are_those_of_the_raw_figures():
+    results = (ROOT / "assets/results.md").read_text()
+    names = ["awr", "digirl", "webrl", "tsr", "credit", *table.METHODS[table.LATER]]
+    runs = table.read(table.RESULTS)
+    compared = 0
+    for run in [run for name in names for run in runs[name]]:
+        splits = run["splits"]
+        cells = [run["seed"]]
+        for split in ("sandbox:test", "sandbox:test-unseen"):
+            cells.append(rate_and_interval(splits[split]))
+        cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
+        cells.append(f"{100 * splits['sandbox:test/28:100']['success_rate']:.0f}")
+        test = splits["sandbox:test"]
+        for kind in ("invalid_actions", "failed_actions"):
+            cells.append(f"{100 * test[kind] / (test['turns'] * test['n']):.1f}%")
+        cells.append(f"{run['minutes']:.0f}")
+        assert f"| {' | '.join(cells)} |" in results
+        compared += 1
+    assert compared >= 31
+
+
+def rate_and_interval(figures):
+    rate, low, high = [100 * share for share in (figures["success_rate"], *figures["ci95"])]
+    return f"{rate:.1f} [{low:.1f}, {high:.1f}]"
+
+
+@pytest.mark.parametrize("raw", [
+    "more-cloning/bc-22-epochs",
+    "more-cloning/filtered-demonstrated",
+    "more-cloning/filtered-undemonstrated",
+    "seed31/bc",
+    "seed31/filtered",
+    "seed31/r1",
+    "windows/clone-cut-448",
+    "windows/clone-whole-1536",
+    "windows/clone-window-7-4-448",
+    "windows/klong-window-7-4-448",
+])
+def test_the_long_tier_has_the_figures_of_the_raw_files(raw):
+    figures = json.loads((ROOT / "assets/results/long" / f"{raw}.json").read_text())
+    if "splits" in figures:
+        figures = figures["splits"]["sandbox:long-test"]
+    results = (ROOT / "assets/results.md").read_text()
+    _, long_tier = results.split("\n## The long tier\n")
+    assert f"| {rate_and_interval(figures)} |" in long_tier
+
+
 def test_paired_differences_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     runs = table.read(table.RESULTS)
