@@ -390,7 +390,11 @@ def read_tasks(file: Path) -> tuple[Path, list[dict]]:
 def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
     """Appends the demonstration to `file` and the task to the task file beside it."""
     tasks_file, tasks = read_tasks(file)
-    task = {**task, "task_id": len(tasks)}
+    taken = {known["task_id"] for known in tasks}
+    number = len(tasks)
+    while number in taken:  # an earlier recording was dropped
+        number += 1
+    task = {**task, "task_id": number}
     demonstration.task = task
     with run.writing(tasks_file):
         file.parent.mkdir(parents=True, exist_ok=True)

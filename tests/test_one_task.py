@@ -556,6 +556,14 @@ def test_a_recording_becomes_a_demonstration_and_a_task(recorded, tmp_path, chat
     assert tasks[0]["intent"] == "live in oslo"
 
 
+def test_a_recording_after_a_dropped_one_gets_a_number_of_its_own(recorded, tmp_path):
+    folder = tmp_path / "demos"
+    folder.mkdir()
+    (folder / "a.tasks.json").write_text('[{"task_id": 1}]')  # task 0 has been deleted
+    recorded("go to settings", [open_settings, close])
+    assert [task["task_id"] for task in kept_tasks(tmp_path)] == [1, 2]
+
+
 def test_an_answer_is_asked_for_and_checked(recorded, tmp_path):
     recorded("when was it founded?", [presses("a[href='/about']"), close], answer="1912")
     recorded("go to settings", [open_settings, close])

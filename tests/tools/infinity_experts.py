@@ -200,7 +200,21 @@ scripts(
     h3=[click("Disconnect", after="GitHub"), click("Disconnect"), click("Disconnect", after="GitLab"),
         click("Disconnect")],
     h2=[click("Security"), click("Revoke all"), click("Revoke")],
+    function_1=[click("Edit Full name"), type_into("Edit full name", "Jordan Rivera"), click("Save")],
+    function_5=[click("Disconnect", after="GitHub"), click("Disconnect")],
+    function_9=[click("Disconnect", after="Google"), click("Disconnect")],
+    function_13=[click("Preferences"), click("Active issues"), click("My Issues")],
+    function_17=[click("Preferences"), click("System", after="Theme"), click("Dark")],
     function_21=[click("Preferences"), click("Title only"), click("Title and repository")],
+    function_25=[click("Preferences"), click("Open in desktop app")],
+    function_29=[click("Preferences"), click("Auto-assign on started")],
+    function_33=[click("Notifications"), click("Desktop"), click("Enable desktop notifications")],
+    function_37=[click("Notifications"), click("Desktop"), click("Issue assigned to you")],
+    function_41=[click("Notifications"), click("Email"), click("Status changes", after="Enable email")],
+    function_45=[click("Notifications"), click("DPA updates")],
+    function_49=[click("Security"), click("Revoke access", after="Chrome on Linux"), click("Revoke")],
+    function_53=[click("Security"), click("Remove", after="iPhone Face ID"), click("Remove")],
+    function_57=[click("Security"), click("Revoke access", after="Zapier"), click("Revoke")],
 )
 
 scripts(

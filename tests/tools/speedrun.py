@@ -5,7 +5,7 @@
 
 --clone and --train are the commands that run, one after the other; --seed, --model and --out are added to them.
 The clock starts with the first one and stops when an evaluation of the second has reached the target; the rest of
-the run is ended. Prints one line for each evaluation. OUT keeps the log and metrics.jsonl, which are the proof.
+the run is ended. Prints one line for each evaluation. The proof is what it prints and OUT/r1/metrics.jsonl.
 """
 import argparse
 import json

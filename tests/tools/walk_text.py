@@ -651,7 +651,7 @@ the average under the new one:
 $$\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A \\qquad
 \\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-The sums are over all tokens of the vocabulary; A of a token is what an episode that goes on with it would get. So each drawn token counts $\\rho$ times: it adds $\\rho A$, times a
+The sums are over all tokens of the vocabulary; A of a token is the advantage of an episode that goes on with it. So each drawn token counts $\\rho$ times: it adds $\\rho A$, times a
 weight, to the *objective*, which is minus the loss. (This corrects the token, not the context before it.) The gradient
 of $\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A \\log
 \\pi$: the first update is a weighted cross-entropy.
@@ -913,7 +913,7 @@ some of these parts and runs the same loop. This is a whole one; it pays less fo
 `tau.success` is what the check says, 0 or 1. The six files are `mgrpo.py` and the five that it uses: `model.py`,
 `compress.py`, `rollout.py`, `evaluate.py` and `bc.py`. `start` is the checkpoint that is opened without `--model`.
 
-`forks/` holds other methods, each of which changes one stop: other advantages (`forks/gigpo.py`), a critic
+`forks/` holds other methods, each of which changes a few functions: other advantages (`forks/gigpo.py`), a critic
 (`forks/critic.py`), other losses (`forks/losses.py`). A critic learns to predict how well an episode will go, and
 its prediction replaces the group's mean. The next thing to read is `mgrpo.py`; its opening repeats the formula of
 stop 9."""
