@@ -247,12 +247,13 @@ async def visit(page, url: str):
     """Opens a page to judge. Raises if the site does not answer: that is not the policy's fault."""
     if "#" in url:  # if only the fragment differs, goto would keep the page, typed text included
         await page.goto("about:blank")
-    response = await page.goto(url, wait_until="load")
+    response = await page.goto(url, wait_until="domcontentloaded")
     if response is not None and response.status >= 500:
         raise browser.EnvError(f"{url} answered {response.status} while the episode was judged")
     with suppress(browser.PlaywrightError):  # it may navigate while its scripts settle
         await page.evaluate(browser.CALL, ["settled", [], 3000])
-    await page.wait_for_load_state()
+    with suppress(browser.PlaywrightError):  # an image that never comes changes no verdict
+        await page.wait_for_load_state()
 
 
 async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=None) -> list[Check]:
@@ -478,11 +479,14 @@ def require_verdicts(played: list[Trajectory], out: Path):
     """
     if any(tau.status == "ok" for tau in played):
         return
+    reason = played[0].checks[0][2]
     remedy = "open the site in a browser"
-    if (out / "servers.log").exists():
+    if "/chat/completions" in reason:
+        remedy = "check the endpoint's address, its model's name and OPENAI_API_KEY"
+    elif (out / "servers.log").exists():
         remedy = f"see what the site's server wrote in {out / 'servers.log'}"
     raise ValueError(f"none of the {len(played)} episodes could be played and judged, the first because "
-                     f"of this: {played[0].checks[0][2]}; {remedy}.")
+                     f"of this: {reason}; {remedy}.")
 
 
 # ------------------------------------------------------------------------------------- statistics --
@@ -756,7 +760,11 @@ def write_split(directory: run.Run, split: str, records: list[dict]):
 
 
 def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.Run):
-    """Plays every split under every turn limit -> ({name: summary}, episodes of the last limit)."""
+    """Plays every split under every turn limit -> {name: summary}.
+
+    Each split's episodes and figures are written as soon as it has been played. The figures of all
+    splits together are those of the last limit.
+    """
     tasks_of = load_splits(cfg, env)
     summaries = {}
     for limit in cfg.max_turns:
@@ -774,7 +782,9 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             write_split(directory, split, records)
             summaries[split] = summarize(played)
             everything += played
-    return summaries, everything
+            summary = {**summarize(everything), "run": directory.config, "splits": summaries}
+            directory.replace("summary.json", summary)  # now: a later split may fail
+    return summaries
 
 
 def main(cfg: Config) -> int | None:
@@ -797,16 +807,14 @@ def main(cfg: Config) -> int | None:
     directory.claim()
     with worlds.open_sites(cfg.tasks) as sites:
         env = Environment(sites, directory.path, cfg, visible=cfg.watch)
-        summaries, everything = measure(policy, chat, env, cfg, directory=directory)
+        summaries = measure(policy, chat, env, cfg, directory=directory)
     if run.rank() != 0:
         return
 
-    # 3) Write it down. If the directory is a checkpoint as well, config.json describes its training.
+    # 3) Show it. If the directory is a checkpoint as well, config.json describes its training.
     config = directory.path / "config.json"
     if not config.exists() or "model_type" not in run.read_json(config):
         directory.replace("config.json", {"run": directory.config})
-    summary = {**summarize(everything), "run": directory.config, "splits": summaries}
-    directory.replace("summary.json", summary)
     print_splits(summaries)
     print(run.with_size(run.report(directory.path)))
 

@@ -447,7 +447,7 @@ def warm_start(cfg: Config) -> str:
         return cfg.model
     if not (Path("runs/bc") / "model.safetensors").exists():
         run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
-        names = ["seed", "concurrency", "precision", *(knob.name for knob in fields(BrowserSettings))]
+        names = ["seed", "concurrency", "precision", "resume", "force", *(knob.name for knob in fields(BrowserSettings))]
         bc.main(bc.Config(**{name: getattr(cfg, name) for name in names}))
     return "runs/bc"
 
@@ -608,6 +608,7 @@ def main(cfg: Config, Method=MGRPO):
             # Sites may be down for a while. If they stay down, the run stops here and resumes later.
             broken_steps = 0 if any(tau.status == "ok" for tau in everyones) else broken_steps + 1
             if broken_steps == PATIENCE:
+                run.save_state(cfg, method.model, method.optimizer, step=step, weights=directory.weights)
                 require_verdicts(everyones, directory.path)
 
             # 2) Advantages: which episodes did better than the others of their group?

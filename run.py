@@ -285,7 +285,7 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
             parts.append(stack.enter_context(file))
         tensors = training_tensors(model, optimizer)
         if set(parts[0].keys()) != set(tensors):
-            raise ValueError("it belongs to another model; give its --model, --lora, or another --out")
+            raise ValueError("it belongs to another model or method; give its --model and --lora, run its script, or give another --out")
         for name, tensor in tensors.items():
             pieces = [part.get_tensor(name) for part in parts]
             # FSDP2 cuts the first dimension. Heads and step counts are whole in every part.
@@ -294,10 +294,12 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
         return state["extra"]
 
 
-def fingerprint(checkpoint: str | None) -> dict:
-    """{file: hash of its size, beginning and end} of a checkpoint directory's weights; {} of a hub id."""
+def fingerprint(path: str | None) -> dict:
+    """{file: hash of its size, beginning and end} of a checkpoint's weights, or of a file; else {}."""
     marks = {}
-    for file in sorted(Path(checkpoint or "/").glob("*.safetensors")):
+    path = Path(path or "/")
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    for file in files:
         size = file.stat().st_size
         with open(file, "rb") as weights:
             begin = weights.read(1_000_000)
@@ -306,9 +308,14 @@ def fingerprint(checkpoint: str | None) -> dict:
     return marks
 
 
+def method_of(cfg, optimizer) -> str:
+    """What a run trains by: the script that defines its settings, and its optimizer."""
+    return f"{Path(inspect.getfile(type(cfg))).name} with {type(optimizer).__name__}"
+
+
 def save_state(cfg, model, optimizer, *, step: int, weights: dict):
     """Saves the training state: the run continues with `step`. weights: `Run.weights`."""
-    extra = {"step": step, "config": asdict(cfg), "weights": weights}
+    extra = {"step": step, "config": asdict(cfg), "weights": weights, "method": method_of(cfg, optimizer)}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
 
@@ -334,8 +341,13 @@ def resume(cfg, model, optimizer, may_change: set[str]) -> int:
         for key, now in asdict(cfg).items():
             if key not in may_change and was.get(key, now) != now:
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
-        if was["model"] == cfg.model and extra["weights"] != fingerprint(cfg.model):
-            other.append(f"other weights in {cfg.model}, which have been rewritten since it began")
+        method = method_of(cfg, optimizer)
+        if extra.get("method", method) != method:
+            other.append(f"the method {extra['method']}, not {method}")
+        for name, content in (("model", "weights"), ("data", "demonstrations")):
+            path = getattr(cfg, name, None)
+            if was.get(name) == path and not fingerprint(path).items() <= extra["weights"].items():
+                other.append(f"other {content} in {path}, which have been rewritten since it began")
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
                          "--force to continue anyway, --no-resume to start over, or another --out.")
@@ -360,7 +372,7 @@ class Run:
     def __init__(self, path: str | Path, config: dict):
         self.path = Path(path)
         self.config = config
-        self.weights = {}  # `fingerprint` of the checkpoint that this process has opened
+        self.weights = {}  # `fingerprint` of the checkpoint and the demonstrations that it began with
 
     def claim(self):
         """Locks the directory until this process ends: two runs in one would mix their records."""
@@ -435,13 +447,17 @@ def describe_run(cfg, device) -> dict:
 def start_run(cfg, device, model_config: dict, first: int) -> Run:
     """Begins a run in cfg.out, or continues the one there at step `first`."""
     out = Path(cfg.out).resolve()
-    for name in ("model", "data"):
-        given = Path(getattr(cfg, name, "") or "/").resolve()
-        if first == 0 and given.exists() and out in (given, given.parent):
-            raise ValueError(f"--{name} {given} is in --out, which a new run overwrites; "
+    inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}
+    adapters = Path(cfg.model or "/") / "adapter" / "adapter_config.json"
+    if adapters.exists():
+        inputs["the frozen weights of --model,"] = read_json(adapters)["base_model_name_or_path"]
+    for name, path in inputs.items():
+        path = Path(path or "/").resolve()
+        if first == 0 and path.exists() and out in (path, path.parent):
+            raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
     run = Run(cfg.out, describe_run(cfg, device))
-    run.weights = fingerprint(cfg.model)
+    run.weights = {**fingerprint(cfg.model), **fingerprint(getattr(cfg, "data", None))}
     run.claim()
     if first == 0:
         run.clear()

@@ -618,6 +618,41 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site, anywhere):
     assert reached == []
 
 
+def test_a_link_out_of_a_page_that_cannot_be_shown_again_ends_no_episode(site):
+    """The way back leads over a page that answered a form, or whose image never comes."""
+    def hang(request):
+        time.sleep(8)
+
+    def after_form(request):
+        answer(request, f"<a href='{outside}'>off</a>".encode(), **{"Cache-Control": "no-store"})
+
+    outside = site({"/": "x"})
+    inside = site({"/": "<form action=/sent method=post><button>send</button></form><p>still here</p>",
+                   "/sent": after_form,
+                   "/slow": f"<a href='{outside}'>off</a><p>still here</p><img src='/hang'>", "/hang": hang})
+
+    async def run(path, clicks):
+        async with Browser(SETTINGS, sites_of([{"start_url": inside}])) as browser:
+            session = await browser.open({"start_url": inside + path})
+            await session.observe()
+            for _ in range(clicks):
+                seen = await act(session, 'do(action="Click", element="0")')
+            assert "is not one of the task's sites" in seen and "still here" in seen
+            await session.close()
+
+    asyncio.run(run("/", clicks=2))
+    asyncio.run(run("/slow", clicks=1))
+
+
+def test_an_option_is_not_chosen_in_a_dropdown_that_has_been_replaced(site, browse):
+    async def test(session):
+        await session.observe()
+        await session.page.evaluate("document.body.innerHTML = document.body.innerHTML")
+        with pytest.raises(ActionError, match="no longer on the page"):
+            await execute(session, 'do(action="Select Dropdown Option", argument="large", element="0")')
+    browse(test, site({"/": "<select><option>small<option>large</select>"}))
+
+
 @pytest.mark.parametrize("fenced", [True, False])
 def test_calls_between_browsers_do_not_pass_the_fence(site, fenced, anywhere):
     """WebRTC speaks UDP to bare addresses, which no resolver is asked for."""

@@ -386,6 +386,19 @@ def test_a_site_that_does_not_answer_is_no_verdict(judge, site):
     assert absent[0].passed is False  # a page that does not exist is an honest failure
 
 
+def test_an_image_that_never_comes_leaves_the_verdict_as_it_is(judge, site):
+    """It once made failures void, while successes counted: the rate was too high."""
+    def hang(request):
+        time.sleep(8)
+
+    base = site({"/": '<p id=t>out of stock</p><img src="/hang">', "/hang": hang})
+    wanted = ["in stock", "out of stock"]
+    tasks = [target("last", TEXT, must_include=[text]) for text in wanted]
+    tasks += [target(f"{base}/", TEXT, must_include=[text]) for text in wanted]
+    judged = judge(f"{base}/", *unanswered(*tasks))
+    assert [check.passed for (check,) in judged] == [False, True, False, True]
+
+
 def with_script(code):
     return f"{PAGE}<script>{code}</script>"
 
@@ -759,6 +772,20 @@ def test_an_evaluation_in_a_training_runs_directory_keeps_its_config(main, site,
     assert config.read_text() == '{"model_type": "qwen2"}'
     summary, _ = read_run(tmp_path)
     assert summary["n"] == 1
+
+
+def test_a_split_is_on_record_before_the_next_one_is_played(main, site, tmp_path):
+    """A later split whose site is down once took the figures of the earlier ones with it."""
+    url, _ = chat_server(site, "exit(message='')")
+    good = shelf_tasks(site({"/": SHELF}), tmp_path / "good.json")
+    bad = tmp_path / "bad.json"
+    broken = {"serve": "false {port}", "start_url": "http://127.0.0.1:{port}/"}
+    bad.write_text(json.dumps([make_task(eval_types=["url_match"], reference_url="/red") | broken]))
+    with pytest.raises(ValueError, match="none of the 1 episodes"):
+        main(policy_url=url, policy_model="p", tasks=f"{good},{bad}", out=str(tmp_path / "run"), max_turns=[1])
+    summary, records = read_run(tmp_path / "run")
+    assert list(summary["splits"]) == [good]
+    assert len(records) == 1
 
 
 def pointing_task(number, wanted, unwanted, shop):

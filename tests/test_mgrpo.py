@@ -879,7 +879,8 @@ def test_a_refused_batch_leaves_an_earlier_run_as_it_was(chat, play, tmp_path):
     assert files(tmp_path / "x") == before
 
 
-def test_sites_that_stay_down_stop_the_run(chat, play, tmp_path):
+@pytest.mark.parametrize("save_every", [1, 100])
+def test_sites_that_stay_down_stop_the_run(chat, play, save_every):
     """It once trained on nothing, step after step, and called itself finished."""
     teach = even_tasks_teach(chat)
     steps = []
@@ -894,12 +895,13 @@ def test_sites_that_stay_down_stop_the_run(chat, play, tmp_path):
         return played
 
     with pytest.raises(ValueError, match="none of the 12 episodes.*answered 503; open the site in a browser"):
-        play(broken_but_for_the_second_step, "x", save_every=1)
+        play(broken_but_for_the_second_step, "x", save_every=save_every)
     broken = [line["success_rate"] is None for line in play.lines]
     assert broken == [True, False, True, True]  # the fifth step stopped
 
     # Nothing is lost.
-    assert len(play(teach, "x", save_every=1)) == 6
+    lines = play(teach, "x", save_every=save_every)
+    assert [line["success_rate"] is None for line in lines] == [*broken, False, False]
 
 
 def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkeypatch, capsys):

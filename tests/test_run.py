@@ -15,6 +15,8 @@ import torch
 from conftest import ROOT, tiny_model
 from torch.nn import ModuleDict
 
+import bc
+import mgrpo
 import run as runs
 from evaluate import SiteSettings
 from run import all_max, command_line, init_dist, parse_args, rank, start_run, ticker
@@ -86,6 +88,17 @@ def test_a_run_that_goes_on_drops_the_rows_that_come_again(tmp_path):
 def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     cfg = Knobs(model=str(tmp_path), out=str(tmp_path))
     with pytest.raises(ValueError, match="--model .* is in --out"):
+        start_run(cfg, "cpu", {}, first=0)
+
+    # Nor the weights under the adapters that it starts from.
+    adapter = tmp_path / "lora" / "adapter"
+    adapter.mkdir(parents=True)
+    base = tmp_path / "base"
+    base.mkdir()
+    frozen = {"base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(frozen))
+    cfg = Knobs(model=str(tmp_path / "lora"), out=str(base))
+    with pytest.raises(ValueError, match="the frozen weights of --model, .* is in --out"):
         start_run(cfg, "cpu", {}, first=0)
 
 
@@ -194,6 +207,32 @@ def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped):
 
     forced = replace(cfg, force=True)
     assert runs.resume(forced, model, optimizer, may_change=set()) == 2
+
+
+def test_a_run_refuses_to_go_on_by_another_method(stopped):
+    """mgrpo.py's run once went on as a fork's, and Adam's momentum as Muon's."""
+    cfg, model, optimizer = stopped
+    other = mgrpo.Config(out=cfg.out)
+    with pytest.raises(ValueError, match="the method test_run.py with AdamW, not mgrpo.py with AdamW"):
+        runs.resume(other, model, optimizer, may_change=set())
+
+    optimizer.__class__ = type("Muon", (torch.optim.AdamW,), {})
+    with pytest.raises(ValueError, match="with AdamW, not test_run.py with Muon"):
+        runs.resume(cfg, model, optimizer, may_change=set())
+
+
+def test_a_run_refuses_to_go_on_with_other_demonstrations(tmp_path):
+    """A file that had become shorter once ended cloning early, with a checkpoint that looked finished."""
+    data = tmp_path / "demos.jsonl"
+    data.write_text("one\ntwo\n")
+    cfg = bc.Config(model="none", data=str(data), out=str(tmp_path / "run"))
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    runs.save_state(cfg, model, optimizer, step=2, weights=runs.fingerprint(cfg.data))
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+    data.write_text("one\n")
+    with pytest.raises(ValueError, match=f"other demonstrations in {data}"):
+        runs.resume(cfg, model, optimizer, may_change=set())
 
 
 def test_a_state_of_another_model_is_refused(stopped):

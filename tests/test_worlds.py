@@ -806,6 +806,14 @@ def test_the_policy_reads_and_writes_the_hosts_that_it_knows(run, site, tokenize
     assert played.answer == f"{base}/repo"
 
 
+def test_a_variable_that_is_no_address_replaces_nothing(site, tmp_path):
+    """Scripts that start WebArena's sites set HOMEPAGE=PASS, which once stood in every password."""
+    base = site({"/": "x"})
+    path = write(tmp_path / "tasks.json", [GOOD | {"start_url": f"{base}/"}])
+    (task,) = load_tasks(path, {"HOMEPAGE": "PASS", "GITLAB": base})
+    assert task["hosts"] == {"gitlab.com": base}
+
+
 # ---------------------------------------------------------------------------------------------- MiniWoB++
 
 CORE = """var core = {cover_div: null, EPISODE_MAX_TIME: 10}, WOB_RAW_REWARD_GLOBAL = 0, WOB_DONE_GLOBAL = false;

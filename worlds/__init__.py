@@ -47,7 +47,7 @@ def sandbox_tasks(source: str) -> list[dict]:
     """The tasks of sandbox:SPLIT[/TEMPLATE][:N]."""
     found = re.fullmatch(r"sandbox:([a-z-]+)(?:/(\d+))?(?::(\d+))?", source)
     if not found:
-        raise ValueError(f"--tasks {source}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
+        raise ValueError(f"{source}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
                          "sandbox:test:50 or sandbox:test/28.")
     split, template, n = found.groups()
     return sandbox.tasks(split, n=n and int(n), template=template and int(template))
@@ -95,5 +95,5 @@ def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
                 task["source"] = number
         tasks += found
     if not tasks:
-        raise ValueError(f"--tasks {spec} leaves no task to play; choose another split or file.")
+        raise ValueError(f"{spec} leaves no task to play; choose another split or file.")
     return tasks

@@ -680,8 +680,14 @@ class Session:
         has_history = await self.run_script("history.length > 1")
         if not has_history and len(self.browser_context.pages) > 1:
             await self.page.close()
-        else:
-            await self.page.go_back()
+            return
+        try:
+            await self.page.go_back(wait_until="commit")  # `settle` waits for the rest
+        except PlaywrightError as error:
+            if "ERR_CACHE_MISS" not in str(error):
+                raise
+            await self.settle()  # that page answered a form and cannot be shown again: one further back
+            await self.page.go_back(wait_until="commit")
 
     def _take_notes(self) -> str:
         """The notes as lines of text; the next observation begins with none."""
@@ -821,4 +827,5 @@ async def await_unchanged(page):
     """Waits until a page has not changed for a second, 3 s at most. It may navigate meanwhile."""
     with contextlib.suppress(PlaywrightError):
         await page.evaluate(UNCHANGED)
-    await page.wait_for_load_state()
+    with contextlib.suppress(PlaywrightError):  # not "load": an image may never come
+        await page.wait_for_load_state("domcontentloaded")

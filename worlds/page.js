@@ -904,7 +904,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.
   const select = (id, wanted) => {
     const el = numbered(id), plain = s => tidy(s).toLowerCase(), w = plain(wanted);
-    if (!el?.options?.length) return 'it is not a dropdown';
+    if (!el?.isConnected) return 'it is no longer on the page';
+    if (!el.options?.length) return 'it is not a dropdown';
     const open = [...el.options].filter(option => !option.matches(':disabled'));
     const found = open.find(option => plain(option.label) === w)
       || w && open.find(option => plain(option.label).includes(w));

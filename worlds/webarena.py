@@ -535,7 +535,7 @@ def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
         print0(f"{path}: left out {left_out} tasks that need a language model as judge "
                f"(--judge-url); {len(usable)} of {len(tasks)} remain")
 
-    named = [name for name in HOSTS if sites.get(name)]
+    named = [name for name in HOSTS if "://" in sites.get(name, "")]  # HOMEPAGE=PASS is no address
     named.sort(key=lambda name: -len(sites[name]))  # longest first: one may begin with another
     hosts = {HOSTS[name]: sites[name].rstrip("/") for name in named}
     if not hosts:
