@@ -447,7 +447,8 @@ def warm_start(cfg: Config) -> str:
         return cfg.model
     if not (Path("runs/bc") / "model.safetensors").exists():
         run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
-        names = ["seed", "concurrency", "precision", "resume", "force", *(knob.name for knob in fields(BrowserSettings))]
+        names = ["seed", "concurrency", "precision", "resume", "force"]
+        names += [knob.name for knob in fields(BrowserSettings)]
         bc.main(bc.Config(**{name: getattr(cfg, name) for name in names}))
     return "runs/bc"
 

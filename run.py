@@ -285,7 +285,8 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
             parts.append(stack.enter_context(file))
         tensors = training_tensors(model, optimizer)
         if set(parts[0].keys()) != set(tensors):
-            raise ValueError("it belongs to another model or method; give its --model and --lora, run its script, or give another --out")
+            raise ValueError("it belongs to another model or method; give its --model and --lora, "
+                             "run its script, or give another --out")
         for name, tensor in tensors.items():
             pieces = [part.get_tensor(name) for part in parts]
             # FSDP2 cuts the first dimension. Heads and step counts are whole in every part.
