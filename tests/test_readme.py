@@ -561,7 +561,9 @@ def rate_and_interval(figures):
 @pytest.mark.parametrize("raw", [
     "more-cloning/bc-22-epochs",
     "more-cloning/filtered-demonstrated",
+    "more-cloning/filtered-from-22-epochs",
     "more-cloning/filtered-undemonstrated",
+    "more-cloning/r1-from-22-epochs",
     "seed31/bc",
     "seed31/filtered",
     "seed31/r1",
