@@ -319,7 +319,8 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
         directory.write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
                          "tokens_per_second": speed})
         if cfg.save_every and (step + 1) % cfg.save_every == 0:
-            run.save_state(cfg, model, optimizer, step=step + 1, weights=directory.weights)
+            run.save_state(cfg, model, optimizer, step=step + 1, weights=directory.weights,
+                           method=type(optimizer).__name__)
 
 
 def adamw(model, lr: float):
@@ -336,7 +337,7 @@ def main(cfg: Config, make_optimizer=adamw):
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
     optimizer = make_optimizer(model, cfg.lr)
-    first = run.resume(cfg, model, optimizer, may_change=set())
+    first = run.resume(cfg, model, optimizer, may_change=set(), method=type(optimizer).__name__)
     directory = run.start_run(cfg, device, config_json(model), first)
 
     # 2) Demonstrations.

@@ -250,10 +250,12 @@ async def visit(page, url: str):
     response = await page.goto(url, wait_until="domcontentloaded")
     if response is not None and response.status >= 500:
         raise browser.EnvError(f"{url} answered {response.status} while the episode was judged")
-    with suppress(browser.PlaywrightError):  # it may navigate while its scripts settle
-        await page.evaluate(browser.CALL, ["settled", [], 3000])
     with suppress(browser.PlaywrightError):  # an image that never comes changes no verdict
         await page.wait_for_load_state()
+    with suppress(browser.PlaywrightError):  # it may navigate while its scripts settle
+        await page.evaluate(browser.CALL, ["settled", [], 3000])
+    with suppress(browser.PlaywrightError):
+        await page.wait_for_load_state(timeout=3000)
 
 
 async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=None) -> list[Check]:
@@ -762,8 +764,9 @@ def write_split(directory: run.Run, split: str, records: list[dict]):
 def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.Run):
     """Plays every split under every turn limit -> {name: summary}.
 
-    Each split's episodes and figures are written as soon as it has been played. The figures of all
-    splits together are those of the last limit.
+    Each split's episodes and figures are written as soon as it has been played; if a later one
+    fails, summary.json holds those before it. The figures of all splits together are those of the
+    last limit.
     """
     tasks_of = load_splits(cfg, env)
     summaries = {}

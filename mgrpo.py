@@ -535,7 +535,13 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         if run.rank() == 0:
             run.report(directory.path)
         # The training state comes last: where it is found, all else is in place.
-        run.save_state(cfg, method.model, method.optimizer, step=step + 1, weights=directory.weights)
+        save_state(method, directory, step + 1)
+
+
+def save_state(method: MGRPO, directory, step: int):
+    """Saves what a resumed run needs; it continues with `step`."""
+    run.save_state(method.cfg, method.model, method.optimizer, step=step, weights=directory.weights,
+                   method=type(method).__name__)
 
 
 def mean_reward(episodes: list[Trajectory]) -> float | None:
@@ -579,7 +585,7 @@ def main(cfg: Config, Method=MGRPO):
     may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
     if not cfg.decay and not cfg.warmup:
         may_change.add("steps")  # a constant learning rate does not depend on it
-    first = run.resume(cfg, method.model, method.optimizer, may_change)
+    first = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
     if first >= cfg.steps:
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
@@ -609,7 +615,7 @@ def main(cfg: Config, Method=MGRPO):
             # Sites may be down for a while. If they stay down, the run stops here and resumes later.
             broken_steps = 0 if any(tau.status == "ok" for tau in everyones) else broken_steps + 1
             if broken_steps == PATIENCE:
-                run.save_state(cfg, method.model, method.optimizer, step=step, weights=directory.weights)
+                save_state(method, directory, step)
                 require_verdicts(everyones, directory.path)
 
             # 2) Advantages: which episodes did better than the others of their group?

@@ -309,19 +309,16 @@ def fingerprint(path: str | None) -> dict:
     return marks
 
 
-def method_of(cfg, optimizer) -> str:
-    """What a run trains by: the script that defines its settings, and its optimizer."""
-    return f"{Path(inspect.getfile(type(cfg))).name} with {type(optimizer).__name__}"
-
-
-def save_state(cfg, model, optimizer, *, step: int, weights: dict):
+def save_state(cfg, model, optimizer, *, step: int, weights: dict, method: str = ""):
     """Saves the training state: the run continues with `step`. weights: `Run.weights`."""
-    extra = {"step": step, "config": asdict(cfg), "weights": weights, "method": method_of(cfg, optimizer)}
+    extra = {"step": step, "config": asdict(cfg), "weights": weights, "method": method}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
 
-def resume(cfg, model, optimizer, may_change: set[str]) -> int:
+def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int:
     """Loads the training state in cfg.out, if there is one; returns the step to continue with.
+
+    method: the name of what trains, such as MGRPO; a run goes on only by its own.
 
     Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
     run must have the same values, but for `may_change` and those that say where and how fast it runs.
@@ -342,10 +339,12 @@ def resume(cfg, model, optimizer, may_change: set[str]) -> int:
         for key, now in asdict(cfg).items():
             if key not in may_change and was.get(key, now) != now:
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
-        method = method_of(cfg, optimizer)
         if extra.get("method", method) != method:
             other.append(f"the method {extra['method']}, not {method}")
-        for name, content in (("model", "weights"), ("data", "demonstrations")):
+        contents = {"model": "weights"}
+        if "method" in extra:  # an older state does not know its demonstrations
+            contents["data"] = "demonstrations"
+        for name, content in contents.items():
             path = getattr(cfg, name, None)
             if was.get(name) == path and not fingerprint(path).items() <= extra["weights"].items():
                 other.append(f"other {content} in {path}, which have been rewritten since it began")

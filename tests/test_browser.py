@@ -627,8 +627,12 @@ def test_a_link_out_of_a_page_that_cannot_be_shown_again_ends_no_episode(site):
         answer(request, f"<a href='{outside}'>off</a>".encode(), **{"Cache-Control": "no-store"})
 
     outside = site({"/": "x"})
-    inside = site({"/": "<form action=/sent method=post><button>send</button></form><p>still here</p>",
-                   "/sent": after_form,
+    def after_first_form(request):
+        form = b"<form action=/sent method=post><button>send</button></form>"
+        answer(request, form, **{"Cache-Control": "no-store"})
+
+    inside = site({"/": "<form action=/first method=post><button>send</button></form><p>still here</p>",
+                   "/first": after_first_form, "/sent": after_form,
                    "/slow": f"<a href='{outside}'>off</a><p>still here</p><img src='/hang'>", "/hang": hang})
 
     async def run(path, clicks):
@@ -640,7 +644,7 @@ def test_a_link_out_of_a_page_that_cannot_be_shown_again_ends_no_episode(site):
             assert "is not one of the task's sites" in seen and "still here" in seen
             await session.close()
 
-    asyncio.run(run("/", clicks=2))
+    asyncio.run(run("/", clicks=3))
     asyncio.run(run("/slow", clicks=1))
 
 

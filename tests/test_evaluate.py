@@ -399,6 +399,23 @@ def test_an_image_that_never_comes_leaves_the_verdict_as_it_is(judge, site):
     assert [check.passed for (check,) in judged] == [False, True, False, True]
 
 
+def test_what_a_page_does_when_it_has_loaded_is_part_of_it(judge, site):
+    """Its image comes late, and only then its scripts fetch a number or go to another page."""
+    def late(request):
+        time.sleep(0.3)
+        answer(request, b"")
+
+    image = "<img src='/late'>"
+    counts = "onload=\"fetch('/three').then(r => r.text()).then(n => document.getElementById('t').textContent = n)\""
+    moves = "onload=\"location = '/final'\""
+    base = site({"/": PAGE, "/late": late, "/three": "3", "/final": "<p id=t>final</p>",
+                 "/counts": f"<body {counts}><p id=t>0</p>{image}", "/moves": f"<body {moves}><p id=t>0</p>{image}"})
+    tasks = [target(f"{base}/counts", TEXT, exact_match="3"), target(f"{base}/counts", TEXT, exact_match="0"),
+             target(f"{base}/moves", TEXT, exact_match="final")]
+    judged = judge(f"{base}/", *unanswered(*tasks))
+    assert [check.passed for (check,) in judged] == [True, False, True]
+
+
 def with_script(code):
     return f"{PAGE}<script>{code}</script>"
 

@@ -681,13 +681,14 @@ class Session:
         if not has_history and len(self.browser_context.pages) > 1:
             await self.page.close()
             return
-        try:
-            await self.page.go_back(wait_until="commit")  # `settle` waits for the rest
-        except PlaywrightError as error:
-            if "ERR_CACHE_MISS" not in str(error):
-                raise
+        for _ in range(8):
+            try:
+                await self.page.go_back(wait_until="commit")  # `settle` waits for the rest
+                return
+            except PlaywrightError as error:
+                if "ERR_CACHE_MISS" not in str(error):
+                    raise
             await self.settle()  # that page answered a form and cannot be shown again: one further back
-            await self.page.go_back(wait_until="commit")
 
     def _take_notes(self) -> str:
         """The notes as lines of text; the next observation begins with none."""
