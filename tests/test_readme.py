@@ -581,6 +581,16 @@ def test_the_long_tier_has_the_figures_of_the_raw_files(raw):
     assert f"| {rate_and_interval(figures)} |" in long_tier
 
 
+@pytest.mark.parametrize("policy, raw", [
+    ("clone", "held-out-clone"),
+    ("M-GRPO, three steps of 6 x 8", "held-out-r1"),
+])
+def test_webarena_infinity_has_the_figures_of_the_raw_files(policy, raw):
+    figures = json.loads((ROOT / "assets/results/smollm2/infinity" / f"{raw}.json").read_text())
+    page = (ROOT / "assets/language_model.md").read_text()
+    assert f"| {policy} | {rate_and_interval(figures)} |" in page
+
+
 def test_paired_differences_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     runs = table.read(table.RESULTS)
