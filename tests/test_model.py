@@ -902,7 +902,7 @@ def test_a_lora_runs_state_holds_only_what_trains_and_resumes_exactly(tmp_path):
     assert same_weights(model, again)
 
     plain = tiny_model()
-    with pytest.raises(ValueError, match="another model; give its --model, --lora"):
+    with pytest.raises(ValueError, match="another model or method; give its --model and --lora"):
         load_training(path, plain, optimizer_of(plain))
 
 
