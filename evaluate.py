@@ -254,8 +254,8 @@ async def visit(page, url: str):
         await page.wait_for_load_state()
     with suppress(browser.PlaywrightError):  # it may navigate while its scripts settle
         await page.evaluate(browser.CALL, ["settled", [], 3000])
-    with suppress(browser.PlaywrightError):
-        await page.wait_for_load_state(timeout=3000)
+    with suppress(browser.PlaywrightError):  # where it has gone
+        await page.wait_for_load_state("domcontentloaded")
 
 
 async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=None) -> list[Check]:

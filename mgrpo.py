@@ -538,7 +538,7 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         save_state(method, directory, step + 1)
 
 
-def save_state(method: MGRPO, directory, step: int):
+def save_state(method: MGRPO, directory: run.Run, step: int):
     """Saves what a resumed run needs; it continues with `step`."""
     run.save_state(method.cfg, method.model, method.optimizer, step=step, weights=directory.weights,
                    method=type(method).__name__)

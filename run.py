@@ -310,7 +310,7 @@ def fingerprint(path: str | None) -> dict:
 
 
 def save_state(cfg, model, optimizer, *, step: int, weights: dict, method: str = ""):
-    """Saves the training state: the run continues with `step`. weights: `Run.weights`."""
+    """Saves the training state: the run continues with `step`. weights: `Run.weights`; method: see `resume`."""
     extra = {"step": step, "config": asdict(cfg), "weights": weights, "method": method}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 

@@ -731,7 +731,8 @@ def test_a_model_behind_a_url_plays_like_a_checkpoint_and_a_judge_judges_it(main
 def test_a_policy_that_never_answers_ends_the_evaluation_with_one_sentence(main, site, tmp_path):
     url, _ = chat_server(site, 401)
     tasks = shelf_tasks(site({"/": SHELF}), tmp_path / "tasks.json")
-    with pytest.raises(ValueError, match="none of the 1 episodes.*401"):
+    says = "none of the 1 episodes.*401.*; check the endpoint's address, its model's name and OPENAI_API_KEY"
+    with pytest.raises(ValueError, match=says):
         main(policy_url=url, policy_model="p", tasks=tasks, out=str(tmp_path / "run"))
 
 

@@ -136,6 +136,17 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(arguments, tmp_
     cfg = Config(**arguments, out=str(tmp_path / "parts"))
     with pytest.raises(KeyboardInterrupt):
         bc.main(cfg, muon.muon)
+
+    # Not by another optimizer, nor on other demonstrations.
+    with pytest.raises(ValueError, match="the method Muon, not AdamW"):
+        bc.main(cfg)
+    demonstrations = tmp_path / "demos.jsonl"
+    text = demonstrations.read_text()
+    demonstrations.write_text(text + text)
+    with pytest.raises(ValueError, match="other demonstrations in"):
+        bc.main(cfg, muon.muon)
+    demonstrations.write_text(text)
+
     cfg = Config(**arguments, out=str(tmp_path / "parts"))
     bc.main(cfg, muon.muon)
     assert len(made) == 6 + 12 - 3  # the sixth step broke off; the last save was after three

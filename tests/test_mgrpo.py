@@ -1203,6 +1203,16 @@ def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monke
     asyncio.run(cancelled())
 
 
+def test_a_fork_does_not_go_on_with_a_run_of_mgrpo(chat, play):
+    """Not even one without settings of its own, such as README's."""
+    class Short(MGRPO):
+        pass
+
+    play(even_tasks_teach(chat), "x", steps=2)
+    with pytest.raises(ValueError, match="x holds a run with the method MGRPO, not Short"):
+        play(even_tasks_teach(chat), "x", Short, steps=2)
+
+
 def test_another_configuration_is_refused_unless_forced(chat, play, tmp_path):
     teach = even_tasks_teach(chat)
     play(teach, "x", steps=2)
@@ -1457,13 +1467,16 @@ def test_without_a_checkpoint_behavior_cloning_runs_first_on_the_same_pages(monk
     cloned = []
     monkeypatch.setattr(mgrpo.bc, "main", cloned.append)
 
-    cfg = Config(seed=3, viewport_only=True, max_page_chars=99, browser="ws://there:1", concurrency=2)
+    cfg = Config(seed=3, viewport_only=True, max_page_chars=99, browser="ws://there:1", concurrency=2, resume=False,
+                 force=True)
     assert mgrpo.warm_start(cfg) == "runs/bc"
     assert cloned[0].seed == 3
     assert cloned[0].viewport_only is True
     assert cloned[0].max_page_chars == 99
     assert cloned[0].browser == "ws://there:1"
     assert cloned[0].concurrency == 2
+    assert cloned[0].resume is False  # what bc.py advises when it finds another run has to work from here, too
+    assert cloned[0].force is True
 
     # A clone that is there, and another checkpoint: nothing is cloned.
     clone = tmp_path / "runs/bc"

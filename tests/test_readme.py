@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ import table
 from conftest import ROOT
 
 import bc
+import evaluate
 import mgrpo
 
 README = (ROOT / "README.md").read_text()
@@ -589,6 +591,29 @@ def test_webarena_infinity_has_the_figures_of_the_raw_files(policy, raw):
     figures = json.loads((ROOT / "assets/results/smollm2/infinity" / f"{raw}.json").read_text())
     page = (ROOT / "assets/language_model.md").read_text()
     assert f"| {policy} | {rate_and_interval(figures)} |" in page
+
+
+def test_the_steps_on_webarena_infinity_are_those_of_the_raw_file():
+    page = (ROOT / "assets/language_model.md").read_text()
+    _, section = page.split("\n## On WebArena-Infinity\n")
+    for line in read_lines(ROOT / "assets/results/smollm2/infinity/r1-metrics.jsonl"):
+        first = f"| {line['step'] + 1} | {100 * line['success_rate']:.1f} |"
+        rest = (f"| {line['groups_kept']} of 6 | {100 * line['exited']:.0f}% | {line['entropy']:.3f} | {line['logp_gap']:.1e} "
+                f"| {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} |")
+        [row] = [row for row in section.splitlines() if row.startswith(first)]
+        assert row.endswith(rest)
+
+
+def test_the_bakerys_table_has_the_figures_of_the_raw_files(tmp_path):
+    directories = []
+    for name in ("before", "after"):
+        directory = tmp_path / f"bakery-{name}"
+        directory.mkdir()
+        shutil.copy(ROOT / f"assets/results/bakery/{name}.json", directory / "summary.json")
+        directories.append(str(directory))
+    compared, _ = evaluate.compare(directories).split("\nreport:")
+    for line in compared.splitlines():
+        assert f"    {line}\n" in README
 
 
 def test_paired_differences_are_those_of_the_raw_figures():
