@@ -29,7 +29,7 @@ import rollout
 from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay,
                       trajectory_rows)
 from evaluate import Environment
-from model import clip_gradients, config_json, load_for_training, save, token_logprobs
+from model import check_context, clip_gradients, config_json, load_for_training, save, token_logprobs
 from worlds import sandbox, webarena
 
 
@@ -109,12 +109,15 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
             experts[slot] = sandbox.expert(trajectory.task, cfg.cot)
         thought, action = experts[slot](trajectory.turns[-1].observation)
         response = format_response(thought, action, chat.think)
-        return [*chat.encode(response, ours=True), chat.end_id], [], True
+        ids = chat.encode(response, ours=True) + [chat.end_id]
+        return ids, [], True  # no log-probs: nothing was sampled
 
     with sandbox.start() as sites:
-        mine = webarena.site_urls(tasks[run.rank()::run.world_size()], sites)
+        share = tasks[run.rank()::run.world_size()]
+        mine = webarena.site_urls(share, sites)
         env = Environment(sites, directory.path)
-        playing = rollout.play(act, chat, mine, env=env, settings=cfg, tick=run.ticker("demonstrations: "))
+        tick = run.ticker("demonstrations: ")
+        playing = rollout.play(act, chat, mine, env=env, settings=cfg, tick=tick)
         played = run.gather(asyncio.run(playing))
     order = [task["task_id"] for task in tasks]
     played.sort(key=lambda tau: order.index(tau.task["task_id"]))
@@ -123,8 +126,19 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
         first = failed[0]
         raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first on task "
                          f"{first.task['task_id']}: {first.checks or first.turns[-1].error}.")
-    lines = [json.dumps(tau.to_json(chat, made=made)) + "\n" for tau in played]
-    directory.replace(name, "".join(lines))
+    text = ""
+    for tau in played:
+        record = tau.to_json(chat, made=made)
+        text += json.dumps(record) + "\n"
+    directory.replace(name, text)
+
+
+def is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def read_lines(path: str | Path) -> list[tuple[str, dict]]:
@@ -133,8 +147,11 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
         text = Path(path).read_text(encoding="utf-8-sig")
         if text.lstrip().startswith("["):
             return [(f"{path}, row {i}", row) for i, row in enumerate(json.loads(text))]
+    lines = text.split("\n")
+    if len(lines) > 1 and not is_json(lines[-1]):
+        lines.pop()  # it is empty, or a killed run was writing it
     rows = []
-    for i, line in enumerate(text.split("\n"), 1):
+    for i, line in enumerate(lines, 1):
         where = f"{path}, line {i}"
         with run.reading(where):
             if line.strip():
@@ -213,18 +230,23 @@ def balanced_micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     return batches + [[PADDING]] * missing
 
 
+def average_head_gradients(model):
+    """Averages the gradients of a fork's heads over the ranks. They lie outside FSDP, which averages the others."""
+    if run.world_size() == 1:
+        return
+    for parameter in nn.ModuleDict(model.heads).parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= run.world_size()
+
+
 def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, bool]:
     """Clips the gradient and steps; skips the step if loss or gradient is not finite.
 
-    A fork's heads step as well, but are not clipped.
-
-    Returns (gradient norm, skipped). Both numbers come from all ranks, so the ranks decide alike.
+    A fork's heads step as well, but are not clipped. Returns (gradient norm, skipped). Loss and norm come
+    from all ranks, so the ranks decide alike.
     """
-    if run.world_size() > 1:  # a fork's heads lie outside FSDP, which averages all other gradients
-        for parameter in nn.ModuleDict(model.heads).parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= run.world_size()
+    average_head_gradients(model)
     grad_norm = clip_gradients(model, clip)
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     if finite:
@@ -265,8 +287,10 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
     order = []
     for step in range(steps):
         if len(order) < cfg.batch:
-            epoch = random.Random(f"{cfg.seed}/{step}").sample(dataset, len(dataset))
-            order += [row for trajectory in epoch for row in trajectory]
+            rng = random.Random(f"{cfg.seed}/{step}")
+            epoch = rng.sample(dataset, len(dataset))
+            for trajectory in epoch:
+                order += trajectory
         yield order[:cfg.batch]
         order = order[cfg.batch:]
 
@@ -283,7 +307,8 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
     total_tokens = sum(row.n_action for row in batch)
     loss_sum = 0.0
     for micro_batch in mine:
-        logp_N, _, _ = token_logprobs(model, **pack(micro_batch, device))
+        inputs = pack(micro_batch, device)
+        logp_N, _, _ = token_logprobs(model, **inputs)
         loss = -logp_N.sum() / total_tokens
         if micro_batch[0] is PADDING:
             loss = loss * 0.0
@@ -299,7 +324,8 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
 def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, directory, first: int = 0):
     """Behavior cloning on `dataset`, from step `first` on; writes each step's metrics to `directory`."""
     responses = sum(len(rows) for rows in dataset)
-    steps = max(1, round(cfg.epochs * max(1, responses // cfg.batch)))
+    steps_per_epoch = max(1, responses // cfg.batch)
+    steps = max(1, round(cfg.epochs * steps_per_epoch))
     tick = run.ticker()
     start = time.monotonic()
     tokens = 0
@@ -310,16 +336,17 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
             group["lr"] = warmup_cosine(step, steps, cfg)
         loss, grad_norm, skipped = clone_batch(model, optimizer, batch, cfg, device=device)
 
+        done = step + 1
         seconds = time.monotonic() - start
         tokens += sum(len(row.ids) for row in batch)
         speed = tokens / seconds
-        left = (steps - step - 1) / (step + 1 - first) * seconds
-        tick(f"bc step {step + 1}/{steps} ({100 * (step + 1) // steps}%), loss {loss:.4f}, "
+        left = (steps - done) / (done - first) * seconds
+        tick(f"bc step {done}/{steps} ({100 * done // steps}%), loss {loss:.4f}, "
              f"{speed:.0f} tokens/s, {left:.0f} s left")
         directory.write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
                          "tokens_per_second": speed})
-        if cfg.save_every and (step + 1) % cfg.save_every == 0:
-            run.save_state(cfg, model, optimizer, step=step + 1, weights=directory.weights,
+        if cfg.save_every and done % cfg.save_every == 0:
+            run.save_state(cfg, model, optimizer, step=done, weights=directory.weights,
                            method=type(optimizer).__name__)
 
 
@@ -333,6 +360,7 @@ def main(cfg: Config, make_optimizer=adamw):
     device = run.init_dist(cfg.precision)
     chat = open_chat(cfg.model, rollout.actions_help())
     model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
+    check_context(model, cfg.max_context)
     model.recompute = cfg.recompute
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
@@ -360,9 +388,11 @@ def main(cfg: Config, make_optimizer=adamw):
     responses = sum(len(rows) for rows in dataset)
     if not responses:
         raise ValueError(f"none of {too_long} responses fits --max-context {cfg.max_context}.")
-    run.print0(f"{len(demonstrations)} demonstrations, {responses} responses to learn "
-           f"({too_long} over --max-context left out)"
-           + (f"; step {first + 1} is next" if first else ""))
+    said = (f"{len(demonstrations)} demonstrations, {responses} responses to learn "
+            f"({too_long} over --max-context left out)")
+    if first > 0:
+        said += f"; step {first + 1} is next"
+    run.print0(said)
 
     # 4) Train, and leave a checkpoint.
     clone(model, optimizer, dataset, cfg, device=device, directory=directory, first=first)

@@ -152,11 +152,15 @@ def answer_of(response: str) -> str | None:
         action                                         -> action
         <think>thought                                 -> None
     """
-    _, thought_closed, rest = response.rpartition("</think>")  # rest: all of it without such a tag
-    place = rest if rest.strip() else response  # a response may end with </think>, its answer in front of it
+    _, thought_closed, rest = response.rpartition("</think>")  # without such a tag, rest is all of it
+    place = rest
+    if not rest.strip():
+        place = response  # it ends with </think>: the answer may stand before that
     if "<answer>" in place:
         found = re.search(r"<answer>(.*?)</answer>", place, re.DOTALL)
-        return found and found[1]
+        if found is None:
+            return None
+        return found[1]
     if "<think>" in response and not thought_closed:
         return None
     return rest
@@ -469,13 +473,15 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     """
     rows = []
     for t, turn in enumerate(trajectory.turns):
-        # No action_ids: the environment broke the episode before the response.
-        if turn.action_ids and turn.observation != PLACEHOLDER:
-            ids = context(chat, trajectory, t) + turn.action_ids
-            advantage = trajectory.advantage + turn.advantage
-            row = Row(ids, n_action=len(turn.action_ids), advantage=advantage, logps=turn.logps,
-                      tau=trajectory, turn=turn)
-            rows.append(row)
+        if not turn.action_ids:
+            continue  # the environment broke the episode before the response
+        if turn.observation == PLACEHOLDER:
+            continue  # the page is not known
+        ids = context(chat, trajectory, t) + turn.action_ids
+        advantage = trajectory.advantage + turn.advantage
+        row = Row(ids, n_action=len(turn.action_ids), advantage=advantage, logps=turn.logps,
+                  tau=trajectory, turn=turn)
+        rows.append(row)
     return rows
 
 
@@ -487,7 +493,9 @@ def shared(before: Row, row: Row) -> int:
     """
     assert row.n_context > 0, "nothing predicts the first id of a row"
     longest = row.n_context - 1
-    return len(os.path.commonprefix([before.ids[:longest], row.ids[:longest]]))  # works on any lists
+    # os.path.commonprefix works on any lists, not only on paths.
+    common = os.path.commonprefix([before.ids[:longest], row.ids[:longest]])
+    return len(common)
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
@@ -501,16 +509,18 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     """
     batches = []
     room = 0  # in the last batch
+    before = None  # the row before
     for row in sorted(rows, key=lambda row: row.ids):
         needed = len(row.ids)
-        if batches:
-            needed -= shared(batches[-1][-1], row)
+        if before is not None:
+            needed -= shared(before, row)
         if needed > room:
             batches.append([])
             room = max_tokens
-            needed = len(row.ids)
+            needed = len(row.ids)  # the first row of a batch is written whole
         batches[-1].append(row)
         room -= needed
+        before = row
     return batches
 
 
@@ -535,26 +545,29 @@ def pack(batch: list[Row], device="cpu") -> dict:
     segments = []
     branch = []  # the segments of the previous row, in order: (index in the flat ids, position in the row)
     for i, row in enumerate(batch):
-        # 1) What is written already? Of the previous row's segments, keep those that hold a shared id.
-        #    The last one kept holds the last shared id; its ids up to that one are the context.
-        seen = 0
+        # 1) How many of its ids are written already?
+        n_shared = 0
         if i > 0:
-            seen = shared(batch[i - 1], row)
-        while branch and branch[-1][1] >= seen:
+            n_shared = shared(batch[i - 1], row)
+
+        # 2) Where? Drop the previous row's segments that begin behind the shared ids. The last one that
+        #    stays holds the last shared id; its ids up to that one are the context.
+        while branch and branch[-1][1] >= n_shared:
             branch.pop()
-        context_start = context_stop = 0
+        context_start = 0
+        context_stop = 0
         if branch:
             context_start, position = branch[-1]
-            context_stop = context_start + seen - position
+            context_stop = context_start + n_shared - position
 
-        # 2) Write the rest.
+        # 3) Write the rest.
         start = len(ids)
-        branch.append((start, seen))
-        ids += row.ids[seen:]
-        action += [False] * (row.n_context - seen)
+        branch.append((start, n_shared))
+        ids += row.ids[n_shared:]
+        action += [False] * (row.n_context - n_shared)
         action += [True] * row.n_action
         action += [False] * len(row.after)
-        positions += range(seen, len(row.ids))
+        positions += range(n_shared, len(row.ids))
         segments.append((start, len(ids), context_start, context_stop))
 
     return {

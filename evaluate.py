@@ -156,7 +156,10 @@ def contents_checks(contents: dict, text: str | None, subject: str) -> list[Chec
         if not isinstance(references, list):
             references = [references]
         references = [str(ref) for ref in references]
-        results = [text is not None and MATCHERS[kind](ref, text) for ref in references]
+        results = [False] * len(references)
+        if text is not None:
+            matches = MATCHERS[kind]
+            results = [matches(ref, text) for ref in references]
         if kind == "one_of":
             references = [" |OR| ".join(references)]
             results = [any(results)]
@@ -283,7 +286,8 @@ async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=No
 
     # 2) Look at once: what is found is there. What is missing may still come, so must_exclude has
     #    to wait. prep_actions must run only once, since a second click may undo the first.
-    if not target.get("prep_actions") and "must_exclude" not in contents:
+    has_to_wait = target.get("prep_actions") or "must_exclude" in contents
+    if not has_to_wait:
         made = await look()
         if all(check.passed for check in made):
             return made
@@ -468,7 +472,10 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     played = asyncio.run(playing)
 
     # The ranks drew the tasks in turn; put everyone's episodes back into the tasks' order.
-    numbered = [(numbers[k // runs], tau) for k, tau in enumerate(played)]
+    numbered = []
+    for k, tau in enumerate(played):
+        number = numbers[k // runs]  # of its task, which was played `runs` times
+        numbered.append((number, tau))
     everyones = run.gather(numbered)
     everyones.sort(key=lambda pair: pair[0])
     return [tau for _, tau in everyones]
@@ -516,9 +523,12 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
     """Each task's successes, 0 or 1 an episode, without the episodes that the environment broke."""
     successes = defaultdict(list)
     for tau in trajectories:
-        if tau.status == "ok":
-            made_up = tau.task["intent"] if "intent_from" in tau.task else ""
-            successes[task_key(tau.task), made_up].append(tau.success)
+        if tau.status != "ok":
+            continue
+        key = task_key(tau.task)
+        if "intent_from" in tau.task:  # MiniWoB++: the page makes up its task, another one each time
+            key = (key, tau.task["intent"])
+        successes[key].append(tau.success)
     return list(successes.values())
 
 
@@ -530,21 +540,22 @@ def rate(trajectories: list[Trajectory]) -> dict:
     of 20 tasks carry nearly all success, it covers the truth in 85% of cases and not in 95%.
     """
     successes = by_task(trajectories)
-    tasks = len(successes)
-    n = sum(map(len, successes))
+    n_tasks = len(successes)
+    n = sum(len(own) for own in successes)
     if n == 0:
         return {"success_rate": None, "ci95": [0.0, 1.0], "n": 0}
-    p = sum(map(sum, successes)) / n
+    p = sum(sum(own) for own in successes) / n
     squares = [(mean(own) - p) ** 2 for own in successes]
-    variance = sum(squares) / max(tasks - 1, 1)  # of the task means
-    # Runs of one task resemble each other, so n episodes tell less than n independent ones would.
-    #     variance of p, from the spread of the task means:   variance / tasks
-    #     variance of p, from m independent episodes:         p (1 - p) / m
-    # Equate the two and solve for m: at least one per task, at most one per episode.
-    effective = tasks  # no spread, such as all 0 or all 1
+    variance = sum(squares) / max(n_tasks - 1, 1)  # of the task means
+
+    # The effective sample size m. There are two formulas for the variance of p:
+    #     from the spread of the task means:   variance / n_tasks
+    #     from m independent episodes:         p (1 - p) / m
+    # Equate them and solve for m: at least one per task, at most one per episode.
+    effective = n_tasks  # no spread, such as all 0 or all 1
     if variance > 0:
-        effective = p * (1 - p) * tasks / variance
-        effective = min(max(effective, tasks), n)
+        effective = p * (1 - p) * n_tasks / variance
+        effective = min(max(effective, n_tasks), n)
     low, high = wilson(p * effective, effective)
     return {"success_rate": p, "ci95": [low, high], "n": n}
 

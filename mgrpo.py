@@ -77,8 +77,8 @@ import bc
 import compress
 import worlds
 from compress import Chat, Row, Trajectory
-from evaluate import SiteSettings, Environment, evaluate, figures, percent, require_verdicts
-from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
+from evaluate import SiteSettings, Environment, evaluate, figures, mean, percent, require_verdicts
+from model import as_reference, check_context, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import actions_help, rollout
 from worlds.browser import BrowserSettings
 
@@ -185,7 +185,10 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
 
     loss = -(weight_N * (surrogate_N - beta * kl_N)).sum()
     without_gradient_N = clipped_N < unclipped_N
-    return loss, {"kl": kl_N.sum().item(), "clip_frac": without_gradient_N.sum().item()}
+    return loss, {
+        "kl": kl_N.sum().item(),
+        "clip_frac": without_gradient_N.sum().item(),
+    }
 
 
 def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
@@ -193,12 +196,12 @@ def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
 
     Means count the groups and tokens of all ranks.
     """
-    n_tokens = 0
+    own_tokens = 0  # this rank's
     for group in groups:
         for tau in group:
-            n_tokens += sum(len(turn.action_ids) for turn in tau.turns)
-    n_groups, n_tokens = run.all_sum([len(groups), n_tokens]).tolist()
-    longest = cfg.max_turns * cfg.max_new_tokens
+            own_tokens += sum(len(turn.action_ids) for turn in tau.turns)
+    n_groups, n_tokens = run.all_sum([len(groups), own_tokens]).tolist()
+    longest = cfg.max_turns * cfg.max_new_tokens  # tokens of an episode
     out = []
     for group in groups:
         for tau in group:
@@ -233,7 +236,10 @@ def per_token(values: list[float], batch: list[Row], device):
 
 def sampled_logps(batch: list[Row], device):
     """(N,): the action tokens' log-probs when they were sampled."""
-    return torch.tensor([logp for row in batch for logp in row.logps], device=device)
+    logps = []
+    for row in batch:
+        logps += row.logps
+    return torch.tensor(logps, device=device)
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
@@ -242,21 +248,31 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     Each epoch, a pass over the tasks, is shuffled by the seed and drops its last, incomplete batch. So no
     step holds a task twice: that would play the same episodes twice.
     """
-    epoch, k = divmod(step, len(tasks) // cfg.batch)
-    shuffled = random.Random(f"{cfg.seed}/pass {epoch}").sample(tasks, len(tasks))
+    # 1) The step is batch k of its epoch. Shuffle the epoch's tasks.
+    batches_per_epoch = len(tasks) // cfg.batch
+    epoch, k = divmod(step, batches_per_epoch)
+    rng = random.Random(f"{cfg.seed}/pass {epoch}")
+    shuffled = rng.sample(tasks, len(tasks))
+
+    # 2) Sort them by template.
     templates = {}
     for task in shuffled:
-        templates.setdefault(task.get("intent_template_id"), []).append(task)
-    # Give each task a place in [0, 1): a template's n tasks at (0 + f)/n, (1 + f)/n, ..., with a fraction
-    # f of its own, so that not all templates begin at 0. In the order of places, every batch is a
-    # cross-section of the templates.
+        own = templates.setdefault(task.get("intent_template_id"), [])
+        own.append(task)
+
+    # 3) Give each task a place in [0, 1): a template's n tasks at (0 + f)/n, (1 + f)/n, ..., with a fraction
+    #    f of its own, so that not all templates begin at 0. In the order of places, every batch is a
+    #    cross-section of the templates.
     places = []
     for i, own in enumerate(templates.values()):
         f = i / len(templates)
         for j, task in enumerate(own):
-            places.append(((j + f) / len(own), task))
+            place = (j + f) / len(own)
+            places.append((place, task))
     places.sort(key=lambda pair: pair[0])
     order = [task for _, task in places]
+
+    # 4) Cut out batch k.
     return order[k * cfg.batch:(k + 1) * cfg.batch]
 
 
@@ -279,19 +295,26 @@ class MGRPO:
         self.optimizer = optimizer
         self.device = device
 
+    @staticmethod
+    def check(cfg: Config):
+        """Refuses flags of a fork that cannot work, before anything is loaded or trained."""
+
     def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
         """The step's tasks, alike on all ranks."""
         return task_batch(tasks, step, self.cfg)
 
     def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, **search):
-        """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order."""
+        """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order.
+
+        search: more arguments of `rollout`, from a fork that draws several responses (forks/tsr.py).
+        """
         cfg = self.cfg
         seed = f"{cfg.seed}/{step}"
         env.reset(tasks, group=cfg.G, name=seed)
         mine = tasks[run.rank()::run.world_size()]
-        episodes = asyncio.run(rollout(self.model, self.chat, mine, env=env, settings=cfg,
-                                       group=cfg.G, seed=seed, temperature=cfg.temperature,
-                                       tick=tick, **search))
+        playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group=cfg.G, seed=seed,
+                          temperature=cfg.temperature, tick=tick, **search)
+        episodes = asyncio.run(playing)
         for tau in episodes:
             tau.reward = self.reward(tau)
         return episodes
@@ -309,15 +332,18 @@ class MGRPO:
 
     def learn_from(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
         """(training rows with advantages and weights, more metrics) of this rank's episodes."""
+        G = self.cfg.G
         kept = []
-        for start in range(0, len(episodes), self.cfg.G):
-            training = self.advantages(episodes[start:start + self.cfg.G])
+        for start in range(0, len(episodes), G):
+            group = episodes[start:start + G]
+            training = self.advantages(group)
             if training:
                 kept.append(training)
         rows = weigh(kept, self.chat, self.cfg)
         if not self.cfg.credit_errors:
             withhold_credit(rows)
-        return rows, {"groups_kept": int(run.all_sum([len(kept)]))}
+        n_kept = run.all_sum([len(kept)])
+        return rows, {"groups_kept": int(n_kept)}
 
     def updates(self, step: int) -> int:
         """How many optimizer steps the step's rows are used for."""
@@ -373,8 +399,8 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         loss, metrics = method.loss(batch, logp_N, logp_ref_N, hidden_ND)
         (loss * run.world_size()).backward()
 
-        # 3) Measure. PADDING counts nothing, but names its metrics: all_sum below adds the ranks' lists
-        #    by position.
+        # 3) Measure. PADDING adds nothing but its keys: all_sum below adds the ranks' lists of values, so
+        #    every rank needs the same keys in the same order.
         gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
         metrics["entropy"] = entropy_N.sum().item()
         metrics["logp_gap"] = gap_N.sum().item()
@@ -387,13 +413,15 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
                 sums[key] += value
         tick((i + 1) / len(batches))
 
-    # 4) Step.
-    totals = dict(zip(sums, run.all_sum(list(sums.values())).tolist()))
+    # 4) Add up over the ranks, and step.
+    summed = run.all_sum(list(sums.values())).tolist()
+    totals = dict(zip(sums, summed))
     total_loss = totals["loss"]
+    n_actions = totals["actions"]
     grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss, cfg.clip)
     for key in totals:
         if key not in ("loss", "actions", "tokens"):
-            totals[key] /= totals["actions"]
+            totals[key] /= n_actions  # these become means over the action tokens
     totals["grad_norm"] = grad_norm
     totals["skipped"] = int(skipped)
     return totals
@@ -414,11 +442,13 @@ def update_metrics(updates: list[dict]) -> dict:
         return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
     # From the first update, which is on-policy: loss, entropy, and the gap between rollout and training.
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
-    line = dict(updates[0])
+    first, *others = updates
+    last = updates[-1]
+    line = dict(first)
     del line["actions"], line["tokens"]
-    line["kl"] = updates[-1]["kl"]
-    line["clip_frac"] = updates[-1]["clip_frac"]
-    line["change"] = [later["logp_gap"] for later in updates[1:]]  # mean |log rho| before each later one
+    line["kl"] = last["kl"]
+    line["clip_frac"] = last["clip_frac"]
+    line["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
     line["skipped"] = sum(one["skipped"] for one in updates)
     # All ids of the packed rows, contexts as well: what was computed.
     line["tokens_trained"] = int(sum(one["tokens"] for one in updates))
@@ -439,6 +469,7 @@ def check(cfg: Config, Method):
     if cfg.G < Method.smallest_group:
         raise ValueError(f"--G {cfg.G}: an episode is compared with others of its task; "
                          f"give at least {Method.smallest_group}.")
+    Method.check(cfg)
 
 
 def warm_start(cfg: Config) -> str:
@@ -456,6 +487,7 @@ def warm_start(cfg: Config) -> str:
 def open_training(cfg: Config, device):
     """(policy, reference or None, optimizer), sharded over the ranks. What trains is float32."""
     model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
+    check_context(model, cfg.max_context)
     model.recompute = cfg.recompute
     reference = None
     if cfg.beta and cfg.lora:
@@ -512,8 +544,11 @@ def is_best(line: dict, out: Path) -> bool:
     best = False
     if run.rank() == 0:
         rows, _ = run.newest(out / "metrics.jsonl", count=10**6, size=10**9)
-        earlier = [row["held_out_success"] for row in rows[:-1] if row.get("held_out") == line["held_out"]]
-        best = all(rate > (other or 0.0) for other in earlier)
+        best = True
+        for row in rows[:-1]:  # the last row is this step's
+            same_tasks = row.get("held_out") == line["held_out"]
+            if same_tasks and rate <= (row["held_out_success"] or 0.0):
+                best = False
     return bool(run.all_max(int(best)))
 
 
@@ -544,11 +579,6 @@ def save_state(method: MGRPO, directory: run.Run, step: int):
                    method=type(method).__name__)
 
 
-def mean_reward(episodes: list[Trajectory]) -> float | None:
-    rewards = [tau.reward for tau in episodes if tau.status == "ok"]
-    return sum(rewards) / len(rewards) if rewards else None
-
-
 def show_progress(tick, i: int, n: int, share: float):
     """Of the i-th of n updates, a share is done."""
     tick(f"({100 * (i + share) / n:.0f}%)")
@@ -576,6 +606,19 @@ def print_step(line: dict, cfg: Config, device, minutes_left: float):
         run.print0("  ! logp_gap is far above rounding: training does not score what was sampled")
 
 
+def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
+    """(the tasks to train on, the held-out ones)."""
+    has_judge = env.judge is not None
+    tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=has_judge)
+    held_out = []
+    if cfg.held_out:
+        held_out = worlds.load_tasks(cfg.held_out, env.sites, judge=has_judge)
+    if cfg.batch > len(tasks):
+        raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks; "
+                         f"give at most --batch {len(tasks)}.")
+    return tasks, held_out
+
+
 def main(cfg: Config, Method=MGRPO):
     """The script. A fork passes its own Method."""
     check(cfg, Method)
@@ -593,13 +636,7 @@ def main(cfg: Config, Method=MGRPO):
 
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)
-        tasks = worlds.load_tasks(cfg.tasks, sites, judge=env.judge is not None)
-        held_out = []
-        if cfg.held_out:
-            held_out = worlds.load_tasks(cfg.held_out, sites, judge=env.judge is not None)
-        if cfg.batch > len(tasks):
-            raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks; "
-                             f"give at most --batch {len(tasks)}.")
+        tasks, held_out = open_tasks(cfg, env)
         directory = run.start_run(cfg, device, config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
@@ -613,36 +650,44 @@ def main(cfg: Config, Method=MGRPO):
             episodes = method.collect(batch, env, step, tick)
             everyones = run.gather(episodes)
             # Sites may be down for a while. If they stay down, the run stops here and resumes later.
-            broken_steps = 0 if any(tau.status == "ok" for tau in everyones) else broken_steps + 1
+            broken_steps += 1
+            if any(tau.status == "ok" for tau in everyones):
+                broken_steps = 0
             if broken_steps == PATIENCE:
                 save_state(method, directory, step)
-                require_verdicts(everyones, directory.path)
+                require_verdicts(everyones, directory.path)  # raises, since none was judged
 
             # 2) Advantages: which episodes did better than the others of their group?
             rolled = time.monotonic()
             rows, measured = method.learn_from(episodes, step)
 
-            # 3) Update: forward, loss, backward, step. From the second update on rho leaves 1, and
+            # 3) Update: forward, loss, backward, step. From the second update on, rho differs from 1 and
             #    clipping takes effect.
-            method.optimizer.param_groups[0]["lr"] = warmup_linear(step, cfg)  # others: a fork's heads
+            policy_group = method.optimizer.param_groups[0]  # the others are a fork's heads
+            policy_group["lr"] = warmup_linear(step, cfg)
             updates = []
-            if run.all_max(len(rows)):
+            if run.all_max(len(rows)) > 0:  # if one rank has rows, all ranks take part
                 n = method.updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n):
-                    updates.append(update(method, rows, partial(show_progress, tick, i, n)))
+                    show = partial(show_progress, tick, i, n)
+                    metrics = update(method, rows, show)
+                    updates.append(metrics)
 
             # 4) Log.
             ended = time.monotonic()
-            line = {"step": step, "reward": mean_reward(everyones)}
+            rewards = [tau.reward for tau in everyones if tau.status == "ok"]
+            line = {"step": step, "reward": mean(rewards)}
             line.update(figures(everyones))
             line.update(update_metrics(updates))
             line.update(measured)
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled
             line["tokens_per_second"] = line["tokens_trained"] / line["seconds_train"]
-            seconds_a_step = (ended - start) / (step + 1 - first)
-            print_step(line, cfg, device, minutes_left=seconds_a_step * (cfg.steps - step - 1) / 60)
+            done = step + 1
+            seconds_a_step = (ended - start) / (done - first)
+            minutes_left = seconds_a_step * (cfg.steps - done) / 60
+            print_step(line, cfg, device, minutes_left)
 
             # 5) Evaluate.
             if held_out and due(step, cfg.held_out_every, cfg):

@@ -29,7 +29,6 @@ import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -168,10 +167,10 @@ class Transformer(nn.Module):
         x_BTD = self.model.embed_tokens(tokens_BT)
         rotation = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
         for block in self.model.layers:
-            compute = block
             if self.recompute:
-                compute = partial(recomputed, block)
-            x_BTD = compute(x_BTD, rotation, view, segments)
+                x_BTD = recomputed(block, x_BTD, rotation, view, segments)
+            else:
+                x_BTD = block(x_BTD, rotation, view, segments)
         x_BTD = self.model.norm(x_BTD)
 
         if head is None:
@@ -311,19 +310,20 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     B, H, T, E = q_BHTE.shape
     _, K, C, _ = k_BKCE.shape
     if mask_B1TC is None and T > 1:
-        mask = None
+        lower_right = None
         if C > T:
-            mask = causal_lower_right(T, C)
-        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, mask, is_causal=C == T,
-                                              enable_gqa=H != K)
+            lower_right = causal_lower_right(T, C)
+        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, attn_mask=lower_right,
+                                              is_causal=C == T, enable_gqa=H != K)
 
-    # T = 1 or a mask. The H/K query heads that share a key head are laid one below the other, as the
-    # queries of a single head. So both sides have K heads, and no keys are copied.
+    # T = 1 or a mask. The query heads that share a key head are laid one below the other, as the queries
+    # of a single head. So both sides have K heads, and no keys are copied.
+    sharing = H // K
+    q = q_BHTE.reshape(B, K, sharing * T, E)
     mask = None
     if mask_B1TC is not None:
-        mask = mask_B1TC.repeat(1, 1, H // K, 1)
-    q = q_BHTE.reshape(B, K, H // K * T, E)
-    out = F.scaled_dot_product_attention(q, k_BKCE, v_BKCE, mask)
+        mask = mask_B1TC.repeat(1, 1, sharing, 1)
+    out = F.scaled_dot_product_attention(q, k_BKCE, v_BKCE, attn_mask=mask)
     return out.reshape(B, H, T, E)  # not view: some kernels return transposed memory
 
 
@@ -338,23 +338,26 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     k_parts = k_BKTE.split(lengths, dim=2)
     v_parts = v_BKTE.split(lengths, dim=2)
 
-    numbers = {}  # where a segment starts -> its number
+    segment_at = {}  # where a segment starts -> its number
     k_contexts = []  # of each segment, the pieces of its context
     v_contexts = []
     y_parts = []
     for i, (start, _, context_start, context_stop) in enumerate(segments):
+        # 1) Its context: the first tokens of an earlier segment, behind the context of that segment.
         k_context = []
         v_context = []
-        taken = context_stop - context_start  # of the earlier segment
-        if taken != 0:
-            earlier = numbers.get(context_start)
-            assert earlier is not None and 0 < taken <= lengths[earlier], \
+        n_first = context_stop - context_start
+        if n_first != 0:
+            earlier = segment_at.get(context_start)
+            assert earlier is not None and 0 < n_first <= lengths[earlier], \
                 "a context is the first tokens of an earlier segment, and what that segment saw"
-            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :taken]]
-            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :taken]]
-        numbers[start] = i
+            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :n_first]]
+            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :n_first]]
+        segment_at[start] = i
         k_contexts.append(k_context)
         v_contexts.append(v_context)
+
+        # 2) Attend to the context and to itself.
         k = torch.cat((*k_context, k_parts[i]), dim=2)
         v = torch.cat((*v_context, v_parts[i]), dim=2)
         y_parts.append(attend(q_parts[i], k, v))
@@ -395,7 +398,8 @@ class CacheView:
             assert high < cache.length, f"position {high} does not fit the cache's {cache.length}"
             end = high + 1
             # If every row holds the same T consecutive positions, causal attention needs no mask.
-            self.aligned = high - low == positions_BT.shape[1] - 1
+            T = positions_BT.shape[1]
+            self.aligned = end - low == T
         if not self.aligned:
             cached_C = torch.arange(end, device=positions_BT.device)
             unseen_B1TC = cached_C > positions_BT[:, None, :, None]
@@ -411,10 +415,12 @@ class CacheView:
         return self.k[layer], self.v[layer]
 
     def _store(self, kept_BKCE, new_BKTE):
+        T = new_BKTE.shape[2]
         if self.aligned:
-            kept_BKCE[:, :, -new_BKTE.shape[2]:] = new_BKTE
+            kept_BKCE[:, :, -T:] = new_BKTE
         else:
-            # Not scatter_, which copies all of a sliced cache on a CPU.
+            # Not scatter_, which copies all of a sliced cache on a CPU. Dimensions of index tensors on both
+            # sides of a slice come first, so the left side below has the shape (B, T, K, E).
             row_B1 = torch.arange(len(new_BKTE), device=new_BKTE.device)[:, None]
             kept_BKCE[row_B1, :, self.positions_BT] = new_BKTE.transpose(1, 2)
 
@@ -440,7 +446,8 @@ def sample(logits_BV, uniform_B, temperature: float = 1.0):
     else:
         # The token at which the cumulative probability passes the random number.
         cdf_BV = logp_BV.exp().double().cumsum(-1)
-        threshold_B1 = uniform_B.to(cdf_BV)[:, None] * cdf_BV[:, -1:]
+        total_B1 = cdf_BV[:, -1:]  # 1, up to rounding
+        threshold_B1 = uniform_B.to(cdf_BV)[:, None] * total_B1
         ids_B = torch.searchsorted(cdf_BV, threshold_B1, right=True)[:, 0]
         ids_B = ids_B.clamp(max=logits_BV.shape[-1] - 1)  # where rounding passes the end
     logp_B = logp_BV.gather(-1, ids_B[:, None])[:, 0]
@@ -451,32 +458,33 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
                    positions_BT=None, segments=None):
     """Log-prob and entropy of each token marked in the bool mask action_BT, given those before it.
 
-    Returns (logp_N, entropy_N, hidden_ND) in row-major order. hidden_ND are the last hidden states,
-    from which the N tokens are predicted: a value head on them trains the policy's layers with it.
-    positions_BT and segments as in `forward`. The LM head runs on the N marked positions only,
-    `chunk` at a time, and the backward pass recomputes each chunk, so that (N, V) float32 logits
-    never exist as a whole. All this happens in `head`, inside the model's forward, because FSDP
-    holds the LM head's weights only there.
+    Returns (logp_N, entropy_N, hidden_ND) in row-major order. hidden_ND are the last hidden states that
+    predict the N tokens. Their gradient flows into the policy's layers, so a fork's value head on them
+    trains these layers as well. positions_BT and segments: as in `forward`.
+
+    Float32 logits (N, V) never exist as a whole. The LM head runs on the N marked positions only, `chunk` at
+    a time, and the backward pass recomputes each chunk. All this happens in `head`, inside the model's
+    forward, because FSDP holds the LM head's weights only there.
     """
     starts = [0]
     if segments:
         starts = [start for start, *_ in segments]
     assert not action_BT[:, starts].any(), "nothing predicts the first token of a row or segment"
     targets_N = tokens_BT[action_BT]
-    before_BT = action_BT.roll(-1, dims=1)  # the hidden state at t - 1 predicts token t
+    predicting_BT = action_BT.roll(-1, dims=1)  # the hidden state at t - 1 predicts token t
 
-    def score(x_MD, target_M):
+    def score_chunk(x_MD, target_M):
         logp_MV = log_probs(model.logits(x_MD), temperature)
         entropy_M = -(logp_MV.exp() * logp_MV).sum(-1)
         logp_M = logp_MV.gather(-1, target_M[:, None])[:, 0]
         return logp_M, entropy_M.detach()
 
     def head(x_BTD):
-        hidden_ND = x_BTD[before_BT]
+        hidden_ND = x_BTD[predicting_BT]
         logps = []
         entropies = []
         for x_MD, target_M in zip(hidden_ND.split(chunk), targets_N.split(chunk)):
-            logp_M, entropy_M = recomputed(score, x_MD, target_M)
+            logp_M, entropy_M = recomputed(score_chunk, x_MD, target_M)
             logps.append(logp_M)
             entropies.append(entropy_M)
         return torch.cat(logps), torch.cat(entropies), hidden_ND
@@ -591,22 +599,23 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     model.to_empty(device=device)
 
     # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.
-    missing = model.state_dict()
+    missing = model.state_dict()  # the tensors still to fill
     if r:
-        model.base = (base, fingerprint(base))
+        model.base = (base, fingerprint(resolve(base)))
         with reading(path / ADAPTERS):
-            for name, adapter in (adapters or new_adapters(missing)).items():
+            initial = adapters or new_adapters(missing)
+            for name, adapter in initial.items():
                 fill(missing.pop(name), adapter)
         keep_start(model, adapters, device)
 
-    # 3) The other weights.
+    # 3) The other weights. Some writers also store what the model shares or computes: leave that out.
     for file in weight_files(resolve(base)):
         with reading(file), safe_open(file, framework="pt", device=str(device)) as tensors:
             for name in tensors.keys():
-                tied = name == "lm_head.weight" and config.tie_word_embeddings
-                if tied or name.endswith("inv_freq"):
-                    continue  # some writers store what the model shares or computes
-                fill(missing.pop(name), tensors.get_tensor(name))
+                shared = name == "lm_head.weight" and config.tie_word_embeddings
+                computed = name.endswith("inv_freq")
+                if not shared and not computed:
+                    fill(missing.pop(name), tensors.get_tensor(name))
     if missing:
         raise ValueError(f"cannot use {path}: no {min(missing)}, {len(missing)} tensors missing")
     return model
@@ -616,6 +625,13 @@ def load_for_training(path: str | Path, device, lora: int = 0, precision: str | 
     """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
     dtype = computing_dtype(device, precision) if lora else torch.float32
     return load(path, dtype, device, sharded=True, lora=lora, precision=precision)
+
+
+def check_context(model: Transformer, max_context: int):
+    """Refuses contexts longer than those of the model's own training: at later positions it writes noise."""
+    longest = model.config.raw.get("max_position_embeddings", max_context)
+    if max_context > longest:
+        raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -679,12 +695,11 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
             else:
                 (path / name).unlink(missing_ok=True)  # an old agent.json changes the prompt
 
-    # 2) Move it to its place.
-    def is_weights(file: Path) -> bool:
-        return file.suffix == ".safetensors"
-
-    files = [file for file in sorted(fresh.rglob("*")) if file.is_file()]  # adapter/ before model.safetensors
-    for file in sorted(files, key=is_weights):
+    # 2) Move it to its place: weights last, and among them adapter/ before model.safetensors.
+    files = [file for file in sorted(fresh.rglob("*")) if file.is_file()]
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    others = [file for file in files if file.suffix != ".safetensors"]
+    for file in others + weights:
         place = path / file.relative_to(fresh)
         place.parent.mkdir(exist_ok=True)
         file.replace(place)
@@ -740,10 +755,13 @@ def new_adapters(state: dict) -> dict:
     """{name: initial value} of the adapters among a state dict's tensors."""
     generator = torch.Generator().manual_seed(0)  # all ranks draw the same
     drawn = {}
-    for name in [name for name in state if "lora_" in name]:
-        shape = state[name].shape
-        noise = torch.randn(shape, generator=generator)
-        scale = shape[1] ** -0.5 if name.endswith("lora_A") else 0
+    for name, tensor in state.items():
+        if "lora_" not in name:
+            continue
+        noise = torch.randn(tensor.shape, generator=generator)
+        scale = 0  # of B, so the product B A is 0
+        if name.endswith("lora_A"):
+            scale = tensor.shape[1] ** -0.5
         drawn[name] = noise * scale
     return drawn
 
@@ -775,7 +793,8 @@ def merge(state: dict) -> dict:
 
     W + ALPHA/r B A is a plain matrix: whoever opens it need not know about LoRA.
     """
-    adapters = {name: state.pop(name) for name in list(state) if "lora_" in name}
+    names = [name for name in state if "lora_" in name]
+    adapters = {name: state.pop(name) for name in names}
     if adapters:
         for name, weight in state.items():
             state[name] = weight.float()
@@ -783,7 +802,9 @@ def merge(state: dict) -> dict:
         if name.endswith("lora_A"):
             layer = name.removesuffix("lora_A")
             B = adapters[layer + "lora_B"]
-            state[layer + "weight"] = state[layer + "weight"] + ALPHA / len(A) * B @ A
+            r = len(A)
+            W = state[layer + "weight"]
+            state[layer + "weight"] = W + ALPHA / r * B @ A
     return adapters
 
 
@@ -818,8 +839,10 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         if "frozen" not in marks:
             raise ValueError("another program wrote these adapters; merge them into the weights with it "
                              f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
+        if settings["lora_alpha"] != ALPHA:
+            raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
         base = settings["base_model_name_or_path"]
-        if json.loads(marks["frozen"]) != fingerprint(base):
+        if json.loads(marks["frozen"]) != fingerprint(resolve(base)):
             raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
                              f"delete {file.parent} to use the merged weights")
         for name in tensors.keys():

@@ -100,8 +100,11 @@ ACTIONS = {
 }
 
 # {"go_backward": "Go Backward", ...}: what a call begins with, and the action that it stands for.
-SHORTHANDS = {action.shorthand.partition("(")[0]: name
-              for name, action in ACTIONS.items() if action.shorthand}
+SHORTHANDS = {
+    action.shorthand.partition("(")[0]: name
+    for name, action in ACTIONS.items()
+    if action.shorthand
+}
 
 
 @dataclass
@@ -136,7 +139,11 @@ def signature(name: str) -> str:
     action = ACTIONS[name]
     if action.shorthand:
         return action.shorthand
-    example = Call(name, action.argument or None, "12" if action.element else None)
+    example = Call(name)
+    if action.argument:
+        example.argument = action.argument
+    if action.element:
+        example.element = "12"
     return str(example).replace("'", '"')
 
 
@@ -180,7 +187,9 @@ def read_call(text: str) -> Written | None:
 
 def read_lines(lines: list[str]) -> Written | None:
     """A call over several lines. They may end inside a text of the call, where Python wants a \\n."""
-    return read_call("\n".join(lines).strip()) or read_call("\\n".join(lines).strip())
+    as_written = "\n".join(lines)
+    in_one_line = "\\n".join(lines)
+    return read_call(as_written.strip()) or read_call(in_one_line.strip())
 
 
 def find_call(answer: str) -> Written:
@@ -220,7 +229,8 @@ def parse(response: str) -> Call:
     # 2) The answer of an exit, whatever its keyword is called.
     if name == "exit":
         values = [*positional, *keywords.values(), ""]
-        return Call("exit", keywords.get("message", values[0]))
+        message = keywords.get("message", values[0])
+        return Call("exit", argument=message)
 
     # 3) What the action needs. Anything else in the call is ignored. The id may be written as pages show it,
     #    element="<12>".
@@ -308,7 +318,8 @@ class Engine:
                     self.running.append(self.waiting.popleft())
 
                 # 3) Decode one token for all; wake those whose response is complete.
-                for request in await loop.run_in_executor(thread, self.decode):
+                complete = await loop.run_in_executor(thread, self.decode)
+                for request in complete:
                     self.running.remove(request)
                     request.complete.set()
 
@@ -320,12 +331,14 @@ class Engine:
     def prefill(self, request: Request, chunk: int = 2048):
         """Brings the slot to hold all of the context but its last token, which `decode` feeds."""
         slot = request.slot
-        ids = request.ids
-        end = len(ids) - 1
+        ids = request.ids[:-1]
 
         # 1) Keep what is computed already; positions after it get overwritten. Another slot may hold more of
         #    it: the system prompt, or the first page of an episode of the same task.
-        common = [len(os.path.commonprefix([held, ids[:end]])) for held in self.held]
+        common = []  # with each slot, how many ids
+        for held in self.held:
+            beginning = os.path.commonprefix([held, ids])  # works on any lists
+            common.append(len(beginning))
         kept = max(common)
         if kept > common[slot]:
             other = common.index(kept)
@@ -333,22 +346,22 @@ class Engine:
                 part[:, slot, :, :kept] = part[:, other, :, :kept]
 
         # 2) Compute the rest. The chunk bounds memory. No logits are needed.
-        for start in range(kept, end, chunk):
-            stop = min(start + chunk, end)
+        for start in range(kept, len(ids), chunk):
+            stop = min(start + chunk, len(ids))
             tokens_BT = torch.tensor([ids[start:stop]], device=self.device)
             positions_BT = torch.arange(start, stop, device=self.device)[None]
             self.model(tokens_BT, positions_BT, self.cache, rows=slice(slot, slot + 1),
                        head=lambda x_BTD: x_BTD[:, :0])
-        self.held[slot] = ids[:end]
+        self.held[slot] = ids
 
     @torch.no_grad()
     def decode(self) -> list[Request]:
         """Samples one token for every running request; returns those that are complete."""
-        # 1) The rows: all slots from the first that runs to the last, since neighbors are a view of the
-        #    cache. Idle slots among them write one unused position. A graph always has all rows.
-        running = [request.slot for request in self.running]
-        low = min(running)
-        high = max(running)
+        # 1) The rows: all slots from the first that runs to the last, because a slice of the cache costs no
+        #    copy. Idle slots among them write one unused position. A graph always has all rows.
+        slots = [request.slot for request in self.running]
+        low = min(slots)
+        high = max(slots)
         if self.graphed:
             low = 0
             high = self.cache.slots - 1
@@ -359,9 +372,9 @@ class Engine:
         tokens = [0] * n_rows
         uniform = [0.0] * n_rows
         for request in self.running:
-            last = request.out[-1] if request.out else request.ids[-1]
-            tokens[request.slot - low] = last
-            uniform[request.slot - low] = request.rng.random()
+            row = request.slot - low
+            tokens[row] = request.out[-1] if request.out else request.ids[-1]
+            uniform[row] = request.rng.random()
         positions = [len(held) for held in self.held[rows]]
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         positions_B1 = torch.tensor(positions, device=self.device)[:, None]
@@ -385,7 +398,9 @@ class Engine:
             self.held[request.slot].append(tokens[row])
             request.out.append(ids[row])
             request.logps.append(logps[row])
-            if ids[row] == self.end_id or len(request.out) == self.max_new_tokens:
+            ended = ids[row] == self.end_id
+            full = len(request.out) == self.max_new_tokens
+            if ended or full:
                 complete.append(request)
         return complete
 
@@ -476,6 +491,13 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, me
     return trajectory
 
 
+class Job(NamedTuple):
+    """One episode to play."""
+    number: int  # its place among all
+    task: dict
+    member: int  # its index within its group
+
+
 async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings, *, group: int = 1,
                tick=run.ignore) -> list[Trajectory]:
     """Plays every task `group` times, settings.concurrency at once. Ordered by task, then member."""
@@ -486,7 +508,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
     jobs = []
     for task in tasks:
         for member in range(group):
-            jobs.append((len(jobs), task, member))
+            jobs.append(Job(len(jobs), task, member))
     queue = iter(jobs)  # all workers draw from it
     played = {}
     start = time.monotonic()
@@ -497,23 +519,27 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
         def draw_ahead():
             """Draws the next job before the verdict on the present one: its site can start meanwhile."""
             nonlocal upcoming
-            if upcoming is None:  # else this is a retry
-                upcoming = next(queue, None)
-                if upcoming is not None:
-                    env.prepare(upcoming[1])
+            if upcoming is not None:
+                return  # this is a retry
+            upcoming = next(queue, None)
+            if upcoming is not None:
+                env.prepare(upcoming.task)
 
         job = next(queue, None)
         while job is not None:
-            number, task, member = job
-            attempt = partial(episode, browser, chat, task, env=env, act=act, member=member, slot=slot,
-                              before_verdict=draw_ahead)
+            # 1) Play it; once more if the world failed, since most failures pass.
+            attempt = partial(episode, browser, chat, job.task, env=env, act=act, member=job.member,
+                              slot=slot, before_verdict=draw_ahead)
             trajectory = await attempt()
-            if trajectory.status != "ok":  # once more, since most failures of the world pass
-                fault = trajectory.checks[0][2]
+            if trajectory.status != "ok":
+                _, _, fault = trajectory.checks[0]
                 trajectory = await attempt()
                 trajectory.fault = fault
-            played[number] = trajectory
-            tick(progress(list(played.values()), len(jobs), time.monotonic() - start))
+            played[job.number] = trajectory
+
+            # 2) Say how far we are, and go on.
+            seconds = time.monotonic() - start
+            tick(progress(list(played.values()), total=len(jobs), seconds=seconds))
             job = upcoming or next(queue, None)
             upcoming = None
 
@@ -537,13 +563,15 @@ def progress(played: list[Trajectory], total: int, seconds: float) -> str:
     ok = [tau for tau in played if tau.status == "ok"]
     success = sum(tau.success for tau in ok) / max(len(ok), 1)
     turns = sum(len(tau.turns) for tau in played)
-    left = seconds * (total / len(played) - 1)
-    parts = [f"{len(played)}/{total} episodes ({100 * len(played) // total}%), success {success:.0%}, "
-             f"{turns / seconds:.1f} turns/s, {left:.0f} s left, env errors {len(played) - len(ok)}"]
+    done = len(played)
+    left = seconds * (total / done - 1)
+    parts = [f"{done}/{total} episodes ({100 * done // total}%), success {success:.0%}, "
+             f"{turns / seconds:.1f} turns/s, {left:.0f} s left, env errors {done - len(ok)}"]
 
     faults = [tau.fault for tau in played if tau.fault]
     faults += [tau.checks[0][2] for tau in played if tau.status != "ok"]
-    kinds = Counter(re.sub(r"( at)? http\S+", "", fault) for fault in faults)  # of all addresses together
+    # Without addresses, so that equal faults of different pages are counted together.
+    kinds = Counter(re.sub(r"( at)? http\S+", "", fault) for fault in faults)
     for kind, count in kinds.most_common():
         parts.append(f"{count} x {kind}")
     return "; ".join(parts)

@@ -222,6 +222,13 @@ def fill(parameter, tensor):
     parameter.copy_(tensor)
 
 
+def reshard(model):
+    """Cuts gathered weights again: FSDP2 leaves some whole after a forward pass without a backward pass."""
+    for part in model.modules():
+        if hasattr(part, "reshard"):
+            part.reshard()
+
+
 def training_tensors(model, optimizer) -> dict:
     """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -244,6 +251,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
     All ranks call it, each writes its part, and `load_training` reads them on any number of ranks.
     A directory gets its number when it is complete; only then is the one before it removed.
     """
+    reshard(model)
     path = Path(path)
     fresh = path / "tmp"
     sharded = hasattr(next(model.parameters()), "device_mesh")
@@ -277,6 +285,7 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
     if not saved:
         return None
     newest_state = saved[-1]
+    reshard(model)
     with reading(newest_state), contextlib.ExitStack() as stack:
         state = json.loads((newest_state / "state.json").read_text())
         parts = []
@@ -413,14 +422,15 @@ class Run:
         self.append("metrics.jsonl", [finite])
 
     def clear(self):
-        """Removes what an earlier run left, its evaluations and best checkpoints included."""
+        """Removes what an earlier run left, checkpoints and evaluations included: they are not this run's."""
         if rank() != 0:
             return
         with writing(self.path):
-            for pattern in ("state", "best", "screenshots", "step-*"):
+            for pattern in ("state", "best", "adapter", "screenshots", "step-*"):
                 for directory in self.path.glob(pattern):
                     forget(directory)
-            for pattern in ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html"):
+            records = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
+            for pattern in ("model*.safetensors", *records):
                 for file in self.path.glob(pattern):
                     file.unlink()
 

@@ -19,8 +19,8 @@ Differs from the paper: V is a probability trained by cross-entropy, because r i
 regresses on lambda-returns. Each step trains on its own episodes and on --past earlier ones; the
 paper draws all from the buffer. V is a head on the policy's layers and does not train them; the
 paper's V is a network of its own, which would double the cost here. The released code standardizes
-A (mean 0, deviation 1) and takes beta = 1. Here A stays as it is: where V is sure and right, A is
-near 0 and the weight near 1.
+A (mean 0, deviation 1) and does not divide it by an awr_beta. Here A stays as it is: where V is sure
+and right, A is near 0 and the weight near 1.
 
 Differs from mgrpo.py: no groups, replayed episodes, a value head, another loss. So --eps and
 --credit-errors have no effect and --beta is refused.
@@ -57,12 +57,15 @@ class Config(mgrpo.Config):
 class AWR(mgrpo.MGRPO):
     smallest_group = 1  # episodes are not compared within groups
 
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, reference, optimizer, device)
-        if cfg.awr_beta <= 0 or cfg.limit <= 0:
-            raise ValueError("--awr-beta and --limit must be above 0.")
+    @staticmethod
+    def check(cfg):
+        if cfg.awr_beta <= 0 or cfg.limit <= 0 or cfg.past < 0:
+            raise ValueError("--awr-beta and --limit must be above 0, --past at least 0.")
         if cfg.beta:
             raise ValueError(f"--beta {cfg.beta:g}: AWR has no KL term; leave it at 0 (or set --awr-beta).")
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
         add_heads(model, optimizer, "value", lr=cfg.head_lr)
 
     def learn_from(self, episodes, step):
@@ -84,7 +87,7 @@ class AWR(mgrpo.MGRPO):
             log_w = min(A / cfg.awr_beta, largest)
             row.advantage = exp(log_w)  # w_j, where `likelihood` looks for it
             if row.turn is tau.turns[0]:
-                tau.advantage = A  # of the first turn, for trajectories.jsonl only
+                tau.advantage = row.advantage  # the first turn's weight, for trajectories.jsonl only
 
         # 3) Means and counts over all ranks.
         sum_w = sum(row.advantage for row in rows)

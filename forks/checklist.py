@@ -5,8 +5,8 @@
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once. e_ij is the part of R (not of r, with f1 as well) that turn j earned. P counts the judge's
-checks that are met and did not hold at the start. The term with k has mean 0 over an episode's turns: it
+them at once. e_ij is the part of R that turn j earned; of R, also where r is F1. P counts the judge's
+checks that are met and were not seen to hold at the start. The term with k has mean 0 over an episode's turns: it
 moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn
 weighs more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
 
@@ -18,10 +18,10 @@ Checks are tested before each action, on the page as it stands, and by the judge
 before an action read the agent's page and its address and open nothing, so the episode goes on as it would
 without them. So we know when a check came to hold only if the agent's page showed it:
 
-    - A check of the address, or of the page left open, is met if it held after any turn. All others are met
-      only if the judge finds them at the end.
+    - A check of the address, or of the page left open, is met if a look after any turn saw it hold, with all
+      that it needs. All others are met only if the judge finds them at the end.
     - What held at the start must hold at the end, and no turn earned it.
-    - Else the turn that earned a check is the first after which a look saw it hold, with all that it needs.
+    - What did not was earned by the first turn after which a look saw it hold, with all that it needs.
     - If no look saw it: the last turn for an answer, and for an address or a page left open if the episode
       ended without an exit. For all others no turn, so the whole episode earned them.
 
@@ -48,6 +48,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class Item(NamedTuple):
 
 class Part(NamedTuple):
     """A part of a task's "eval", which makes one or more checks."""
-    place: str           # answer, url, verify, last (the page left open), or another page's address
+    place: str           # answer, url_match, verify, last (the page left open), or another page's address
     target: dict | None  # of program_html
     n_checks: int
 
@@ -115,12 +116,13 @@ def checklist(task: dict) -> list[Item]:
         raise ValueError(f"task {task['task_id']} checks nothing; see evaluate.py --validate.")
     with suppress(TypeError):  # of another type than we ask for
         items = [Item(**entry) for entry in task["eval"].get("checklist", [{}] * n)]
-        weights = [item.weight for item in items]
         possible = meet(items, [True] * len(items), {}, turn=0)
-        if len(items) == len(possible) == n and min(weights) >= 0 and sum(weights) > 0:
+        readable = all(0 <= item.weight < inf and isinstance(item.required, bool) for item in items)
+        if readable and len(items) == len(possible) == n and any(item.weight for item in items):
             return items
     raise ValueError(f"task {task['task_id']}: eval.checklist needs an entry for each of the judge's {n} "
-                     "checks: a weight (0 or more), needs (numbers of checks, not in a circle), required.")
+                     "checks: a weight (0 or more, not all 0), needs (numbers of checks, not in a circle), "
+                     "required (true or false).")
 
 
 def meet(items: list[Item], holds: list[bool], met: dict, turn: int | None) -> dict:
@@ -212,7 +214,7 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
             turns.append(seen.get(c, by_judge))
 
     met = meet(items, holds, {}, turn=None)
-    # What held at the start may be what another check needs, but it must hold at the end to count.
+    # An address or open page of the start may be what another check needs. To count, it must hold at the end.
     counted = {c: turns[c] for c in met if passed[c] or turns[c] != -1}
     if any(item.required and c not in counted for c, item in enumerate(items)):
         return {}
@@ -220,12 +222,15 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
 
 
 class Checklist(mgrpo.MGRPO):
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, reference, optimizer, device)
+    @staticmethod
+    def check(cfg):
         if cfg.reward not in ("checks", "f1"):
             raise ValueError(f"--reward {cfg.reward}: use checks or f1.")
         if cfg.success_weight < 0:
             raise ValueError(f"--success-weight {cfg.success_weight:g}: it must not be negative.")
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
         self.revived = 0  # groups of this step, on this rank
 
     def choose_tasks(self, tasks, step):
@@ -265,7 +270,7 @@ class Checklist(mgrpo.MGRPO):
     def advantages(self, group):
         valid = [tau for tau in group if tau.status == "ok"]
         r = [tau.reward for tau in valid]
-        if len(valid) < 2 or min(r) == max(r):
+        if len(valid) < 2 or max(r) - min(r) < 1e-9:  # equal, up to the rounding of a sum of weights
             return []
         self.revived += len({tau.success for tau in valid}) == 1
         baseline = mean(r)

@@ -12,12 +12,12 @@ D is the step's valid episodes and --past more, drawn from the newest 2,000 of e
 A_c chooses episodes: successes at tasks that mostly fail. This is the automatic curriculum, as a
 task that always succeeds has nothing more to teach. Equal A_c enter together, so more than --share may
 pass; if fewer episodes succeed, failures pass this filter, too. A_j chooses turns. Late in a success it trusts
-the outcome, earlier the change in V_s (the paper calls this mix doubly robust). As long as V_s is flat,
+the outcome, earlier the change in V_s. The paper calls this mix doubly robust. As long as V_s is flat,
 this keeps the last four turns of a success. What passes is cloned, all with the same weight.
 
 Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
 of the last of them the policy is trained for the first time, on what passes the filters of all these
-episodes (as far as --past reaches), in as many updates as the steps would have made, with the lr of that
+episodes (of the newest --past of them), in as many updates as the steps would have made, with the lr of that
 step. From then on it learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl
@@ -28,7 +28,7 @@ nothing to learn. V_c and V_s are heads on the policy's hidden states; the paper
 text and pages, and two V_s of which the smaller counts. V_s learns from the step's own episodes only,
 which saves forward passes and is a handicap: before V_s is fitted in a step, its cross-entropy on new
 episodes is 0.60 on average (nine steps, seeds 31 and 32; a coin's is 0.69). In the released code the
-threshold of A_j is 0.05, not 1 / max_turns, the change in V_s has no weight, and offline episodes are
+threshold of A_j is 0.05, not 1 / max_turns, the change in V_s counts in full, without 1 - w_j, and offline episodes are
 filtered by reward. Our lam, 0.5, is the released code's.
 
 Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, another loss. So --eps,
@@ -82,15 +82,20 @@ def turn_advantages(r: float, V: list[float], lam: float) -> list[float]:
 class DigiRL(mgrpo.MGRPO):
     smallest_group = 1  # episodes are not compared within groups
 
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, reference, optimizer, device)
+    @staticmethod
+    def check(cfg):
         if cfg.offline > cfg.steps:
             raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns; "
                              "give fewer, or more --steps.")
         if not 0 < cfg.share <= 1:
             raise ValueError(f"--share {cfg.share:g}: it is a share of the episodes, above 0, up to 1.")
+        if cfg.past < 0 or not 0 <= cfg.lam <= 1:
+            raise ValueError(f"--past {cfg.past}, --lam {cfg.lam:g}: give at least 0 episodes, and lam from 0 to 1.")
         if cfg.beta:
             raise ValueError(f"--beta {cfg.beta:g}: DigiRL has no KL term; leave it at 0.")
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
         add_heads(model, optimizer, "V_c", "V_s", lr=cfg.head_lr)
 
     def updates(self, step):
@@ -140,16 +145,15 @@ class DigiRL(mgrpo.MGRPO):
         r_R = rewards_of(episodes)
         loss, _ = fit(self.model, self.optimizer, "V_c", x_RD, r_R, cfg.head_updates)
         V_R = predict(self.model, "V_c", x_RD)
-        for tau, V in zip(episodes, V_R.tolist()):
-            tau.advantage = tau.reward - V
+        A_c = [tau.reward - V for tau, V in zip(episodes, V_R.tolist())]
 
-        ranking = run.gather([tau.advantage for tau in episodes])
+        ranking = run.gather(A_c)
         ranking.sort(reverse=True)
         if not ranking:
             return [], loss
         n_best = ceil(cfg.share * len(ranking))
         least = ranking[n_best - 1] - TIE
-        best = [tau for tau in episodes if tau.advantage >= least]
+        best = [tau for tau, A in zip(episodes, A_c) if A >= least]
         return best, loss
 
     def good_turns(self, episodes):
@@ -176,6 +180,7 @@ class DigiRL(mgrpo.MGRPO):
         for row in good:
             row.weight = 1 / n_tokens
             row.advantage = 1.0
+            row.tau.advantage = 1.0  # for trajectories.jsonl only: some of its turns are cloned
         return good
 
     def loss(self, batch, logp_N, logp_ref_N, hidden_ND):

@@ -72,20 +72,25 @@ def without_ids(line: str) -> str:
     return ID.sub("", line)
 
 
+def whole_lines(page: str) -> list[str]:
+    """The lines of a page. Of one that was cut, the last is left out: it may be half a line."""
+    lines = page.removesuffix(CUT).splitlines()
+    return lines[:-1] if page.endswith(CUT) else lines
+
+
 def news(before: str, after: str) -> str:
     """The lines of a page that a diff with the page before it calls inserted or changed.
 
-    Ids do not count: each page has its own. A line that moved counts as new.
-
-    Lines about the last action (errors and notes) are new each time.
+    Ids do not count: each page has its own. Lines about the last action (errors and notes) are new each time.
+    Lines below the place where the page before was cut are not: they may have been there.
     """
-    before = without_messages(before.removesuffix(CUT))
-    old = [without_ids(line) for line in before.splitlines()]
-    lines = after.removesuffix(CUT).splitlines()
+    lines = whole_lines(after)
+    old = [without_ids(line) for line in whole_lines(without_messages(before))]
     new = [without_ids(line) for line in lines]
     changed = []
-    for kind, _, _, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if kind in ("insert", "replace"):
+    for kind, place, _, start, stop in SequenceMatcher(None, old, new).get_opcodes():
+        below_the_cut = before.endswith(CUT) and kind == "insert" and place == len(old)
+        if kind in ("insert", "replace") and not below_the_cut:
             changed += lines[start:stop]
     return "\n".join(changed)
 
@@ -100,9 +105,9 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     if t + 1 == len(turns):
         return 0  # nobody saw what came of it
     text = news(row.turn.observation, turns[t + 1].observation)
-    empty = chat.opening("user", user_text(row.tau.task, t + 1, ""))
+    other = chat.opening("user", user_text(row.tau.task, t + 1, "¶"))  # a page that no news begins like
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
-    n_frame = len(os.path.commonprefix([empty, message]))  # ids in common: the message around the news
+    n_frame = len(os.path.commonprefix([other, message]))  # ids in common: what comes before the news
     message = message[:n_frame + limit]
     n_news = len(message) - n_frame
     if n_news == 0:
@@ -114,8 +119,8 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
 
 
 class Feedback(mgrpo.MGRPO):
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, reference, optimizer, device)
+    @staticmethod
+    def check(cfg):
         if cfg.feedback < 0 or cfg.feedback_tokens < 1:
             raise ValueError(f"--feedback {cfg.feedback:g} --feedback-tokens {cfg.feedback_tokens}: "
                              "give a weight of at least 0, and at least 1 token.")

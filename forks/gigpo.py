@@ -12,8 +12,8 @@ there: the step that led to success sooner gets more, the detour gets less.
     python forks/gigpo.py --model runs/bc --out runs/gigpo
 
 Element ids are numbered down the page, so equal pages have equal texts. The division by std hides how
-much was at stake: of two turns one always gets 0.71 and the other -0.71, be it success against failure or
-one click more. As in mgrpo.py, a response that failed has no A_ij above 0 unless --credit-errors is given.
+much was at stake: in an anchor group of two turns one gets 0.71 and the other -0.71, be it success against
+failure or one click more. As in mgrpo.py, a response that failed has no A_ij above 0 unless --credit-errors is given.
 
 Differs from the paper: groups whose rewards are all equal are dropped, as in mgrpo.py, so a task that
 always succeeds no longer teaches the shorter way; and a page is compared as the policy read it, its error

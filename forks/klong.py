@@ -19,9 +19,9 @@ move changes what comes right after the pinned turns, so the KV cache restarts t
 only grows.
 
 Stages: without them, the first steps would play episodes of full length, and nearly all would fail. Stage k of S
-allows max_turns k / S turns, so that rewards come early. It lasts three steps (--stage-steps), the last one to the
-end. A stage in which no task can be done earns nothing: give --stages 1 where the shortest task needs more turns
-than the first stage allows.
+allows max_turns k / S turns, so that rewards come early. It lasts three steps (--stage-steps); the last stage lasts
+to the end of the run. A stage in which no task can be done earns nothing: give --stages 1 where the shortest task
+needs more turns than the first stage allows.
 
     python forks/klong.py --model runs/bc --out runs/klong --max-turns 24 --held-out sandbox:dev:38
 
@@ -30,8 +30,8 @@ last stage. The command evaluate.py knows no window, and a checkpoint does not n
 --held-out, which plays under the window, with all of max_turns.
 
 Differs from the paper (of which we had the abstract and summaries): it splits a teacher's demonstrations,
-made with the whole history in view; our policy samples under the window. It first clones such splits, and
-schedules minutes, not turns.
+made with the whole history in view; our policy samples under the window. Its policy first clones these splits,
+and its stages allow minutes, not turns.
 
 Differs from mgrpo.py: chat.dropped says which turns the history leaves out; `collect` plays by stages.
 """
@@ -60,7 +60,7 @@ class Config(mgrpo.Config):
 
 
 def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
-    """The earlier turns that turn t no longer sees. It grows by window - overlap turns at a time, pinned ones aside."""
+    """The earlier turns that turn t no longer sees: from the pinned ones to where the window begins."""
     stride = window - overlap
     too_many = max(0, t + 1 - window)
     moves = -(-too_many // stride)  # rounded up
@@ -77,14 +77,20 @@ def turns_allowed(step: int, cfg: Config) -> int:
 class KLong(mgrpo.MGRPO):
     advice = "evaluate.py would play it without the window; --held-out plays with it"
 
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, reference, optimizer, device)
+    @staticmethod
+    def check(cfg):
         if cfg.pinned < 1:
             raise ValueError(f"--pinned {cfg.pinned}: give at least 1; the first turn states the task.")
         if not 0 <= cfg.overlap < cfg.window:
             raise ValueError(f"--overlap {cfg.overlap}: give at least 0, and less than --window {cfg.window}.")
         if cfg.stages < 1 or cfg.stage_steps < 1:
             raise ValueError(f"--stages {cfg.stages}, --stage-steps {cfg.stage_steps}: give at least 1 of each.")
+        if (cfg.stages - 1) * cfg.stage_steps >= cfg.steps:
+            raise ValueError(f"--stages {cfg.stages} of --stage-steps {cfg.stage_steps}: in {cfg.steps} steps the last "
+                             "stage never begins; give fewer, or more --steps.")
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, reference, optimizer, device)
         # compress.trunk asks it at every turn which earlier turns to leave out.
         chat.dropped = partial(dropped, window=cfg.window, overlap=cfg.overlap, pinned=cfg.pinned)
 

@@ -30,14 +30,16 @@ Differs from the papers: DAPO's penalty for overlong responses is left out, and 
 a flag, --refill, because they cost episodes. Dr. GRPO, DAPO, GSPO and CISPO have no KL term: with
 --paper, which sets --beta 0.001 for all losses, give them --beta 0. MiniMax names no bound for CISPO's
 ratio, DeepSeek no delta; we take what others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and
-weighs its KL by rho. GSPO's clip range was chosen for long responses: on the sandbox, one update at lr
-3e-4 moves most responses beyond it, so that most tokens get no further push; with --eps 0.05 --eps-high
-0.05 most still do. In bfloat16 rounding alone (logp_gap) may exceed it. Not all of these papers were
-read in full: formulas and numbers are also from abstracts and public code.
+weighs its KL by rho. DAPO and CISPO take the mean over the tokens of one prompt's responses and then over
+prompts; "token" is the mean over all tokens of a batch. GSPO's clip range was chosen for long responses: on the
+sandbox, two updates at lr 3e-4 leave about half of the tokens without a further push (47% on average, seeds
+31 to 33). In bfloat16 rounding alone (logp_gap) may exceed that range. Not all of these papers were read in full:
+formulas and numbers are also from abstracts and public code.
 
 Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
 has no effect where the table names another one; the means count only groups that train. clip_frac counts
-the tokens without a push, and the metric loss of cispo says nothing, as only its gradient is defined.
+the tokens without a push, and the metric loss of cispo says nothing, as only its gradient is defined. With
+--refill the figures of a step (reward, success_rate) count the refilled groups as well.
 """
 import random
 import sys
@@ -227,6 +229,12 @@ def push(J, t: Tokens, cfg: Config):
 
 
 class Losses(mgrpo.MGRPO):
+    @staticmethod
+    def check(cfg):
+        own_settings(cfg)  # raises
+        if cfg.refill < 0:
+            raise ValueError(f"--refill {cfg.refill}: give at least 0 rounds.")
+
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(own_settings(cfg), chat, model, reference, optimizer, device)
         self.A, self.J, *_ = LOSSES[cfg.loss]
@@ -279,7 +287,7 @@ class Losses(mgrpo.MGRPO):
         """Plays the tasks; then, --refill times, one other task for each group that will not train.
 
         All rounds have the step's seed. Random numbers and the names of pictures also depend on the task,
-        and no task comes twice.
+        and within a step no task comes twice.
         """
         episodes = super().collect(tasks, env, step, tick, **search)
         for _ in range(self.cfg.refill):

@@ -7,16 +7,20 @@
 Muon (Jordan et al. 2024) updates the matrices inside the blocks, (R, C): all of them, or with --lora only the
 adapters. AdamW keeps the embedding, the head, norms and biases. The factor 0.2 sqrt(max(R, C)) makes an entry's
 step about as long as AdamW's, so one --lr drives both ("Muon is Scalable for LLM Training", Liu et al. 2025, arXiv
-2502.16982). U V^T comes from five Newton-Schulz iterations, which bring most singular values to between 0.7 and 1.2
-rather than to 1.
+2502.16982). U V^T comes from five Newton-Schulz iterations, which bring most singular values of a well-conditioned
+matrix to between 0.7 and 1.2 rather than to 1.
 
 `make base` pre-trains the small base with it: see assets/decisions.md for its losses beside AdamW's.
-Differs from bc.py: the optimizer.
 
     python forks/muon.py --model runs/base-0 --data runs/exercises.jsonl --lr 4e-3
+
+Differs from its sources: no weight decay, and the iterations run in the gradient's precision, not in bfloat16.
+
+Differs from bc.py: the optimizer.
 """
 import math
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +32,12 @@ import torch
 import bc
 
 MOMENTUM = 0.95
+
+
+@dataclass
+class Config(bc.Config):
+    """Every knob is a flag; the comment behind it is its --help."""
+    out: str = "runs/muon"       # the run's directory; at the end it is also the checkpoint
 
 
 def orthogonalize(matrix_RC):
@@ -82,4 +92,4 @@ def muon(model, lr: float):
 
 
 if __name__ == "__main__":
-    run.command_line(partial(bc.main, make_optimizer=muon), bc.Config, __doc__, {"paper": bc.PAPER})
+    run.command_line(partial(bc.main, make_optimizer=muon), Config, __doc__, {"paper": bc.PAPER})

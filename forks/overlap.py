@@ -18,8 +18,8 @@ mgrpo.py's rho. Batch 1 is on-policy: up to rounding, w is 1 and L is mgrpo.py's
 Why two ratios: mgrpo.py's rho corrects for tokens that another policy sampled, and clipping rho ends the gradient
 of a token that the updates have moved far enough. Here the policy has moved before the first update. If clipping
 counted that move too, tokens would lose their gradient before this batch has pushed them. So w corrects, and
-clipping watches this file's rho, which starts at 1. Why a cap: a token that has become ten times likelier would weigh ten times
-as much, and a few such tokens would decide the step.
+clipping watches this file's rho, which starts at 1. Why a cap: a token that has become ten times likelier would
+weigh ten times as much, and a few such tokens would decide the step.
 
     python forks/overlap.py --model runs/bc --out runs/overlap
 
@@ -45,11 +45,11 @@ and CM2's code, not the whole papers.
 Differs from AReaL: rollouts have no machines of their own, and the weights never change within an episode. As in
 mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
 
-Differs from mgrpo.py: `collect` waits for the batch in flight, `learn_from` starts the next, and `loss` has w and
-this rho. seconds_rollout is how long a step waited for its episodes. Where lag is 1, logp_gap is measured with the
-frozen copy that sampled, so it is rounding alone. `change` is measured from pi_old, so it includes the move of the
-step before. Metrics: lag, how many steps pi_old is behind; drift, the mean |log pi_start - log pi_old|; truncated,
-the share of tokens whose w is cut.
+Differs from mgrpo.py: `choose_tasks` remembers all tasks, `collect` waits for the batch in flight, `learn_from`
+starts the next, and `loss` has w and this rho. seconds_rollout is how long a step waited for its episodes. Where
+lag is 1, logp_gap is measured with the frozen copy that sampled, so it is rounding alone. `change` is measured
+from pi_old, so it includes the move of the step before. Metrics: lag, how many steps pi_old is behind; drift, the
+mean |log pi_start - log pi_old|; w_cut, the share of tokens whose w is cut.
 """
 import copy
 import sys
@@ -90,7 +90,7 @@ def corrected_loss(logp_N, logp_start_N, logp_old_N, logp_ref_N, A_N, weight_N, 
     loss, metrics = mgrpo_loss(logp_N, logp_old_N=logp_start_N, logp_ref_N=logp_ref_N, A_N=w_N * A_N,
                                weight_N=weight_N, eps=cfg.eps, beta=cfg.beta)
     metrics["drift"] = drift_N.abs().sum().item()
-    metrics["truncated"] = (ratio_N > cfg.cap).sum().item()
+    metrics["w_cut"] = (ratio_N > cfg.cap).sum().item()
     return loss, metrics
 
 
@@ -118,12 +118,15 @@ def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> floa
 
 
 class Overlap(mgrpo.MGRPO):
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
+    @staticmethod
+    def check(cfg):
         if cfg.cap < 1:
             raise ValueError(f"--cap {cfg.cap:g}: w is 1 where the policy has not moved; give at least 1.")
         if cfg.reset_url:
             raise ValueError("--reset-url: a reset would disturb the batch that is played meanwhile; "
                              "leave it out, or use mgrpo.py.")
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
         # Capturing a graph while another thread uses the GPU is untested.
         cfg = replace(cfg, cuda_graph=False)
         super().__init__(cfg, chat, model, reference, optimizer, device)
@@ -133,7 +136,7 @@ class Overlap(mgrpo.MGRPO):
         self.lag = 0
         self.tick = run.ignore  # shows the progress of the batch in flight while `collect` waits
         self.tasks = None
-        self.env = None  # of the batches in flight: an evaluation may use the run's own meanwhile
+        self.env = None  # of the batches in flight; an evaluation uses the run's own at the same time
 
     def choose_tasks(self, tasks, step):
         """mgrpo.py's. Remembers all tasks, from which `play_ahead` chooses."""

@@ -6,8 +6,10 @@
     p_R = predict(model, "value", x_RD)            chance of success, from 0 to 1
     instruction(chat, task)                        a row that ends with the task, before any page
     response_rows(chat, episodes)                  the rows of all their responses
+    rewards_of(episodes)                           their rewards as a tensor
     without_messages(page)                         a page without errors and notes
-    recall(chat, cfg, 192, step)                   past episodes of the run, from its own records
+    past_records(cfg)                              past episodes of the run, from its own records
+    recall(chat, cfg, 192, step)                   some of them to train on, drawn at random
     likelihood(batch, logp_N)                      a loss: weighted log-likelihood
 
 A head is two linear layers on the policy's last hidden state. There are two ways to train one. `fit`
@@ -92,10 +94,10 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
 
 
 def fit(model: Transformer, optimizer, name: str,
-        x_RD, y_R, updates: int) -> tuple[float, float]:
+        x_RD, y_R, updates: int) -> tuple[float, float] | tuple[None, None]:
     """Trains a head by cross-entropy on success y_R (0 or 1) over the rows of all ranks.
 
-    Returns the cross-entropy before and after, in nats. ln 2 = 0.69 is what a coin achieves. If the
+    Returns the cross-entropy before and after, in nats (None without rows). ln 2 = 0.69 is what a coin achieves. If the
     next step's `before`, on new rows, is far above this `after`, the head knows its rows by heart.
     """
     device = x_RD.device
@@ -106,7 +108,7 @@ def fit(model: Transformer, optimizer, name: str,
     all_y_R = torch.cat([y for _, y in shares])
     all_y_R = all_y_R.float().to(device)
     if not len(all_y_R):
-        return 0.0, 0.0
+        return None, None
 
     head = model.heads[name]
 
@@ -179,7 +181,8 @@ def likelihood(batch: list[Row], logp_N):
 def past_records(cfg, among: int = 2000) -> list[dict]:
     """The newest valid episodes of the run's own training, as records. All ranks call it.
 
-    Only training counts: an evaluation may have written into the same file.
+    Only training counts: an evaluation may have written into the same file. Of a longer file only the last
+    gigabyte is read, which may hold fewer than `among`.
     """
     barrier()  # until rank 0 has written them
     path = Path(cfg.out) / "trajectories.jsonl"

@@ -83,9 +83,12 @@ def rating(response: str, trajectory: Trajectory) -> int:
         call = parse(response)
     except ActionError:
         return 0
+    action = str(call)
+    for host, address in trajectory.task.get("hosts", {}).items():
+        action = action.replace(f"http://{host}", address)  # as rollout.take_turns does before it acts
     new = True
     for turn in earlier:
-        if turn.action == str(call) and without_messages(turn.observation) == page:
+        if turn.action == action and without_messages(turn.observation) == page:
             new = False
     return 1 + shows(page, response, call.element) + new
 
@@ -114,8 +117,8 @@ async def best_of(chat: Chat, cfg: Config, draws_per_turn: list[int], trajectory
 
 
 class TSR(mgrpo.MGRPO):
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, reference, optimizer, device)
+    @staticmethod
+    def check(cfg):
         if cfg.candidates < 1:
             raise ValueError(f"--candidates {cfg.candidates}: a turn needs at least one response.")
 

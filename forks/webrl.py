@@ -11,7 +11,7 @@ whoever sampled it. So episodes from anywhere (nu) may train, without a ratio. A
 episodes it estimates the advantage of the policy that sampled; for old ones it compares their reward with
 what the present V expects. The loss is 0 once a response's summed log-prob has moved by A / beta, which
 bounds the later updates of a step. The first update has, on new responses, the gradient of REINFORCE times
-2 beta; with --paper it is the only one. pi_ref is the policy of the phase
+2 beta; with --paper a step has no other update. pi_ref is the policy of the phase
 before; here a phase is a step, so pi_ref is the policy as it was when the step began.
 
 Replay: successes of earlier steps train again, but only responses whose perplexity under pi_ref is above
@@ -162,11 +162,17 @@ def squared_loss(batch: list[Row], logp_N, beta: float):
 class WebRL(mgrpo.MGRPO):
     smallest_group = 1
 
-    def __init__(self, cfg, chat, model, reference, optimizer, device):
-        super().__init__(cfg, chat, model, None, optimizer, device)
+    @staticmethod
+    def check(cfg):
         if cfg.lora or cfg.beta <= 0 or cfg.judged < 1:  # beta also makes mgrpo.py load the clone
             raise ValueError("--lora must be 0, --beta and --judged above 0: the frozen clone and the "
                              "judge's first verdicts make the outcome model.")
+        if cfg.past < 0 or not 0 <= cfg.lam <= 1 or cfg.sure <= FOREIGN:
+            raise ValueError(f"--past {cfg.past}, --lam {cfg.lam:g}, --sure {cfg.sure:g}: give at least 0 episodes, "
+                             f"lam from 0 to 1, and sure above {FOREIGN:g}.")
+
+    def __init__(self, cfg, chat, model, reference, optimizer, device):
+        super().__init__(cfg, chat, model, None, optimizer, device)
         self.clone = reference  # for the outcome model; pi_ref is the step's first policy, not this
         add_heads(model, optimizer, "value", "outcome", lr=cfg.head_lr)
 
@@ -261,8 +267,8 @@ class WebRL(mgrpo.MGRPO):
         kept = []
         for row in old:
             mean_logp = sum(row.logps) / row.n_action
-            likelihood = exp(mean_logp)  # 1 / the perplexity
-            if FOREIGN < likelihood < cfg.sure:
+            probability = exp(mean_logp)  # of a token, on average: 1 / the perplexity
+            if FOREIGN < probability < cfg.sure:
                 kept.append(row)
         return kept
 

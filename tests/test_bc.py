@@ -292,6 +292,18 @@ def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says)
         read_demonstrations(str(path), chat)
 
 
+def test_a_last_line_that_a_killed_run_was_writing_is_left_out(chat, tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    line = json.dumps(RECORD)
+    path.write_text(f"{line}\n{line}\n{line[:40]}")
+    assert len(read_demonstrations(str(path), chat)) == 2
+    path.write_text(f"{line}\n{line}")  # written by hand, without a line's end
+    assert len(read_demonstrations(str(path), chat)) == 2
+    path.write_text(line[:40])
+    with pytest.raises(ValueError, match="line 1"):
+        read_demonstrations(str(path), chat)
+
+
 def test_only_successes_are_cloned_whatever_the_reward(chat, tmp_path, capsys):
     """Records of older versions hold the success as their reward, and no "success"."""
     failed = RECORD | {"success": 0.0}

@@ -134,7 +134,7 @@ def test_a_head_minimizes_the_cross_entropy_on_success(chat, model):
     without_updates = shared.fit(model, optimizer, "value", x_RD, y_R, 0)
     assert without_updates == (last, last)
     without_rows = shared.fit(model, optimizer, "value", x_RD[:0], y_R[:0], 5)
-    assert without_rows == (0, 0)
+    assert without_rows == (None, None)  # not the cross-entropy of a perfect head
 
 
 def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path):
@@ -284,7 +284,8 @@ def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, floa
     weights = []
     for tau in episodes:
         V_tau = [next(V_left) for _ in tau.turns]
-        assert tau.advantage == tau.reward - V_tau[0]  # the record shows that of the first turn
+        weight = min(math.exp((tau.reward - V_tau[0]) / 0.2), 9.0)
+        assert tau.advantage == pytest.approx(weight)  # the record shows that of the first turn
         for V_j in V_tau:
             advantage = tau.reward - V_j
             weight = min(math.exp(advantage / 0.2), 9.0)
@@ -432,6 +433,9 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
     assert [row.ids[-row.n_action:] for row in good] == expected
     total = sum(len(tau.turns) for tau in chosen)
     assert 0 < len(expected) < total
+    with_good_turns = {id(row.tau) for row in good}
+    for tau in episodes:
+        assert tau.advantage == (id(tau) in with_good_turns)  # what the report says of it
 
     # 3) The loss.
     tokens = sum(map(len, expected))
@@ -810,11 +814,18 @@ def test_forks_without_groups_take_one_episode_a_task(chat, play, fork, capsys):
     (digirl, {"share": 1.5}, "--share 1.5"),
     (awr, {"limit": 0.0}, "--awr-beta and --limit must be above 0"),
     (awr, {"awr_beta": 0.0}, "--awr-beta"),
+    (awr, {"past": -1}, "--past at least 0"),
     (awr, {"beta": 0.1}, "--beta 0.1: AWR has no KL"),
+    (digirl, {"past": -1}, "--past -1"),
+    (digirl, {"lam": 1.5}, "--lam 1.5"),
     (digirl, {"beta": 0.1}, "--beta 0.1: DigiRL has no KL"),
 ])
-def test_settings_that_choose_or_weigh_nothing_are_one_sentence(chat, play, tmp_path, fork, changes, says):
+def test_settings_that_choose_or_weigh_nothing_are_one_sentence(
+        chat, play, monkeypatch, tmp_path, fork, changes, says):
     """They were an IndexError, a "math domain error", and a reference that was loaded and scored in vain."""
+    def nothing_yet(*_):
+        raise AssertionError("a model was loaded, perhaps a clone trained, before the flags were checked")
+    monkeypatch.setattr(mgrpo, "open_method", nothing_yet)
     (tmp_path / "x").mkdir()
     (tmp_path / "x/metrics.jsonl").write_text('{"step": 0}\n')
 

@@ -1,6 +1,7 @@
 """forks/checklist.py: rewards and credit against slow loops; what a look sees, and that it changes nothing."""
 import copy
 import itertools
+import math
 import statistics
 
 import pytest
@@ -321,6 +322,18 @@ def test_a_group_that_fails_as_a_whole_teaches_who_got_further(chat):
     assert max(of_first) < 0
 
 
+def test_equal_rewards_are_equal_whatever_checks_they_are_the_sum_of(chat):
+    """1/12 + 4/12 and 5/12 differ in the last bit: the group trained on rounding."""
+    task = task_with(4, [{"weight": 1}, {"weight": 1}, {"weight": 4}, {"weight": 5}])
+    by_two = episode(chat, task, 3, [True, False, True, False], member=0)
+    by_one = episode(chat, task, 3, [False, False, False, True], member=1)
+    method = checklist_of(chat)
+    for tau in (by_two, by_one):
+        tau.reward = method.reward(tau)
+    assert by_two.reward != by_one.reward
+    assert method.advantages([by_two, by_one]) == []
+
+
 @pytest.mark.parametrize("entries", [
     [{}],
     [{}, {}, {}],
@@ -329,6 +342,8 @@ def test_a_group_that_fails_as_a_whole_teaches_who_got_further(chat):
     [{}, {"needs": [7]}],
     [{}, {"weight": -1}],
     [{"weight": 0}, {"weight": 0}],
+    [{}, {"weight": math.inf}],
+    [{}, {"required": "false"}],
     [{}, {"points": 3}],
     [{}, {"weight": "2"}],
     [{}, {"needs": 0}],

@@ -48,7 +48,7 @@ def still(model):
     ("title: cart\n<a>home <0></a> <a>red lamp <5></a> $24\n1 item", "title: cart\n1 item"),
     ("title: cart\nempty", "title: cart\nempty"),
     ("", ""),
-    (HOME + "\nx" + feedback.CUT, "x"),
+    (HOME + "\nx\nhalf a li" + feedback.CUT, "x"),
     ("<input>city <8> = rome</input>\n" + HOME, "<input>city <8> = rome</input>"),
     ("<select>size <7> = s (s | m)</select>\n" + HOME, "<select>size <7> = s (s | m)</select>"),
 ])
@@ -84,6 +84,30 @@ def test_only_ids_do_not_count_and_no_other_number(line, changed):
     if changed:
         expected = after
     assert feedback.news(before, after) == expected
+
+
+def test_where_a_page_was_cut_is_no_news():
+    """The history grows, so the same page is cut further up; without a message it is cut further down."""
+    lines = [f"<a>item {i} <{i}></a>" for i in range(10)]
+    cut = "\n".join(lines[:6]) + "\n<a>item 6" + feedback.CUT
+    cut_further_up = "\n".join(lines[:4]) + "\n<a>it" + feedback.CUT
+    whole = "\n".join(lines)
+    assert feedback.news(cut, cut) == ""
+    assert feedback.news(cut, cut_further_up) == ""
+    assert feedback.news(cut_further_up, cut) == ""
+    assert feedback.news(cut, whole) == ""
+    assert feedback.news(cut, "title: elsewhere") == "title: elsewhere"
+    assert feedback.news(cut, "title: first\n" + cut) == "title: first"
+
+
+def test_a_long_page_is_compared_within_a_second():
+    """Every row of a list has the same buttons. In 2,000 lines difflib's exact answer takes minutes."""
+    rows = []
+    for i in range(700):
+        rows += [f"<td>customer {i}</td>", "<a>Edit <1></a>", "<a>Delete <2></a>"]
+    after = rows[:900] + ["<td>one more</td>"] + rows[900:]
+    before = "\n".join(rows)
+    assert feedback.news(before, "\n".join(after)) == "<td>one more</td>"
 
 
 def test_what_begins_like_a_message_inside_a_page_is_a_line_like_others():

@@ -357,6 +357,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
     ({"overlap": -1}, "--overlap -1: give at least 0"),
     ({"stages": 0}, "--stages 0"),
     ({"stage_steps": 0}, "--stage-steps 0"),
+    ({"stages": 3, "stage_steps": 3, "steps": 6}, "in 6 steps the last stage never begins"),
 ])
 def test_a_window_that_drops_the_task_or_never_moves_is_refused(windowed, changes, says):
     with pytest.raises(ValueError, match=says):

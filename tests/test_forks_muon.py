@@ -106,6 +106,11 @@ def test_with_lora_it_moves_the_adapters_alone(checkpoint):
         assert torch.equal(weight, start[name]) == frozen, name
 
 
+def test_it_has_a_folder_of_its_own():
+    """With bc.py's default it wrote over the clone."""
+    assert muon.Config().out == "runs/muon"
+
+
 @pytest.fixture
 def arguments(checkpoint, tmp_path):
     """The whole script on one demonstration, 12 steps."""

@@ -126,7 +126,7 @@ def test_value_and_gradient_are_those_of_the_formula(chat, float64):  # noqa: F8
 
         log_w = start - old
         n_cut = (log_w > math.log(2)).sum().item()
-        assert metrics["truncated"] == n_cut
+        assert metrics["w_cut"] == n_cut
         assert 0.05 < n_cut / len(old) < 0.5
         drift = log_w.abs().sum().item()
         assert metrics["drift"] == pytest.approx(drift)
@@ -174,7 +174,7 @@ def test_on_the_policy_that_sampled_the_loss_is_mgrpos(chat, float64):  # noqa: 
     torch.testing.assert_close(loss, its_loss, atol=1e-12, rtol=0)
     gradient = gradient_of(loss, new)
     torch.testing.assert_close(gradient, gradient_of(its_loss, new), atol=1e-12, rtol=0)
-    assert metrics == its_metrics | {"drift": 0, "truncated": 0}
+    assert metrics == its_metrics | {"drift": 0, "w_cut": 0}
     assert metrics["clip_frac"] > 0
 
 
@@ -226,7 +226,7 @@ def test_an_update_is_that_of_each_response_alone(chat, budget):
         expected_gradients = torch.autograd.grad(expected, list(model.parameters()))
         metrics = mgrpo.update(method, rows)
         assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
-        assert metrics["truncated"] > 0
+        assert metrics["w_cut"] > 0
         assert (metrics["clip_frac"] > 0) == clips
         for (name, _), gradient in zip(model.named_parameters(), expected_gradients):
             torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
@@ -327,10 +327,10 @@ def test_a_batch_is_played_by_the_weights_before_the_last_steps_updates(chat, pl
         assert line["groups_kept"]
         assert set(METRICS) <= set(line)
     assert lines[0]["drift"] < 1e-5
-    assert lines[0]["truncated"] == 0
+    assert lines[0]["w_cut"] == 0
     for line in lines[1:]:
         assert line["drift"] > 1e-2
-    assert any(line["truncated"] > 0 for line in lines[1:])
+    assert any(line["w_cut"] > 0 for line in lines[1:])
     assert "logp_gap is far above rounding" not in capsys.readouterr().out
 
 
@@ -558,7 +558,7 @@ def test_two_ranks_make_the_steps_that_one_rank_makes(checkpoint, tmp_path, monk
         for line in (a, b):
             assert line["groups_kept"] == 5
             assert line["logp_gap"] < 1e-5
-        for key in ("loss", "grad_norm", "entropy", "clip_frac", "drift", "truncated"):
+        for key in ("loss", "grad_norm", "entropy", "clip_frac", "drift", "w_cut"):
             assert a[key] == pytest.approx(b[key], rel=1e-4, abs=1e-6), key
     for line in one["lines"][1:]:
         assert line["drift"] > 1e-3

@@ -30,6 +30,7 @@ from compress import open_chat, trajectory_rows
 from evaluate import Environment
 from forks import digirl, shared, tsr, webrl
 from model import generate, load
+from rollout import parse
 from worlds import load_tasks
 
 
@@ -441,7 +442,7 @@ def click(element, name=""):
 
 def test_a_response_is_rated_by_whether_it_can_be_read_aims_at_something_and_is_new():
     def rate(response, *earlier):
-        tau = SimpleNamespace(turns=[*earlier, turn()])
+        tau = SimpleNamespace(task={"hosts": {"shop.com": "http://127.0.0.1:7770"}}, turns=[*earlier, turn()])
         return tsr.rating(response, tau)
 
     # Nothing is wrong with these; what was clicked on another page does not matter.
@@ -476,6 +477,9 @@ def test_a_response_is_rated_by_whether_it_can_be_read_aims_at_something_and_is_
     for message in ("error: no effect", "note: the page showed an alert: hi", "error: x\nnote: y"):
         tried = turn(f"{message}\n{PAGE}", clicked)
         assert rate(click(5), tried) == tsr.BEST - 1
+    typed = '<think>x</think><answer>do(action="Type", argument="http://{}/a", element="8")</answer>'
+    action = str(parse(typed.format("127.0.0.1:7770")))  # as the rollout records it
+    assert rate(typed.format("shop.com"), turn(action=action)) == tsr.BEST - 1
     other = turn(action="do(action='Click', element='8')")
     assert rate(click(5), other) == tsr.BEST
 
@@ -695,6 +699,8 @@ def made(Method, cfg):
     (lambda: made(tsr.TSR, tsr.Config(candidates=0)), "--candidates 0"),
     (lambda: made(digirl.DigiRL, digirl.Config(offline=4, steps=3)), "--offline 4"),
     (lambda: made(webrl.WebRL, webrl.Config(beta=-1.0)), "--beta"),
+    (lambda: made(webrl.WebRL, webrl.Config(past=-1)), "--past -1"),
+    (lambda: made(webrl.WebRL, webrl.Config(sure=0.5)), "--sure 0.5"),
 ])
 def test_settings_that_teach_nothing_are_refused(refused, culprit):
     with pytest.raises(ValueError, match=culprit):

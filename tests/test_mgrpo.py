@@ -56,6 +56,7 @@ def logprobs(model, row, temperature=1.0):
 
 
 def method_of(chat, model, cfg, optimizer=None, reference=None, Method=MGRPO):
+    Method.check(cfg)
     return Method(cfg, chat, model, reference, optimizer, "cpu")
 
 

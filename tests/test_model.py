@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves
 from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
-from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, computing_dtype, config_json,
-                   full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample, save, shard,
-                   token_logprobs, unsharded)
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, check_context, computing_dtype,
+                   config_json, full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample,
+                   save, shard, token_logprobs, unsharded)
 from run import init_dist, load_training, save_training
 
 LLAMA3 = {
@@ -251,8 +251,8 @@ def test_a_kernel_may_leave_its_result_transposed_in_memory(monkeypatch):
     expected = attend(q, k, v, mask)
     kernel = F.scaled_dot_product_attention
 
-    def transposed(*inputs):
-        out = kernel(*inputs)
+    def transposed(*inputs, **options):
+        out = kernel(*inputs, **options)
         return out.transpose(1, 2).contiguous().transpose(1, 2)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", transposed)
@@ -1053,6 +1053,38 @@ def test_adapters_are_not_put_on_other_weights_than_they_were_trained_on(tmp_pat
 
     shutil.rmtree(adapter)
     assert_near(scores(load(path)), scores(model))
+
+
+def test_nor_on_other_weights_of_the_same_name_on_the_hub(tmp_path, monkeypatch):
+    """The frozen weights of me/base were not marked: a push to it changed the policy in silence."""
+    def snapshot_download(*_, **__):
+        return str(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    save(tiny_model(), tmp_path / "hub")
+    model = load("me/base", lora=4)
+    save(model, tmp_path / "x")
+    assert same_weights(load(tmp_path / "x"), model)
+
+    save(tiny_model(seed=1), tmp_path / "hub")
+    with pytest.raises(ValueError, match="me/base no longer holds the weights"):
+        load(tmp_path / "x")
+
+
+def test_adapters_of_another_scale_are_refused(tmp_path):
+    save(lora_policy(tmp_path), tmp_path / "x")
+    file = tmp_path / "x/adapter/adapter_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"lora_alpha": 16}))
+    with pytest.raises(ValueError, match="its lora_alpha is 16, not 32"):
+        load(tmp_path / "x")
+
+
+def test_a_context_longer_than_the_models_own_is_refused():
+    """--paper asks for 16,384 tokens. SmolLM2 knows 8,192 positions, and at later ones it writes noise."""
+    check_context(tiny_model(), 4096)
+    with pytest.raises(ValueError, match="--max-context 4097: the model knows 4096 positions"):
+        check_context(tiny_model(), 4097)
 
 
 @pytest.mark.parametrize("metadata", [{"format": "pt"}, None])

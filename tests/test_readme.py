@@ -107,7 +107,8 @@ def replaced_by(method) -> list[str]:
     replaced = []
     for name in sorted(vars(method)):
         inherited = name in vars(mgrpo.MGRPO)
-        if inherited and callable(getattr(method, name)) and name != "__init__":
+        of_flags = name in ("__init__", "check")
+        if inherited and callable(getattr(method, name)) and not of_flags:
             replaced.append(f"`{name}`")
     return replaced
 

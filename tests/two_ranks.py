@@ -130,6 +130,9 @@ def train_model(checkpoint, out):
 
         # 2) Train it, and save its state half-way.
         optimizer = optimizer_of(model)
+        positions_BT = torch.arange(24)[None]
+        tokens_BT = positions_BT * 7 % 400
+        action_BT = positions_BT >= 15
         losses = []
         gradients = []
         for step in range(3):
@@ -138,6 +141,8 @@ def train_model(checkpoint, out):
             losses.append(float(all_sum([loss])))
             gradients.append(whole_gradients(gradient))
             if step == 1:
+                with torch.no_grad():  # a fork may measure something; FSDP2 then leaves weights gathered
+                    token_logprobs(model, tokens_BT, action_BT)
                 save_training(path / "training", model, optimizer, {"step": 2})
         save(model, path / "saved")
 
@@ -145,9 +150,6 @@ def train_model(checkpoint, out):
         before = len(process_groups)
         load(checkpoint, sharded=True, lora=lora)  # as the reference policy is
         again = load(path / "saved", sharded=True, lora=lora)
-        positions_BT = torch.arange(24)[None]
-        tokens_BT = positions_BT * 7 % 400
-        action_BT = positions_BT >= 15
         with torch.no_grad():
             trained, _, _ = token_logprobs(model, tokens_BT, action_BT)
             with as_reference(again):
