@@ -15,7 +15,7 @@ setup: .venv/ready ## virtual environment, packages and a browser
 	.ci/browser $(PY)
 	touch $@
 
-demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; a laptop will do
+demo: ## demonstrations, behavior cloning, M-GRPO and held-out evaluation on the sandbox; two CPU cores will do
 	@.ci/demo $(PY) $(OUT) $(SEED)
 
 # Three processes, since browsers wait more than they compute: pages and the judge, episodes, all else.

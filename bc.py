@@ -149,7 +149,9 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
             return [(f"{path}, row {i}", row) for i, row in enumerate(json.loads(text))]
     lines = text.split("\n")
     if len(lines) > 1 and not is_json(lines[-1]):
-        lines.pop()  # it is empty, or a killed run was writing it
+        cut_off = lines.pop()  # it is empty, or a killed run was writing it
+        if cut_off:
+            run.print0(f"{path}: its last line is cut off and left out")
     rows = []
     for i, line in enumerate(lines, 1):
         where = f"{path}, line {i}"
@@ -395,6 +397,8 @@ def main(cfg: Config, make_optimizer=adamw):
     run.print0(said)
 
     # 4) Train, and leave a checkpoint.
+    if first == 0:
+        directory.clear_weights()
     clone(model, optimizer, dataset, cfg, device=device, directory=directory, first=first)
     save(model, cfg.out, like=cfg.model, run=directory.config)
     if run.rank() == 0:

@@ -33,7 +33,7 @@ how undecided pi still is. The loss itself says little: in the first update rho 
 weight (beta KL - A). With --paper the A of a group cancel; by default longer episodes weigh more.
 Either way it does not say whether the policy gets better.
 
-    python mgrpo.py                   # the sandbox on a laptop; clones the experts first (bc.py)
+    python mgrpo.py                   # the sandbox, on CPU cores; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
 
 Differs from the paper: groups whose rewards are all equal are dropped, so they add neither policy
@@ -297,7 +297,7 @@ class MGRPO:
 
     @staticmethod
     def check(cfg: Config):
-        """Refuses flags of a fork that cannot work, before anything is loaded or trained."""
+        """Refuses a fork's flags that cannot work, before anything is loaded or trained."""
 
     def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
         """The step's tasks, alike on all ranks."""
@@ -640,6 +640,8 @@ def main(cfg: Config, Method=MGRPO):
         directory = run.start_run(cfg, device, config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
+        if first == 0:
+            directory.clear_weights()
         start = time.monotonic()
         broken_steps = 0  # in a row
         for step in range(first, cfg.steps):

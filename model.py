@@ -842,7 +842,8 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         if settings["lora_alpha"] != ALPHA:
             raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
         base = settings["base_model_name_or_path"]
-        if json.loads(marks["frozen"]) != fingerprint(resolve(base)):
+        frozen = json.loads(marks["frozen"])  # empty if an older version took the base from the hub
+        if frozen and frozen != fingerprint(resolve(base)):
             raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
                              f"delete {file.parent} to use the merged weights")
         for name in tensors.keys():

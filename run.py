@@ -422,17 +422,25 @@ class Run:
         self.append("metrics.jsonl", [finite])
 
     def clear(self):
-        """Removes what an earlier run left, checkpoints and evaluations included: they are not this run's."""
+        """Removes what an earlier run left, its evaluations and best checkpoints included."""
         if rank() != 0:
             return
         with writing(self.path):
-            for pattern in ("state", "best", "adapter", "screenshots", "step-*"):
+            for pattern in ("state", "best", "screenshots", "step-*"):
                 for directory in self.path.glob(pattern):
                     forget(directory)
-            records = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
-            for pattern in ("model*.safetensors", *records):
+            for pattern in ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html"):
                 for file in self.path.glob(pattern):
                     file.unlink()
+
+    def clear_weights(self):
+        """Removes the policy of an earlier run, just before this one trains: nobody shall take it for this one's."""
+        if rank() != 0:
+            return
+        with writing(self.path):
+            forget(self.path / "adapter")
+            for file in self.path.glob("model*.safetensors"):
+                file.unlink()
 
 
 def ask_git(*arguments: str) -> str:

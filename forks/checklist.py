@@ -21,7 +21,8 @@ without them. So we know when a check came to hold only if the agent's page show
     - A check of the address, or of the page left open, is met if a look after any turn saw it hold, with all
       that it needs. All others are met only if the judge finds them at the end.
     - What held at the start must hold at the end, and no turn earned it.
-    - What did not was earned by the first turn after which a look saw it hold, with all that it needs.
+    - A check that did not hold then was earned by the first turn after which a look saw it hold, with all that
+      it needs.
     - If no look saw it: the last turn for an answer, and for an address or a page left open if the episode
       ended without an exit. For all others no turn, so the whole episode earned them.
 

@@ -82,7 +82,7 @@ def news(before: str, after: str) -> str:
     """The lines of a page that a diff with the page before it calls inserted or changed.
 
     Ids do not count: each page has its own. Lines about the last action (errors and notes) are new each time.
-    Lines below the place where the page before was cut are not: they may have been there.
+    Lines that follow where the page before was cut are not: they may have been there.
     """
     lines = whole_lines(after)
     old = [without_ids(line) for line in whole_lines(without_messages(before))]
@@ -105,13 +105,13 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     if t + 1 == len(turns):
         return 0  # nobody saw what came of it
     text = news(row.turn.observation, turns[t + 1].observation)
-    other = chat.opening("user", user_text(row.tau.task, t + 1, "¶"))  # a page that no news begins like
+    if not text:
+        return 0  # nothing changed
+    other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))  # a page that no news begins like
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
     n_frame = len(os.path.commonprefix([other, message]))  # ids in common: what comes before the news
     message = message[:n_frame + limit]
     n_news = len(message) - n_frame
-    if n_news == 0:
-        return 0  # nothing changed
     closing = chat.past_response(row.turn.action_ids)[row.n_action:]
     row.ids = row.ids + closing + message
     row.after = [False] * (len(closing) + n_frame) + [True] * n_news

@@ -292,11 +292,12 @@ def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says)
         read_demonstrations(str(path), chat)
 
 
-def test_a_last_line_that_a_killed_run_was_writing_is_left_out(chat, tmp_path):
+def test_a_last_line_that_a_killed_run_was_writing_is_left_out(chat, tmp_path, capsys):
     path = tmp_path / "trajectories.jsonl"
     line = json.dumps(RECORD)
     path.write_text(f"{line}\n{line}\n{line[:40]}")
     assert len(read_demonstrations(str(path), chat)) == 2
+    assert "its last line is cut off and left out" in capsys.readouterr().out
     path.write_text(f"{line}\n{line}")  # written by hand, without a line's end
     assert len(read_demonstrations(str(path), chat)) == 2
     path.write_text(line[:40])

@@ -949,6 +949,7 @@ def test_a_run_that_starts_over_forgets_everything_that_the_old_one_left(chat, p
 
     old_weights = {"best", "step-00001", "step-00002"}
     old = old_weights | {
+        "model.safetensors",  # an interrupted run would leave it under the new run's config.json
         "state",
         "screenshots",
         "summary.json",

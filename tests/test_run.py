@@ -54,19 +54,16 @@ def test_a_run_that_starts_over_leaves_no_state_to_resume(tmp_path):
 
 
 def test_a_run_that_starts_over_leaves_nothing_that_an_earlier_one_has_earned(tmp_path):
-    """--no-resume once left OUT/best, summary.json and the old figures in the report; and the old weights, which
-    mgrpo.py trained on under the new config.json if the new cloning was interrupted.
-    """
-    for directory in ("best", "adapter", "step-00010", "screenshots"):
+    """--no-resume once left OUT/best, summary.json and the old figures in the report."""
+    for directory in ("best", "step-00010", "screenshots"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "file").touch()
-    for file in ("model.safetensors", "summary.json", "summary-dev.json", "metrics.jsonl", "trajectories.jsonl", "report.html"):
+    for file in ("summary.json", "summary-dev.json", "metrics.jsonl", "trajectories.jsonl", "report.html"):
         (tmp_path / file).write_text("")
     (tmp_path / "demos.jsonl").touch()  # takes minutes to record, and is checked before it is used again
 
     start(tmp_path, first=1)
     assert (tmp_path / "best/file").exists()
-    assert (tmp_path / "model.safetensors").exists()
     assert (tmp_path / "summary.json").exists()
 
     start(tmp_path)

@@ -32,10 +32,10 @@ class Verdict(NamedTuple):
 
 def likeliest(model: Transformer, inputs: dict):
     """At each position of a response, the likeliest token given the right ones before it: (N,)"""
-    before_BT = inputs["action_BT"].roll(-1, dims=1)  # the hidden state at t - 1 predicts token t
+    predicting_BT = inputs["action_BT"].roll(-1, dims=1)  # the hidden state at t - 1 predicts token t
 
     def head(x_BTD):
-        return model.logits(x_BTD[before_BT])
+        return model.logits(x_BTD[predicting_BT])
 
     logits_NV = model(inputs["tokens_BT"], inputs["positions_BT"], head=head, segments=inputs["segments"])
     return logits_NV.argmax(-1)
