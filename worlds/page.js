@@ -58,9 +58,14 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const boxOf = el => {
     if (el.localName === 'area') {  // the middle of its points; a circle has one point and a radius
       const {left, top} = drawn(el).getBoundingClientRect();
-      const xy = el.coords.split(','), n = xy.length >> 1;
-      const mean = k => xy.slice(0, 2 * n).reduce((sum, v, i) => sum + (i % 2 === k ? v / n : 0), 0);
-      return new DOMRect(left + mean(0), top + mean(1), 1, 1);
+      const numbers = el.coords.split(',');  // x, y, x, y, ...
+      const points = Math.floor(numbers.length / 2);
+      let x = 0, y = 0;
+      for (let i = 0; i < points; i++) {
+        x += numbers[2 * i] / points;
+        y += numbers[2 * i + 1] / points;
+      }
+      return new DOMRect(left + x, top + y, 1, 1);
     }
     const seen = r => r.width >= 1 && r.height >= 1;
     const own = [...el.getClientRects()].find(seen);
@@ -98,24 +103,32 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return bottom > 0 && top < innerHeight && right > 0 && left < innerWidth;
   };
 
+  const boxesOf = node => {  // of an element also those of its labels
+    range.selectNode(node);
+    if (nodeType(node) === TEXT) return [range.getBoundingClientRect()];
+    const parts = [node, ...node.labels ?? []].map(drawn);
+    return parts.map(part => boxOf(part) || part.getBoundingClientRect());
+  };
+  const overlap = (r, s) => {
+    const across = Math.min(r.right, s.right) - Math.max(r.left, s.left);
+    const down = Math.min(r.bottom, s.bottom) - Math.max(r.top, s.top);
+    return across > 0.5 && down > 0.5;
+  };
   // A clip cuts off what reaches out of its box. Whether some of a node, or of its label, is left.
   const within = (node, clips) => {
     if (!clips.length) return true;
-    range.selectNode(node);
-    const parts = nodeType(node) === TEXT ? [range] : [node, ...node.labels ?? []].map(drawn);
-    const boxes = parts.map(part => part !== range && boxOf(part) || part.getBoundingClientRect());
-    const common = (r, s, from, to) => Math.min(r[to], s[to]) - Math.max(r[from], s[from]);
-    return clips.every(({box}) => boxes.some(
-      r => common(r, box, 'left', 'right') > 0.5 && common(r, box, 'top', 'bottom') > 0.5));
+    const boxes = boxesOf(node);
+    return clips.every(clip => boxes.some(box => overlap(box, clip.box)));
   };
   // The clips of el's contents. outer: those around el. A panel that scrolls can show all that it holds, and
   // what is shrunk to one pixel is there to be read aloud.
   const clipsOf = (el, style, outer) => {
     if (/fixed|absolute/.test(style.position))
       outer = outer.filter(clip => contains(clip.el, el.offsetParent));
-    if (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)
-      || /^(body|input|select|textarea)$/.test(el.localName)
-      || el.offsetWidth === 1 && el.offsetHeight === 1) return outer;
+    if (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)) return outer;
+    if (/^(body|input|select|textarea)$/.test(el.localName)) return outer;
+    const onePixel = el.offsetWidth === 1 && el.offsetHeight === 1;
+    if (onePixel) return outer;
     const scrolls = /auto|scroll/.test(style.overflow) || /^i?frame$/.test(el.localName);
     if (scrolls && el.clientWidth && el.clientHeight && within(el, outer)) return [];
     return [...outer, {el, box: el.getBoundingClientRect()}];
@@ -142,29 +155,36 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const box = /fixed|absolute/.test(position) ? at.offsetParent : parentOf(at);
       if (!box || box === bodyOf(el.ownerDocument)) break;
       const {overflow, display} = getComputedStyle(box);
-      if (!/visible|auto|scroll/.test(overflow) && !/^(inline|contents)$/.test(display)) {
-        const cut = box.getBoundingClientRect();
-        [left, right] = [Math.max(left, cut.left), Math.min(right, cut.right)];
-        [top, bottom] = [Math.max(top, cut.top), Math.min(bottom, cut.bottom)];
+      const hides = !/visible|auto|scroll/.test(overflow);
+      const hasEdges = !/^(inline|contents)$/.test(display);
+      if (hides && hasEdges) {
+        const edges = box.getBoundingClientRect();
+        left = Math.max(left, edges.left);
+        right = Math.min(right, edges.right);
+        top = Math.max(top, edges.top);
+        bottom = Math.min(bottom, edges.bottom);
       }
       at = box;
     }
-    return right - left < 1 || bottom - top < 1 ? whole : new DOMRect(left, top, right - left, bottom - top);
+    const width = right - left;
+    const height = bottom - top;
+    return width < 1 || height < 1 ? whole : new DOMRect(left, top, width, height);
   };
   // The middle of what is seen of el's box, and what the mouse hits there.
   const middleOf = remembered(el => {
     const root = el.getRootNode();
-    let box = boxOf(el);
-    if (!box) return {root};
-    const aim = () => {
-      const x = box.left + box.width / 2, y = box.top + box.height / 2;
-      return {x, y, box, root, hit: hitBeside(el, x, y)};
+    const whole = boxOf(el);
+    if (!whole) return {root};
+    const aimAt = box => {
+      const x = box.left + box.width / 2;
+      const y = box.top + box.height / 2;
+      const hit = hitBeside(el, x, y);
+      return {x, y, box, root, hit};
     };
-    const middle = aim();
-    const inReach = middle.x >= 0 && middle.x < innerWidth;
-    if (middle.hit ? contains(el, middle.hit) : inReach) return middle;
-    box = uncutBox(el, box);
-    return aim();
+    const middle = aimAt(whole);
+    const inReach = middle.x >= 0 && middle.x < innerWidth;  // by scrolling up or down
+    const good = middle.hit ? contains(el, middle.hit) : inReach;
+    return good ? middle : aimAt(uncutBox(el, whole));
   });
 
   // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
@@ -172,33 +192,53 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const staysInMiddle = remembered(doc => [0.01, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99].some(
     across => layerOf(atPoint(doc, across * innerWidth, innerHeight / 2), /fixed/)));
 
-  // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
-  const covered = remembered(el => {
-    const {x, y, root, hit} = middleOf(el);
-    if (hit === undefined) return !el.matches('input[type=checkbox],input[type=radio]');
-    if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) {
-      if (!staysInMiddle(document)) return false;
-      const there = atPoint(document, x < 0 || x >= innerWidth ? innerWidth / 2 : x, innerHeight / 2);
-      const layer = layerOf(there, /fixed/);
-      return root === document && !!layer && !contains(layer, el);
-    }
-    if (!hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el) return false;
+  // Of an element outside the window: whether a fixed layer will lie on top of it, once `locate` has scrolled it
+  // to the window's middle. x: where it is then.
+  const coveredInMiddle = (el, x) => {
+    if (!staysInMiddle(document)) return false;
+    const there = atPoint(document, x, innerHeight / 2);
+    const layer = layerOf(there, /fixed/);
+    return middleOf(el).root === document && !!layer && !contains(layer, el);
+  };
+  // Of an element that something lies on: whether scrolling one of the panels around it, or the page, frees it.
+  const scrollingFrees = el => {
+    const {x, y, hit} = middleOf(el);
     const layer = layerOf(hit, /fixed|sticky/);
+    const layerStays = layer && !contains(layer, el);
     const page = scrollerOf(el.ownerDocument);
     for (let at = el; parentOf(at) && getComputedStyle(at).position !== 'fixed'; at = parentOf(at)) {
-      const panel = parentOf(at), {left, right, top, bottom} = panel.getBoundingClientRect();
+      const panel = parentOf(at);
+      const edges = panel.getBoundingClientRect();
       if (panel !== page) {
-        if (!/auto|scroll/.test(getComputedStyle(panel).overflow)) continue;
-        if (x < left || x >= right || y < top || y >= bottom) return false;
+        const scrolls = /auto|scroll/.test(getComputedStyle(panel).overflow);
+        if (!scrolls) continue;
+        const scrolledOut = x < edges.left || x >= edges.right || y < edges.top || y >= edges.bottom;
+        if (scrolledOut) return true;
       }
-      if (!layer || contains(layer, el)) continue;
+      if (!layerStays) continue;
       // `locate` scrolls the element to the middle of the panel, as far as the panel scrolls.
-      const {clientHeight, scrollHeight, scrollTop} = panel, box = layer.getBoundingClientRect();
-      const wanted = y - clientHeight / 2 - (panel === page ? 0 : top);
-      const there = y - Math.max(-scrollTop, Math.min(scrollHeight - clientHeight - scrollTop, wanted));
-      if (there < box.top || there >= box.bottom) return false;
+      const {clientHeight, scrollHeight, scrollTop} = panel;
+      const panelTop = panel === page ? 0 : edges.top;
+      const wanted = y - clientHeight / 2 - panelTop;
+      const farthest = scrollHeight - clientHeight - scrollTop;
+      const scrolled = Math.max(-scrollTop, Math.min(farthest, wanted));
+      const there = y - scrolled;
+      const {top, bottom} = layer.getBoundingClientRect();
+      if (there < top || there >= bottom) return true;
     }
-    return true;
+    return false;
+  };
+  // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
+  const covered = remembered(el => {
+    const {x, y, hit} = middleOf(el);
+    const boxless = hit === undefined;
+    if (boxless) return !el.matches('input[type=checkbox],input[type=radio]');
+
+    const beyondSides = x < 0 || x >= innerWidth;
+    if (beyondSides || y < 0 || y >= innerHeight) return coveredInMiddle(el, beyondSides ? innerWidth / 2 : x);
+
+    const hitsIt = !hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el;
+    return !hitsIt && !scrollingFrees(el);
   });
 
   // The layer that keeps the mouse from all of the page: a dialog with what dims the rest. 25 points show it.
@@ -451,18 +491,26 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 ="), and el is the row's only field.
   const isNameIn = (row, text, el) => {
     const called = tidy(text.data);
-    if (called.length > (isTicked(el) ? 100 : 40) || !/\p{L}{2}/u.test(called)) return false;
-    if (row !== closest(parentOf(text), BLOCKS) && contains(row, closest(parentOf(text), BLOCKS))) return false;
-    const fields = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
+    const longest = isTicked(el) ? 100 : 40;
+    const hasWord = /\p{L}{2}/u.test(called);
+    if (called.length > longest || !hasWord) return false;
+
+    const block = closest(parentOf(text), BLOCKS);
+    const inBlockOfRow = block !== row && contains(row, block);
+    if (inBlockOfRow) return false;
+
+    const candidates = inside(`${FIELDS},${DRAWN}`, row);
+    const fields = candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
     return fields.every(field => contains(el, field) || contains(field, el));
   };
   // The row is the nearest element around el that holds any text.
   const textBeside = remembered(el => {
     if (el.closest('th') || ticksAll(el)) return null;
-    let row = parentOf(el);
-    let text = null;
-    while (row && !matches(row, BLOCKS) && !(text = firstText(row, el))) row = parentOf(row);
-    return text && isNameIn(row, text, el) ? text : null;
+    for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
+      const text = firstText(row, el);
+      if (text) return isNameIn(row, text, el) ? text : null;
+    }
+    return null;
   });
   // A <label> that the page has not tied to its field.
   const looseLabel = el => {
@@ -508,14 +556,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
   // Another link to the same place has a text.
-  const nameOfTwin = el => inside(`a[href="${CSS.escape(attribute(el, 'href'))}"]`, bodyOf(el.ownerDocument))
-    .map(link => tidy(link.innerText)).find(text => text);
+  const nameOfTwin = el => {
+    const href = CSS.escape(attribute(el, 'href'));
+    const links = inside(`a[href="${href}"]`, bodyOf(el.ownerDocument));
+    const texts = links.map(link => tidy(link.innerText));
+    return texts.find(text => text);
+  };
 
   // In a choice of colors each swatch is empty but for the color that the page gives it alone.
   const swatchColor = el => {
     if (el.childElementCount || !wordless(el) || !el.style?.backgroundColor || drawnSwitch(el)) return '';
     const rgb = getComputedStyle(el).backgroundColor.match(/^rgb\((\d+), (\d+), (\d+)\)$/);
-    return rgb ? '#' + rgb.slice(1).map(part => (+part).toString(16).padStart(2, '0')).join('') : '';
+    if (!rgb) return '';
+    const inHex = rgb.slice(1).map(part => Number(part).toString(16).padStart(2, '0'));
+    return '#' + inHex.join('');
   };
 
   // ---- The name
@@ -613,8 +667,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     if (kind === 'select') {
       const texts = options => [...options].map(option => tidy(option.label)).join(' | ');
-      const some = texts([...el.options].slice(0, 60)), rest = el.options.length - 60;
-      return tidy(`${texts(el.selectedOptions)} (${some}${rest > 0 ? ` | ... ${rest} more` : ''})`);
+      let offered = texts([...el.options].slice(0, 60));
+      const rest = el.options.length - 60;
+      if (rest > 0) offered += ` | ... ${rest} more`;
+      return tidy(`${texts(el.selectedOptions)} (${offered})`);
     }
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
@@ -684,9 +740,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     };
     const nameText = el => escape(cut(nameOf(el), 300));
     // A picture and a title in a row that link to the same place count once, by the name that says more.
-    const repeats = (el, last = elements.at(-1)) => last?.getAttribute('href') === el.getAttribute('href')
-      && leads(el) && (wordless(el) || wordless(last))
-      && nameOf(last).startsWith(nameOf(el).replace(/ ?(\.\.\.|…)$/, ''));
+    const repeats = el => {
+      const last = elements.at(-1);
+      const samePlace = last?.getAttribute('href') === el.getAttribute('href') && leads(el);
+      if (!samePlace) return false;
+      if (!wordless(el) && !wordless(last)) return false;
+      const before = nameOf(last);
+      const uncut = nameOf(el).replace(/ ?(\.\.\.|…)$/, '');
+      return before.startsWith(uncut);
+    };
     const putUsable = el => {
       if (repeats(el)) return;
       const control = standsForControl(el) ? el.control : el;
@@ -708,17 +770,27 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const control = beside.get(node);
       const told = control && visible(control) && !titles.has(node);
       if (told || !visible(node)) return;
-      (pre ? node.data.split('\n') : [node.data]).forEach((part, i) => {
-        if (i) flush();
+      const parts = pre ? node.data.split('\n') : [node.data];
+      parts.forEach((part, i) => {
+        if (i > 0) flush();
         const text = tidy(part);
         if (!text) tight = false;
         if (!text || inIconFont(parentOf(node), text)) return;
-        if (behind) return inWindow(node) && leaveOut();
+        if (behind) {
+          if (inWindow(node)) leaveOut();
+          return;
+        }
         words ??= parentOf(node);
         const joined = tight && !/^\s/.test(part);
+        let written = escape(text);
         const card = titles.get(node);
-        titles.delete(node);
-        put(card ? tagged(card, escape(text), elements.push(parentOf(node)) - 1) : escape(text), joined);
+        if (card) {  // the text is its name
+          titles.delete(node);
+          const id = elements.length;
+          elements.push(parentOf(node));
+          written = tagged(card, written, id);
+        }
+        put(written, joined);
         tight = /\S$/.test(part);
       });
     };
@@ -755,7 +827,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       if (node.getAttribute('aria-hidden') === 'true') return;
       if (!shown(node, style)) {
         if (style.visibility === 'visible' || style.display === 'none') return;
-        return childNodes(node).forEach(child => nodeType(child) === ELEMENT && visit(child));  // may be visible
+        childNodes(node).forEach(child => {
+          if (nodeType(child) === ELEMENT) visit(child);  // it may be visible
+        });
+        return;
       }
       pre = /pre|break/.test(style.whiteSpace);
       clips = clipsOf(node, style, clips);
@@ -763,14 +838,23 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         behind ||= !!node.querySelector('dialog:modal');
         pairUp(node);
       }
-      if (behind && (node.matches('dialog:modal') || cover && inFront(node, style, cover))) behind = false;
+      if (behind) {
+        const dialog = node.matches('dialog:modal') || cover && inFront(node, style, cover);
+        if (dialog) behind = false;
+      }
       if (node.hasAttribute('inert')) inert = true;
+
+      // Can it be used, and is it text that gets an id, or a card whose title gets one?
       const near = visible(node);
-      const usable = near && !inert && !behind && clickable(node) && innermost(node);
+      const inReach = near && !inert && !behind;
+      const usable = inReach && clickable(node) && innermost(node);
       const wide = usable && spread(node);
-      if (near && !inert && !behind && !usable && isCard(node, style)) titles.set(titleIn(node, visible), node);
+      if (inReach && !usable && isCard(node, style)) titles.set(titleIn(node, visible), node);
+
+      // Does it begin a line of its own?
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
-      const block = wide || !inline && !usable && node.localName !== 'select' && !cell;
+      const inRow = inline || cell || node.localName === 'select';
+      const block = wide || !usable && !inRow;
       const apart = setApart(style);
       if (block) flush();
       if (apart) tight = false;
@@ -843,8 +927,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const stuckAround = el => {
     const found = [];
     for (let box = around(el); box; box = around(box)) {
-      const page = box === scrollerOf(box.ownerDocument);
-      const styles = (page ? [box, bodyOf(box.ownerDocument)] : [box]).map(each => getComputedStyle(each));
+      const styled = [box];
+      const isPage = box === scrollerOf(box.ownerDocument);
+      if (isPage) styled.push(bodyOf(box.ownerDocument));  // the body's overflow is the page's
+      const styles = styled.map(each => getComputedStyle(each));
       const stuck = axis => styles.some(style => style[axis] === 'hidden');
       const {scrollLeft, scrollTop} = box;
       if (stuck('overflowX')) found.push({box, side: 'scrollLeft', at: scrollLeft});
@@ -886,8 +972,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);
     const labels = [...el.labels ?? []];
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
-    const aim = (parked(el.getBoundingClientRect()) || !boxOf(el)) && label || el;
-    if (aim.ownerDocument !== document || !atHand(drawn(aim))) reveal(drawn(aim));
+    const styledAway = parked(el.getBoundingClientRect()) || !boxOf(el);
+    const aim = styledAway && label || el;
+    const inFrame = aim.ownerDocument !== document;
+    if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
     const r = middleOf(aim).box || aim.getClientRects()[0];
     if (!r || parked(r)) return {error: `element ${id} is hidden now`};
     if (covered(aim)) return {error: `something else lies on top of element ${id}`};
@@ -898,17 +986,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     while (frame && frameOf(frame)) frame = frameOf(frame);
     if (frame && hitBeside(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
     const field = aim.ownerDocument.activeElement;
-    return {x, y, width, height, leaves: field !== aim && (field?.isContentEditable || field?.matches('input,textarea'))};
+    const leaves = field !== aim && (field?.isContentEditable || field?.matches('input,textarea'));
+    return {x, y, width, height, leaves};
   };
 
   // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.
   const select = (id, wanted) => {
-    const el = numbered(id), plain = s => tidy(s).toLowerCase(), w = plain(wanted);
+    const el = numbered(id);
     if (!el?.isConnected) return 'it is no longer on the page';
     if (!el.options?.length) return 'it is not a dropdown';
+    const plain = s => tidy(s).toLowerCase();
+    const text = plain(wanted);
     const open = [...el.options].filter(option => !option.matches(':disabled'));
-    const found = open.find(option => plain(option.label) === w)
-      || w && open.find(option => plain(option.label).includes(w));
+    let found = open.find(option => plain(option.label) === text);
+    if (!found && text) found = open.find(option => plain(option.label).includes(text));
     if (!found) {
       const some = open.slice(0, 60).map(option => option.label.trim()).join(', ');
       return 'its options are: ' + some + (open.length > 60 ? ', ...' : '');
@@ -946,12 +1037,19 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // Scrolls the page, or the panel in its middle if the page is as high as the window. direction: -1 or 1.
   const scroll = direction => {
-    const root = scrollerOf(document), longer = el => el.scrollHeight > el.clientHeight;
+    const root = scrollerOf(document);
+    const longer = el => el.scrollHeight > el.clientHeight;
+    const scrolls = el => longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY);
     const stuck = [root, bodyOf(document)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
-    let el = root && longer(root) && !stuck ? null : atPoint(document, innerWidth / 2, innerHeight / 2);
-    while (el && !(longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY))) el = el.parentElement;
-    const height = el?.clientHeight || innerHeight;
-    (el || window).scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
+    const pageScrolls = root && longer(root) && !stuck;
+    let panel = null;
+    if (!pageScrolls) {
+      panel = atPoint(document, innerWidth / 2, innerHeight / 2);
+      while (panel && !scrolls(panel)) panel = panel.parentElement;
+    }
+    const height = panel?.clientHeight || innerHeight;
+    const scroller = panel || window;
+    scroller.scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
     // Scripts hear of it in the next frame, unless the window is hidden; what they begin then is waited for.
     return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
   };
