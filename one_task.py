@@ -52,21 +52,32 @@ class Config(Settings):
 
 
 def checkpoint_of(cfg) -> str:
-    return cfg.model or ("worlds/base" if cfg.record else "runs/mgrpo")
+    if cfg.model:
+        return cfg.model
+    if cfg.record:
+        return "worlds/base"
+    return "runs/mgrpo"
 
 
 def task_of(cfg: Config) -> dict:
     """The task in WebArena's schema, with a check that only fills the place. Raises ValueError."""
-    row = {"task_id": 0, "sites": [urlsplit(cfg.url).netloc.partition(":")[0] or "site"],
-           "intent": cfg.task, "start_url": cfg.url, "storage_state": None,
-           "eval": {"eval_types": ["url_match"], "reference_url": cfg.url}}
+    host = urlsplit(cfg.url).netloc.partition(":")[0]
+    row = {
+        "task_id": 0,
+        "sites": [host or "site"],
+        "intent": cfg.task,
+        "start_url": cfg.url,
+        "storage_state": None,
+        "eval": {"eval_types": ["url_match"], "reference_url": cfg.url},
+    }
     if cfg.serve:
         row.update(serve=cfg.serve, cwd=cfg.cwd)
     elif "{port}" in cfg.url:
         raise ValueError(f"{cfg.url}: {{port}} stands for the port of a site that --serve starts; give --serve.")
     tasks, _, faults = webarena.check_rows([row], Path())
     if faults:
-        raise ValueError(f"{faults[0].partition(': ')[2]}.")
+        problem = faults[0].partition(": ")[2]  # without the number of its row
+        raise ValueError(f"{problem}.")
     webarena.check_reach(tasks, {})
     return tasks[0]
 
@@ -131,7 +142,7 @@ THOUGHTS = {  # in the phrases of the sandbox's experts
 
 
 class Step(NamedTuple):
-    """An action, its element told by what the agent reads: ids may be others in the next episode."""
+    """An action. Its element is known by tag and name, since its id may differ in the next episode."""
     action: str
     argument: str | None
     tag: str   # of the element; "": the action needs none
@@ -154,9 +165,13 @@ def step_of(wish: recorder.Wish, page: str) -> Step:
 
 def find(step: Step, page: str) -> str | None:
     """The id of a step's element on a page."""
-    wanted = (step.tag, step.name)
-    same = [number for tag, name, number in ELEMENT.findall(page) if (tag, name) == wanted]
-    return same[step.rank] if step.rank < len(same) else None
+    same = []
+    for tag, name, number in ELEMENT.findall(page):
+        if tag == step.tag and name == step.name:
+            same.append(number)
+    if step.rank >= len(same):
+        return None
+    return same[step.rank]
 
 
 async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[Step], str]:
@@ -179,9 +194,12 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
             if wish is None:
                 break
             step = step_of(wish, page)
-            call = Call(wish.name, wish.argument, None if wish.element is None else str(wish.element))
+            call = Call(wish.name, wish.argument)
+            if wish.element is not None:
+                call.element = str(wish.element)
+            action = ACTIONS[call.name].run
             try:
-                await session.execute(call.name, ACTIONS[call.name].run, *call.given())
+                await session.execute(call.name, action, *call.given())
             except ActionError as problem:
                 print(f"   {problem}")
                 continue
@@ -230,18 +248,27 @@ class Replay:
         self.lost = None  # a step whose element was not there
 
     async def act(self, trajectory: Trajectory, slot: int):
-        turn = len(trajectory.turns) - 1
+        """The next response as Engine.respond gives it: (ids, log-probs, ended). It has no log-probs."""
+        *earlier, now = trajectory.turns
+        turn = len(earlier)
         response = None
         if turn < len(self.steps):
             step = self.steps[turn]
-            response = response_to(step, trajectory.turns[-1].observation, self.chat)
+            response = response_to(step, now.observation, self.chat)
             if response is None:
                 self.lost = step
-        if response is None:
-            thought = f"the answer is {self.answer}" if self.answer else "all is done"
-            message = quoted(self.answer or "done")
-            response = format_response(thought, f"exit(message={message})", self.chat.think)
-        return [*self.chat.encode(response, ours=True), self.chat.end_id], [], True
+        if response is None:  # all steps are done, or one is lost
+            response = self.leave()
+        ids = self.chat.encode(response, ours=True)
+        return [*ids, self.chat.end_id], [], True
+
+    def leave(self) -> str:
+        """The response that exits with the answer."""
+        thought = "all is done"
+        if self.answer:
+            thought = f"the answer is {self.answer}"
+        message = quoted(self.answer or "done")
+        return format_response(thought, f"exit(message={message})", self.chat.think)
 
 
 class Looking(Environment):
@@ -280,13 +307,19 @@ async def text_of(page) -> list[str]:
 
 def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
     """At most two lines that only `after` has: those with something that was typed, if there are any."""
-    told = []
+    new = []
     for line in after:
+        known = line in before or line in new
+        right_length = 2 < len(line) < 120
         is_time = re.search(r"\d:\d\d", line)
-        if line not in before and line not in told and 2 < len(line) < 120 and not is_time:
-            told.append(line)
-    with_typed = [line for line in told if any(text in line for text in typed)]
-    return (with_typed or told)[:2]
+        if right_length and not known and not is_time:
+            new.append(line)
+    with_typed = []
+    for line in new:
+        if any(text in line for text in typed):
+            with_typed.append(line)
+    best = with_typed or new
+    return best[:2]
 
 
 def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: list[str]) -> list[dict]:
@@ -351,18 +384,21 @@ def record(cfg: Config, task: dict):
                              f"“{policy.lost.thought()}”; does the site start afresh (--serve)?")
         return trajectory
 
-    # 1) and 2) What a site looks like after nothing, and after these steps.
-    looks = []
-    for some, said in (([], ""), (steps, answer)):
+    def look_after(steps: list[Step], answer: str) -> Looking:
         env = Looking({}, "runs/one-task", site, address=address)
-        played(some, said, env)
-        looks.append(env)
-    typed = [step.argument for step in steps if step.argument]
+        played(steps, answer, env)
+        return env
+
+    # 1) What the site looks like after nothing. 2) What it looks like after these steps.
+    nothing = look_after([], "")
+    replayed = look_after(steps, answer)
 
     # 3) The first check that passes a replay, and does not pass when nothing is done.
+    typed = [step.argument for step in steps if step.argument]
     judge = Environment({}, "runs/one-task", site)
-    for check in possible_checks(*looks, answer, typed):
-        if played([], "", judge, check).success:
+    for check in possible_checks(nothing, replayed, answer, typed):
+        idle = played([], "", judge, check)
+        if idle.success:
             continue
         demonstration = played(steps, answer, judge, check)
         if demonstration.success:

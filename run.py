@@ -60,11 +60,12 @@ def init_dist(precision: str | None = None) -> torch.device:
     """
     cuda = torch.cuda.is_available()
     alone = "RANK" not in os.environ
-    group = {}
+    group = {}  # torchrun's variables name it
     if alone:
         group = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     if not cuda:
-        if not dist.is_initialized() and (not alone or precision == "bfloat16"):
+        needs_group = not alone or precision == "bfloat16"
+        if needs_group and not dist.is_initialized():
             dist.init_process_group("gloo", timeout=TIMEOUT, **group)
         return torch.device("cpu")
 
@@ -130,21 +131,26 @@ def ticker(begin: str = "", pause: float = 10.0):
     if rank() != 0:
         return ignore
     live = sys.stdout.isatty()
+    least = 0.2 if live else pause  # seconds between two lines
     shown = -pause
 
     def tick(line: str):
         nonlocal shown
         last = "(100%)" in line
         now = time.monotonic()
-        if not last and now - shown < (0.2 if live else pause):
+        if not last and now - shown < least:
             return
         shown = now
         line = begin + line
         if not live:
             print(line, flush=True)
             return
-        width = None if last else shutil.get_terminal_size().columns - 1
-        print(f"\r\033[K{line[:width]}", end="\n" if last else "", flush=True)
+        end = "\n"
+        if not last:  # the next one overwrites it, which works only within one row of the terminal
+            end = ""
+            width = shutil.get_terminal_size().columns - 1
+            line = line[:width]
+        print(f"\r\033[K{line}", end=end, flush=True)
 
     return tick
 
@@ -272,7 +278,9 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
         if rank() == 0:
             (fresh / "state.json").write_text(json.dumps({"parts": parts, "extra": extra}))
             older = sorted(path.glob("[0-9]*"))
-            number = int(older[-1].name) + 1 if older else 1
+            number = 1
+            if older:
+                number = int(older[-1].name) + 1
             fresh.rename(path / f"{number:05}")
             for directory in older:
                 shutil.rmtree(directory)
@@ -299,22 +307,30 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
         for name, tensor in tensors.items():
             pieces = [part.get_tensor(name) for part in parts]
             # FSDP2 cuts the first dimension. Heads and step counts are whole in every part.
-            whole = pieces[0] if pieces[0].shape == tensor.shape else torch.cat(pieces)
+            whole = pieces[0]
+            if whole.shape != tensor.shape:
+                whole = torch.cat(pieces)
             fill(tensor, whole)
         return state["extra"]
 
 
 def fingerprint(path: str | None) -> dict:
     """{file: hash of its size, beginning and end} of a checkpoint's weights, or of a file; else {}."""
+    if not path:
+        return {}
+    path = Path(path)
+    files = [path]
+    if not path.is_file():
+        files = sorted(path.glob("*.safetensors"))
     marks = {}
-    path = Path(path or "/")
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     for file in files:
         size = file.stat().st_size
         with open(file, "rb") as weights:
             begin = weights.read(1_000_000)
             weights.seek(max(0, size - 1_000_000))
-            marks[file.name] = hashlib.sha256(b"%d" % size + begin + weights.read()).hexdigest()
+            end = weights.read()
+        seen = b"%d" % size + begin + end
+        marks[file.name] = hashlib.sha256(seen).hexdigest()
     return marks
 
 
@@ -355,7 +371,11 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
             contents["data"] = "demonstrations"
         for name, content in contents.items():
             path = getattr(cfg, name, None)
-            if was.get(name) == path and not fingerprint(path).items() <= extra["weights"].items():
+            if was.get(name) != path:
+                continue  # the first loop compares the paths
+            marks = fingerprint(path)
+            unchanged = marks.items() <= extra["weights"].items()
+            if not unchanged:
                 other.append(f"other {content} in {path}, which have been rewritten since it began")
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
@@ -464,8 +484,10 @@ def describe_run(cfg, device) -> dict:
 
 def start_run(cfg, device, model_config: dict, first: int) -> Run:
     """Begins a run in cfg.out, or continues the one there at step `first`."""
+    # 1) A new run overwrites --out, so nothing that it reads may be there.
     out = Path(cfg.out).resolve()
-    inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}
+    data = getattr(cfg, "data", None)  # mgrpo.py has none
+    inputs = {"--model": cfg.model, "--data": data}
     adapters = Path(cfg.model or "/") / "adapter" / "adapter_config.json"
     if adapters.exists():
         inputs["the frozen weights of --model,"] = read_json(adapters)["base_model_name_or_path"]
@@ -474,15 +496,25 @@ def start_run(cfg, device, model_config: dict, first: int) -> Run:
         if first == 0 and path.exists() and out in (path, path.parent):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
+
+    # 2) Claim the directory, and remove what does not belong to this run.
     run = Run(cfg.out, describe_run(cfg, device))
-    run.weights = {**fingerprint(cfg.model), **fingerprint(getattr(cfg, "data", None))}
+    run.weights = {**fingerprint(cfg.model), **fingerprint(data)}
     run.claim()
     if first == 0:
         run.clear()
+
+    def is_earlier(row: dict) -> bool:  # rows of later steps come again
+        step = row.get("step") or 0
+        return step < first
+
     if rank() == 0:
         for name in ("metrics.jsonl", "trajectories.jsonl"):
-            with writing(run.path / name):  # rows of later steps come again
-                keep_rows(run.path / name, lambda row: (row.get("step") or 0) < first)
+            path = run.path / name
+            with writing(path):
+                keep_rows(path, is_earlier)
+
+    # 3) Describe it.
     run.replace("config.json", {**model_config, "run": run.config})
     print0("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
     return run
@@ -543,12 +575,15 @@ COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_p
 
 def remembered(checkpoint: str | None) -> dict:
     """The sizes and the kind of pages that a checkpoint of ours was trained with."""
-    path = Path(checkpoint or "") / "config.json"
-    if not checkpoint or not path.exists():
+    if not checkpoint:
+        return {}
+    path = Path(checkpoint) / "config.json"
+    if not path.exists():  # a model of the hub
         return {}
     config = read_json(path)
     run = config.get("run") or {}
-    if "model_type" not in config and run.get("script") == "evaluate.py":
+    has_model = "model_type" in config
+    if not has_model and run.get("script") == "evaluate.py":
         raise ValueError(f"--model {checkpoint} is an evaluation and holds no weights; it played {run['model']}.")
     return {name: run[name] for name in SIZES if name in run}
 
@@ -580,10 +615,12 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
     checkpoint; None: the script takes no sizes from its checkpoint. positional: fields that are given
     without a flag.
     """
+    # 1) A flag for each field. A comment of a class counts more than that of one it inherits from.
     first = "".join(f"{name.upper()} " for name in positional)
     parser = argparse.ArgumentParser(description=description, usage=f"%(prog)s {first}[--FLAG VALUE ...]",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = "".join(inspect.getsource(kind) for kind in reversed(Config.__mro__[:-1]))
+    classes = reversed(Config.__mro__[:-1])  # the last is `object`
+    source = "".join(inspect.getsource(kind) for kind in classes)
     comments = dict(re.findall(r"^    (\w+): .*?#\s*(.+)$", source, re.MULTILINE))
     for field in fields(Config):
         if field.name in positional:
@@ -591,24 +628,30 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
         else:
             add_flag(parser, field, comments)
 
+    # 2) Defaults, a later one before an earlier one: Config's, the checkpoint's sizes, the presets that are asked for.
     parser.set_defaults(**vars(Config()))
-    known = parser.parse_known_args()[0]
+    known, _ = parser.parse_known_args()
     checkpoint = start
     if callable(start):
         checkpoint = start(known)
     elif start is not None:
         checkpoint = known.model or start
     for name, value in remembered(checkpoint).items():
-        # argparse parses a default that is text, so 10 becomes [10] where a list is due.
-        parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)})
+        if not isinstance(value, bool):
+            value = str(value)  # argparse parses a default that is text, so 10 becomes [10] where a list is due
+        parser.set_defaults(**{name: value})
     for flag, values in presets.items():
         if getattr(known, flag):
             parser.set_defaults(**values)
 
+    # 3) The values.
     given = vars(parser.parse_args())
     for name in COUNTS:
         count = given.get(name, 1)
-        if min(count if isinstance(count, list) else [count]) < 1:
+        smallest = count
+        if isinstance(count, list):
+            smallest = min(count)
+        if smallest < 1:
             raise ValueError(f"--{name.replace('_', '-')} {count}: give at least 1.")
     return Config(**given)
 

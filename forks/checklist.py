@@ -5,10 +5,11 @@
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
 The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once. e_ij is the part of R that turn j earned; of R, also where r is F1. P counts the judge's
-checks that are met and were not seen to hold at the start. The term with k has mean 0 over an episode's turns: it
-moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By default a long turn
-weighs more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
+them at once. e_ij is the part of R that turn j earned, also with --reward f1. P counts the judge's checks that
+are met, without the success and without those that the look at the start saw hold. The term with k has mean 0
+over an episode's turns: it moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By
+default a long turn weighs more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table
+counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
@@ -93,9 +94,10 @@ def parts(task: dict) -> list[Part]:
     made = []
 
     def add(place: str, contents: dict, target=None):
-        # fuzzy_match, which a model judges, is one check.
         plain = {kind: references for kind, references in contents.items() if kind != "fuzzy_match"}
-        n = len(contents_checks(plain, None, place)) + len(contents) - len(plain)
+        n = len(contents_checks(plain, None, place))
+        if "fuzzy_match" in contents:
+            n += 1  # a model judges it, as one check
         made.append(Part(place, target, n))
 
     if "string_match" in spec["eval_types"]:
@@ -116,10 +118,12 @@ def checklist(task: dict) -> list[Item]:
     if n == 0:
         raise ValueError(f"task {task['task_id']} checks nothing; see evaluate.py --validate.")
     with suppress(TypeError):  # of another type than we ask for
-        items = [Item(**entry) for entry in task["eval"].get("checklist", [{}] * n)]
-        possible = meet(items, [True] * len(items), {}, turn=0)
+        entries = task["eval"].get("checklist", [{}] * n)
+        items = [Item(**entry) for entry in entries]
+        possible = meet(items, [True] * len(items), {}, turn=0)  # without those whose needs go in a circle
+        complete = len(items) == n and len(possible) == n
         readable = all(0 <= item.weight < inf and isinstance(item.required, bool) for item in items)
-        if readable and len(items) == len(possible) == n and any(item.weight for item in items):
+        if readable and complete and any(item.weight for item in items):
             return items
     raise ValueError(f"task {task['task_id']}: eval.checklist needs an entry for each of the judge's {n} "
                      "checks: a weight (0 or more, not all 0), needs (numbers of checks, not in a circle), "
@@ -209,16 +213,25 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
         # What no look saw and the judge finds. An exit changes no page, another last action may have.
         needs_no_other_page = can_read(part, url="")
         by_last_turn = part.place == "answer" or (needs_no_other_page and tau.answer is None)
-        by_judge = len(tau.turns) - 1 if by_last_turn else None
-        for c in range(len(holds), len(holds) + part.n_checks):
-            holds.append(passed[c] or (passing and c in seen))
+        by_judge = None
+        if by_last_turn:
+            by_judge = len(tau.turns) - 1
+        first = len(holds)
+        for c in range(first, first + part.n_checks):
+            in_passing = passing and c in seen
+            holds.append(passed[c] or in_passing)
             turns.append(seen.get(c, by_judge))
 
     met = meet(items, holds, {}, turn=None)
     # An address or open page of the start may be what another check needs. To count, it must hold at the end.
-    counted = {c: turns[c] for c in met if passed[c] or turns[c] != -1}
-    if any(item.required and c not in counted for c, item in enumerate(items)):
-        return {}
+    counted = {}
+    for c in met:
+        from_start = turns[c] == -1
+        if passed[c] or not from_start:
+            counted[c] = turns[c]
+    for c, item in enumerate(items):
+        if item.required and c not in counted:
+            return {}
     return counted
 
 
@@ -273,7 +286,9 @@ class Checklist(mgrpo.MGRPO):
         r = [tau.reward for tau in valid]
         if len(valid) < 2 or max(r) - min(r) < 1e-9:  # equal, up to the rounding of a sum of weights
             return []
-        self.revived += len({tau.success for tau in valid}) == 1
+        outcomes = {tau.success for tau in valid}
+        if len(outcomes) == 1:  # mgrpo.py would drop the group
+            self.revived += 1
         baseline = mean(r)
         for tau in valid:
             tau.advantage = tau.reward - baseline

@@ -11,8 +11,8 @@ D is the step's valid episodes and --past more, drawn from the newest 2,000 of e
 
 A_c chooses episodes: successes at tasks that mostly fail. This is the automatic curriculum, as a
 task that always succeeds has nothing more to teach. Equal A_c enter together, so more than --share may
-pass; if fewer episodes succeed, failures pass this filter, too. A_j chooses turns. Late in a success it trusts
-the outcome, earlier the change in V_s. The paper calls this mix doubly robust. As long as V_s is flat,
+pass; if fewer episodes succeed, failures pass as well. A_j chooses turns. At the end of a success it trusts
+the outcome, before that the change in V_s. The paper calls this mix doubly robust. As long as V_s is flat,
 this keeps the last four turns of a success. What passes is cloned, all with the same weight.
 
 Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
@@ -165,12 +165,11 @@ class DigiRL(mgrpo.MGRPO):
             everything += rows
         x_RD = states(self.model, everything, cfg, self.device)
         V_R = predict(self.model, "V_s", x_RD)
-        V_left = iter(V_R.tolist())
+        counts = [len(rows) for rows in by_episode]
 
         good = []
-        for tau, rows in zip(episodes, by_episode):
-            V = [next(V_left) for _ in rows]
-            A = turn_advantages(tau.reward, V, cfg.lam)
+        for tau, rows, V in zip(episodes, by_episode, V_R.split(counts)):
+            A = turn_advantages(tau.reward, V.tolist(), cfg.lam)
             for row, A_j in zip(rows, A):
                 if A_j > 1 / cfg.max_turns:
                     good.append(row)

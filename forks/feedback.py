@@ -75,7 +75,9 @@ def without_ids(line: str) -> str:
 def whole_lines(page: str) -> list[str]:
     """The lines of a page. Of one that was cut, the last is left out: it may be half a line."""
     lines = page.removesuffix(CUT).splitlines()
-    return lines[:-1] if page.endswith(CUT) else lines
+    if page.endswith(CUT):
+        lines = lines[:-1]
+    return lines
 
 
 def news(before: str, after: str) -> str:
@@ -88,7 +90,8 @@ def news(before: str, after: str) -> str:
     old = [without_ids(line) for line in whole_lines(without_messages(before))]
     new = [without_ids(line) for line in lines]
     changed = []
-    for kind, place, _, start, stop in SequenceMatcher(None, old, new).get_opcodes():
+    diff = SequenceMatcher(None, old, new)
+    for kind, place, _, start, stop in diff.get_opcodes():  # place: in old; start, stop: in new
         below_the_cut = before.endswith(CUT) and kind == "insert" and place == len(old)
         if kind in ("insert", "replace") and not below_the_cut:
             changed += lines[start:stop]
@@ -107,14 +110,22 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     text = news(row.turn.observation, turns[t + 1].observation)
     if not text:
         return 0  # nothing changed
-    other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))  # a page that no news begins like
+    # 1) The next message, as a frame ("Round 2 ...") and the news. The frame is what it has in common with
+    #    the message of a page that begins unlike any news.
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
-    n_frame = len(os.path.commonprefix([other, message]))  # ids in common: what comes before the news
+    other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))
+    frame = os.path.commonprefix([other, message])
+
+    # 2) At most `limit` ids of news.
+    n_frame = len(frame)
     message = message[:n_frame + limit]
     n_news = len(message) - n_frame
+
+    # 3) Append it behind what closes the response.
     closing = chat.past_response(row.turn.action_ids)[row.n_action:]
+    n_unscored = len(closing) + n_frame
     row.ids = row.ids + closing + message
-    row.after = [False] * (len(closing) + n_frame) + [True] * n_news
+    row.after = [False] * n_unscored + [True] * n_news
     return n_news
 
 
@@ -154,8 +165,8 @@ class Feedback(mgrpo.MGRPO):
             start = stop - len(row.after)
             news_BT[0, start:stop] = torch.tensor(row.after, device=self.device)
         both_BT = action_BT | news_BT
-        logp_M, entropy_M, hidden_MD = token_logprobs(self.model, **{**inputs, "action_BT": both_BT},
-                                                      temperature=self.cfg.temperature)
+        scored = {**inputs, "action_BT": both_BT}
+        logp_M, entropy_M, hidden_MD = token_logprobs(self.model, **scored, temperature=self.cfg.temperature)
         is_action_M = action_BT[both_BT]
         self.logp_news = logp_M[~is_action_M]
         return logp_M[is_action_M], entropy_M[is_action_M], hidden_MD[is_action_M]

@@ -86,11 +86,13 @@ def rating(response: str, trajectory: Trajectory) -> int:
     action = str(call)
     for host, address in trajectory.task.get("hosts", {}).items():
         action = action.replace(f"http://{host}", address)  # as rollout.take_turns does before it acts
-    new = True
+    is_shown = shows(page, response, call.element)
+    is_new = True
     for turn in earlier:
-        if turn.action == action and without_messages(turn.observation) == page:
-            new = False
-    return 1 + shows(page, response, call.element) + new
+        same_page = without_messages(turn.observation) == page
+        if same_page and turn.action == action:
+            is_new = False
+    return 1 + int(is_shown) + int(is_new)
 
 
 async def best_of(chat: Chat, cfg: Config, draws_per_turn: list[int], trajectory: Trajectory, draw):
@@ -106,7 +108,10 @@ async def best_of(chat: Chat, cfg: Config, draws_per_turn: list[int], trajectory
         response = await draw()
         ids, logps, _ = response
         rated = rating(chat.decode(ids), trajectory)
-        score = (rated, mean(logps) if cfg.likeliest else 0.0)
+        likelihood = 0.0  # of equally rated responses the first one stays
+        if cfg.likeliest:
+            likelihood = mean(logps)
+        score = (rated, likelihood)
         if highest is None or score > highest:
             best = response
             highest = score

@@ -60,7 +60,7 @@ from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
 
 HARD = 0.05  # at this success rate and below, a task is played less often
-EASY = 0.75  # at this one and above, too
+EASY = 0.75  # and at this one and above
 FOREIGN = 0.5  # an old response is not replayed if 1 / its perplexity is below this
 VERDICT = "outcome model"  # its entry among an episode's checks
 
@@ -187,8 +187,9 @@ class WebRL(mgrpo.MGRPO):
         # 1) Rewards. From step --judged on they come from the outcome model, trained on all that the judge scored.
         if step == cfg.judged:
             judged = recall(self.chat, cfg, 10**6, step, among=10**6)
-            fit(self.model, self.optimizer, "outcome",
-                self.last_states(judged), rewards_of(judged), cfg.outcome_updates)
+            x_RD = self.last_states(judged)
+            r_R = rewards_of(judged)
+            fit(self.model, self.optimizer, "outcome", x_RD, r_R, cfg.outcome_updates)
         if step >= cfg.judged:
             fresh = self.rewarded(fresh)
             past = self.rewarded(past)
@@ -199,11 +200,10 @@ class WebRL(mgrpo.MGRPO):
         old = response_rows(self.chat, successes)
         both = new + old
         x_RD = states(self.model, both, cfg, self.device)
-        r_R = rewards_of([row.tau for row in both])
-        r_R = r_R.to(self.device)
-        n = len(new)
-        value_loss, _ = fit(self.model, self.optimizer, "value",
-                            x_RD[:n], r_R[:n], cfg.head_updates)
+        r_R = rewards_of([row.tau for row in both]).to(self.device)
+        new_x_RD = x_RD[:len(new)]
+        new_r_R = r_R[:len(new)]
+        value_loss, _ = fit(self.model, self.optimizer, "value", new_x_RD, new_r_R, cfg.head_updates)
 
         # 3) The advantages of new and old turns.
         V_R = predict(self.model, "value", x_RD)
@@ -216,7 +216,7 @@ class WebRL(mgrpo.MGRPO):
         # 4) The rows: all new responses, and those old ones that still are the policy's own.
         replayed = self.familiar(old)
         rows = new + replayed
-        right = sum(tau.reward == tau.success for tau in fresh)  # a copy keeps the judge's success
+        right = sum(tau.reward == tau.success for tau in fresh)  # reward is the model's verdict, success the judge's
         counts = run.all_sum([len(rows), len(replayed), len(fresh), right])
         n_rows, n_replayed, n_fresh, n_right = counts.tolist()
         for row in rows:

@@ -778,6 +778,22 @@ def test_a_reset_that_fails_is_one_sentence(site, nowhere, status, says):
         webarena.reset(url)
 
 
+def test_a_reset_server_that_does_not_speak_http_is_one_sentence():
+    """Another program at the port; it was a traceback about a BadStatusLine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-other\r\n")
+        talking = threading.Thread(target=answer)
+        talking.start()
+        port = server.getsockname()[1]
+        with pytest.raises(ValueError, match="cannot reach the reset server"):
+            webarena.reset(f"http://127.0.0.1:{port}")
+        talking.join()
+
+
 def test_the_policy_reads_and_writes_the_hosts_that_it_knows(run, site, tokenizer, tmp_path):
     """WebArena's data speaks of http://gitlab.com; our site runs somewhere else, and the real one is out of reach."""
     pages = {}

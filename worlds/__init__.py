@@ -21,6 +21,7 @@ from . import infinity, miniwob, sandbox, webarena
 
 def sources(spec: str) -> list[str]:
     """--tasks split at its commas, but not at those between the names of MiniWoB++ tasks."""
+    # A comma ends a source if a kind of tasks follows, or a file: something with a dot or a slash.
     return re.split(r",(?=sandbox|miniwob|infinity:|[^,]*[./])", spec)
 
 
@@ -33,8 +34,12 @@ def open_sites(*specs: str | None):
     """
     sites = {name: os.environ[name] for name in webarena.HOSTS if os.environ.get(name)}
     kinds = set()
-    for spec in filter(None, specs):
-        kinds.update(source.partition(":")[0] for source in sources(spec))
+    for spec in specs:
+        if not spec:
+            continue
+        for source in sources(spec):
+            kind = source.partition(":")[0]
+            kinds.add(kind)
     with contextlib.ExitStack() as stack:
         if "sandbox" in kinds:
             sites["sandbox"] = stack.enter_context(sandbox.start())
@@ -49,8 +54,12 @@ def sandbox_tasks(source: str) -> list[dict]:
     if not found:
         raise ValueError(f"{source}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
                          "sandbox:test:50 or sandbox:test/28.")
-    split, template, n = found.groups()
-    return sandbox.tasks(split, n=n and int(n), template=template and int(template))
+    split, template, n = found.groups()  # None stands for what the source leaves out
+    if template is not None:
+        template = int(template)
+    if n is not None:
+        n = int(n)
+    return sandbox.tasks(split, n=n, template=template)
 
 
 def validate(source: str) -> int:

@@ -162,7 +162,7 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
-def with_addresses(task: dict):
+def part_with_addresses(task: dict):
     """The part of a task whose addresses the agent may need."""
     if "serve" in task:  # it has one site; an address in its intent is something to type
         return [task["start_url"], task.get("eval")]
@@ -173,21 +173,36 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     """The origins of all addresses in the tasks and in `allow`. None: no fence."""
     if allow == "all":
         return None
-    written = [with_addresses(task) for task in tasks]
-    addresses = ADDRESS.findall(json.dumps(written, ensure_ascii=False))
-    addresses += allow.split(",")
-    sites = {origin(address) for address in addresses}
-    served = {address.partition("{port}")[0] for address in addresses if "{port}" in address}
-    for prefix in served:  # http://127.0.0.1:
-        sites.update(origin(f"{prefix}{port}") for port in SERVED_PORTS)
-    sites.discard("")
+    # 1) The addresses.
+    parts = [part_with_addresses(task) for task in tasks]
+    text = json.dumps(parts, ensure_ascii=False)
+    addresses = ADDRESS.findall(text) + allow.split(",")
+
+    # 2) Their origins; of one with {port}, those with each port that a server may get.
+    sites = set()
+    before_port = set()  # such as http://127.0.0.1:
+    for address in addresses:
+        sites.add(origin(address))
+        begin, placeholder, _ = address.partition("{port}")
+        if placeholder:
+            before_port.add(begin)
+    for begin in before_port:
+        for port in SERVED_PORTS:
+            sites.add(origin(f"{begin}{port}"))
+    sites.discard("")  # of what is no web address
     return sites
 
 
 def inside(url: str, private: list[str]) -> bool:
     """Whether an address lies under one of the paths, as lenient a server as possible would read it."""
-    path = posixpath.normpath("/" + unquote(urlsplit(url).path).lstrip("/")).lower() + "/"
-    return any(path.startswith(prefix.lower().rstrip("/") + "/") for prefix in private)
+    path = unquote(urlsplit(url).path)
+    path = posixpath.normpath("/" + path.lstrip("/"))  # without //, /./ and /../
+    path = path.lower() + "/"
+    for prefix in private:
+        folder = prefix.lower().rstrip("/") + "/"
+        if path.startswith(folder):
+            return True
+    return False
 
 
 WEBRTC = "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"
@@ -309,9 +324,11 @@ class Browser:
             self.playwright = await stack.enter_async_context(async_playwright())
             try:
                 self.chromium = await self.launch()
-            except PlaywrightError as error:  # the user's to mend, so one sentence, and the run ends
+            except PlaywrightError as error:  # the user can fix it: print one sentence, and end the run
+                reason = first_line(error)
                 said = re.search(r"\[err\] (.+)", str(error))  # by Chromium itself
-                reason = first_line(said[1] if said else error)
+                if said:
+                    reason = first_line(said[1])
                 raise ValueError(f"Chromium failed: {reason}") from None
             except EnvError as error:
                 raise ValueError(str(error)) from None
@@ -474,8 +491,10 @@ class Session:
         try:
             answer = await self.page.goto(url, wait_until="commit")
         except PlaywrightError as error:
-            problem = first_line(error).removeprefix("Page.goto: ").partition(" at http")[0]
-            if self.sites is not None and "ERR_NAME_NOT_RESOLVED" in problem:  # the fence knows no other site
+            line = first_line(error)  # Page.goto: net::ERR_... at http://...
+            problem = line.removeprefix("Page.goto: ").partition(" at http")[0]
+            has_fence = self.sites is not None
+            if has_fence and "ERR_NAME_NOT_RESOLVED" in problem:  # the fence knows no other site
                 problem = "it leads to another site; --allow names more that pages may reach"
             raise EnvError(f"the start page {url} did not open: {problem}") from None
         await self.settle()

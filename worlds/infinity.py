@@ -111,15 +111,20 @@ def folders(path: str) -> list[Path]:
     if not (root / "apps").is_dir():
         names = root.name.split(",")
         root = root.parent
-    known = {file.parent.name: file.parent for file in (root / "apps").glob("*/real-tasks.json")}
+    known = {}
+    for file in (root / "apps").glob("*/real-tasks.json"):
+        folder = file.parent
+        known[folder.name] = folder
     if not known:
         raise ValueError(f"infinity:{path}: applications are neither in {path}/apps nor in {root / 'apps'}; clone "
                          "https://github.com/web-arena-x/webarena-infinity and name its folder.")
-    for name in names or []:
+    if names is None:
+        names = sorted(known)
+    for name in names:
         if name not in known:
             raise ValueError(f"infinity:{path}: there is no application {name}; there are "
                              f"{', '.join(sorted(known))}.")
-    return [known[name] for name in names or sorted(known)]
+    return [known[name] for name in names]
 
 
 def tasks(spec: str) -> list[dict]:
@@ -131,11 +136,14 @@ def tasks(spec: str) -> list[dict]:
     path, wanted, n = found.groups()
     every = []
     for folder in folders(path):
-        for name in ("real-tasks", "function-tasks"):
-            for row in json.loads((folder / f"{name}.json").read_text(encoding="utf-8")):
+        for name in ("real-tasks.json", "function-tasks.json"):
+            text = (folder / name).read_text(encoding="utf-8")
+            for row in json.loads(text):
                 kind = row.get("difficulty", "function")
                 if wanted in (None, kind):
                     every.append(task_of(folder, kind, row))
     if n is None or int(n) >= len(every):
         return every
-    return [every[i * len(every) // int(n)] for i in range(int(n))]
+    n = int(n)
+    places = [i * len(every) // n for i in range(n)]
+    return [every[place] for place in places]

@@ -75,14 +75,20 @@ def free_port(ports) -> int:
 
 def listens(group: int, port: int) -> bool:
     """Whether a process of the group listens at the port. Only Linux tells; elsewhere False."""
+    # 1) The sockets that listen at the port.
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
+            lines = Path(table).read_text().splitlines()
+            for line in lines[1:]:  # below the heads of the columns
                 fields = line.split()
-                listening = fields[3] == "0A"
-                if listening and fields[1].endswith(f":{port:04X}"):
-                    sockets.add(f"socket:[{fields[9]}]")
+                address = fields[1]  # 0100007F:1F90, IP and port
+                state = fields[3]
+                if state == "0A" and address.endswith(f":{port:04X}"):  # 0A: it listens
+                    inode = fields[9]
+                    sockets.add(f"socket:[{inode}]")
+
+    # 2) Does a process of the group hold one of them?
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             if os.getpgid(int(process.name)) != group:
@@ -325,7 +331,8 @@ class Servers:
                 raise
             ended = server.process.returncode is not None
             await self.end(server)
-            if not ended or can_bind(port, reuse=True):
+            port_was_taken = ended and not can_bind(port, reuse=True)
+            if not port_was_taken:
                 break
         self.keep_output(task, server, problem)
         raise EnvError(f"{problem}: {server.last_line()}")

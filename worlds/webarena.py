@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import copy
 import inspect
+import http.client
 import json
 import re
 import socket
@@ -250,7 +251,9 @@ def check_contents(contents, where: str, found: Findings):
             contents[kind] = str(value)
             if not isinstance(value, (str, int, float)):
                 found.faults.append(f"{name} is {value!r:.60}; make it a string")
-        elif kind != "fuzzy_match" or value != "N/A":  # a bare "N/A" is for the judge
+        elif kind == "fuzzy_match" and value == "N/A":
+            pass  # the judge takes a bare "N/A"
+        else:
             contents[kind] = check_references(kind, value, name, found)
 
 
@@ -291,7 +294,8 @@ def check_target(target, where: str, found: Findings):
 def check_eval(spec: dict, found: Findings):
     """Brings a task's "eval" into uniform types. Ignores fields that its eval_types do not use."""
     types = spec.get("eval_types")
-    if not isinstance(types, list) or not types or not all(kind in EVAL_TYPES for kind in types):
+    known = isinstance(types, list) and all(kind in EVAL_TYPES for kind in types)
+    if not types or not known:
         found.faults.append(f"eval.eval_types is {types!r:.60}; make it a list of "
                             f"{', '.join(EVAL_TYPES)}")
         return
@@ -304,9 +308,11 @@ def check_eval(spec: dict, found: Findings):
         note = spec.get("url_note")
         if note not in (None, "EXACT", "GOLD in PRED"):
             found.faults.append(f'eval.url_note is {note!r:.60}; use "EXACT" or "GOLD in PRED"')
-    if "verify" in types and not (isinstance(spec.get("verify"), str) and spec["verify"]):
-        found.faults.append(f"eval.verify is {spec.get('verify')!r:.60}; name a Python file with "
-                            "verify(server_url) -> (bool, str)")
+    if "verify" in types:
+        file = spec.get("verify")
+        if not isinstance(file, str) or not file:
+            found.faults.append(f"eval.verify is {file!r:.60}; name a Python file with "
+                                "verify(server_url) -> (bool, str)")
     if "program_html" in types:
         targets = spec.get("program_html")
         if not isinstance(targets, list) or not targets:
@@ -324,7 +330,9 @@ def check_field(task: dict, key: str, found: Findings):
         return
     value = task[key]
     kinds = REQUIRED[key]
-    if not isinstance(value, kinds) or value in ("", []) or isinstance(value, bool):
+    right_type = isinstance(value, kinds) and not isinstance(value, bool)  # True is an int
+    is_empty = value in ("", [])
+    if is_empty or not right_type:
         names = " or ".join(kind.__name__ for kind in kinds)
         found.faults.append(f"{key} is {value!r:.60}; make it a non-empty {names}")
     elif key == "sites" and not all(isinstance(site, str) for site in value):
@@ -344,8 +352,10 @@ def check_served(task: dict, found: Findings):
     if not isinstance(command, str) or "{port}" not in command:
         found.faults.append(f"serve is {command!r:.60}; write the command that starts the site, "
                             "with {port} for its port")
-    if "http://127.0.0.1:{port}" not in str(task.get("start_url")).replace("localhost", "127.0.0.1"):
-        found.faults.append(f"start_url is {task.get('start_url')!r:.60}; a task with serve starts at "
+    start_url = task.get("start_url")
+    address = str(start_url).replace("localhost", "127.0.0.1")
+    if "http://127.0.0.1:{port}" not in address:
+        found.faults.append(f"start_url is {start_url!r:.60}; a task with serve starts at "
                             "http://127.0.0.1:{port}/...")
     ready = task.get("ready", "/")
     if not isinstance(ready, str) or not ready.startswith("/"):
@@ -478,36 +488,45 @@ def needs_judge(task: dict) -> bool:
 
 def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]) -> int:
     """Prints what a source of tasks holds and what is broken in it; returns the exit status."""
+    # 1) Count.
     evaluators = Counter()
     answers = Counter()
     pages = Counter()
     sites = Counter()
-    impossible = 0
-    for task in tasks:
-        evaluators[" + ".join(task["eval"]["eval_types"])] += 1
-        sites[" + ".join(task["sites"])] += 1
-        for contents in answer_contents(task):
-            answers[" + ".join(sorted(contents))] += 1
-            impossible += any(value in ("N/A", ["N/A"]) for value in contents.values())
-        for contents in page_contents(task):
-            pages.update(contents.keys())
+    impossible = 0  # those whose reference is N/A
+    judged = 0
     flawed = defaultdict(list)
     for task in tasks:
+        types = " + ".join(task["eval"]["eval_types"])
+        evaluators[types] += 1
+        names = " + ".join(task["sites"])
+        sites[names] += 1
+        for contents in answer_contents(task):
+            kinds = " + ".join(sorted(contents))
+            answers[kinds] += 1
+            if any(value in ("N/A", ["N/A"]) for value in contents.values()):
+                impossible += 1
+        for contents in page_contents(task):
+            pages.update(contents.keys())
+        if needs_judge(task):
+            judged += 1
         if "flaw" in task:
             flawed[task["flaw"]].append(str(task["task_id"]))
-    judged = sum(map(needs_judge, tasks))
-    broken = {fault.split(":")[0] for fault in faults}
+    broken = {fault.split(":")[0] for fault in faults}  # "row 3 (...)"
 
+    # 2) Print the counts.
     print(f"{path}: {len(tasks)} usable tasks, {len(broken)} broken rows")
     titled = {"evaluators": evaluators, "answers by": answers, "pages by": pages, "sites": sites}
     for title, counts in titled.items():
-        print(f"  {title:<12}" + ", ".join(f"{name} {n}" for name, n in counts.most_common()))
+        listed = ", ".join(f"{name} {n}" for name, n in counts.most_common())
+        print(f"  {title:<12}{listed}")
     print(f"  {judged} tasks need an LLM judge, {len(tasks) - judged} do not; "
           f"{impossible} have the reference N/A")
     for flaw, ids in flawed.items():
         text = f"  {flaw}: {len(ids)} tasks: {', '.join(ids)}"
         print(textwrap.fill(text, width=100, subsequent_indent="    ", break_on_hyphens=False))
 
+    # 3) Print what reading changed and what is broken, 50 lines at most.
     lines = [f"changed  {text}" for text in remarks]
     lines += [f"BROKEN  {text}" for text in faults]
     for line in lines[:50]:
@@ -518,7 +537,7 @@ def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]
 
 
 def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
-    """The tasks of a file that can be played. "hosts": the address behind "reddit.com" ..."""
+    """The tasks of a file that can be played. Each gets "hosts": {"reddit.com": the site's real address, ...}."""
     from run import print0  # not above: run imports torch, and the sandbox's process does without
 
     tasks, remarks, faults = read_tasks(path)
@@ -535,9 +554,13 @@ def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
         print0(f"{path}: left out {left_out} tasks that need a language model as judge "
                f"(--judge-url); {len(usable)} of {len(tasks)} remain")
 
-    named = [name for name in HOSTS if "://" in sites.get(name, "")]  # HOMEPAGE=PASS is no address
-    named.sort(key=lambda name: -len(sites[name]))  # longest first: one may begin with another
-    hosts = {HOSTS[name]: sites[name].rstrip("/") for name in named}
+    known = []
+    for name, host in HOSTS.items():
+        address = sites.get(name, "")
+        if "://" in address:  # HOMEPAGE=PASS is no address
+            known.append((host, address))
+    known.sort(key=lambda pair: len(pair[1]), reverse=True)  # longest first: one may begin with another
+    hosts = {host: address.rstrip("/") for host, address in known}
     if not hosts:
         return usable
     return [{**task, "hosts": hosts} for task in usable]
@@ -716,7 +739,7 @@ def reset(url: str, patience: float = 1800, pause: float = 1):
             failed = status >= 400 or time.monotonic() > until
             if "Ready" not in text and not failed:
                 time.sleep(pause)  # containers are starting; nothing would notify us
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise ValueError(f"cannot reach the reset server {url} ({error}); start it, or drop "
                          "--reset-url.") from None
     if failed:
@@ -794,12 +817,15 @@ class WebRLPage(HTMLParser):
         said = {key: escape(value or "", quote=False) for key, value in attributes.items()}
 
         # 1) Its name: the text inside, else the first of these attributes that says something
-        name = "" if tag == "select" else " ".join(words)
+        name = " ".join(words)
+        if tag == "select":
+            name = ""  # the texts inside are its options
         naming = ("data-text", "title", "value", "placeholder", "data-testid")
         if tag in ("input", "textarea", "select"):
             naming = ("data-label", "placeholder", "title")
         for key in naming:
-            name = name or said.get(key, "")
+            if not name:
+                name = said.get(key, "")
 
         # 2) Its value
         value = ""
@@ -827,13 +853,21 @@ class Step(NamedTuple):
 def read_step(row: dict) -> Step:
     asked, response = [turn["value"] for turn in row["conversations"]]
     task, *rounds = ASKED.split(asked)
-    rounds = [text.partition(ANSWERED) for text in rounds]
-    answered = all(mark for _, mark, _ in rounds)
-    if not task.startswith("Task Instruction: ") or not rounds or not answered:
+    is_step = task.startswith("Task Instruction: ") and len(rounds) > 0
+    pages = []
+    answers = []
+    for text in rounds:
+        page, mark, answer = text.partition(ANSWERED)
+        if not mark:
+            is_step = False
+        pages.append(page)
+        answers.append(answer.strip())
+    if not is_step:
         raise ValueError("this is not a step in WebRL's format")
+    past = answers[:-1]  # the answer to the last round is `response`
     return Step(intent=task.removeprefix("Task Instruction: ").strip(),
-                past=tuple(text.strip() for _, _, text in rounds[:-1]),
-                page=rounds[-1][0],
+                past=tuple(past),
+                page=pages[-1],
                 response=response.strip())
 
 
@@ -849,16 +883,23 @@ def join_steps(steps: list[Step]) -> list[dict]:
     for step in sorted(steps, key=lambda step: len(step.past), reverse=True):
         said = (*step.past, step.response)
         t = len(step.past)
-        alike = beginning.get((step.intent, said), [])
-        waiting = [record for record in alike if record["turns"][t]["observation"] is None]
-        if waiting:
-            record = waiting[0]
-        else:
+
+        # 1) A trajectory that begins with these responses and lacks this page.
+        record = None
+        for known in beginning.get((step.intent, said), []):
+            if known["turns"][t]["observation"] is None:
+                record = known
+                break
+
+        # 2) If there is none: a new trajectory.
+        if record is None:
             turns = [{"url": "", "observation": None, "response": response} for response in said]
             record = {"task_id": len(records), "sites": [], "intent": step.intent, "turns": turns}
             records.append(record)
             for k in range(1, len(said) + 1):
-                beginning.setdefault((step.intent, said[:k]), []).append(record)
+                key = (step.intent, said[:k])
+                beginning.setdefault(key, []).append(record)
+
         record["turns"][t]["observation"] = step.page
     return records
 
