@@ -628,7 +628,7 @@ def load_for_training(path: str | Path, device, lora: int = 0, precision: str | 
 
 
 def check_context(model: Transformer, max_context: int):
-    """Refuses contexts longer than those of the model's own training: at later positions it writes noise."""
+    """Refuses contexts longer than those that the model was trained on: it has never seen later positions."""
     longest = model.config.raw.get("max_position_embeddings", max_context)
     if max_context > longest:
         raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")

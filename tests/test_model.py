@@ -1081,7 +1081,7 @@ def test_adapters_of_another_scale_are_refused(tmp_path):
 
 
 def test_a_context_longer_than_the_models_own_is_refused():
-    """--paper asks for 16,384 tokens. SmolLM2 knows 8,192 positions, and at later ones it writes noise."""
+    """--paper asks for 16,384 tokens. SmolLM2 was trained on 8,192 at most, and logp_gap would not have told."""
     check_context(tiny_model(), 4096)
     with pytest.raises(ValueError, match="--max-context 4097: the model knows 4096 positions"):
         check_context(tiny_model(), 4097)
