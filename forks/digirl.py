@@ -17,7 +17,7 @@ this keeps the last four turns of a success. What passes is cloned, all with the
 
 Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
 of the last of them the policy is trained for the first time, on what passes the filters of all these
-episodes (of the newest --past of them), in as many updates as the steps would have made, with the lr of that
+episodes (or of as many as --past draws), in as many updates as the steps would have made, with the lr of that
 step. From then on it learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl

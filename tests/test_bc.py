@@ -202,6 +202,34 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(clone, tmp_path
     assert not (tmp_path / "parts/state").exists()
 
 
+def test_a_cloning_that_starts_over_leaves_the_old_policy_until_it_trains_and_then_not_at_all(clone, tmp_path):
+    """mgrpo.py once trained on the weights of the clone before, under the config.json of an interrupted new one."""
+    clone_batch = bc.clone_batch
+
+    def as_it_is(made, *args, **more):
+        return clone_batch(*args, **more)
+
+    def interrupted(made, *args, **more):
+        if made == 2:
+            raise KeyboardInterrupt
+        return clone_batch(*args, **more)
+
+    weights = tmp_path / "x/model.safetensors"
+    clone("x", as_it_is)
+    with pytest.raises(ValueError, match="cannot use"):
+        clone("x", as_it_is, data=str(tmp_path / "no such file"))
+    assert weights.exists()
+    clone("x", interrupted)
+    assert not weights.exists()
+
+
+def test_a_context_beyond_the_models_positions_is_refused_before_anything_is_written(checkpoint, tmp_path):
+    cfg = Config(model=str(checkpoint), out=str(tmp_path / "x"), max_context=5000)
+    with pytest.raises(ValueError, match="--max-context 5000: the model knows 4096 positions"):
+        bc.main(cfg)
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_gradient_that_is_not_finite_makes_no_step(chat):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     row, _ = rows_of(RECORD, chat)

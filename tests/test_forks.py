@@ -17,7 +17,7 @@ from test_scripts import ENV, METRICS, read, script
 import mgrpo
 import run as runs
 from compress import context, trajectory_rows
-from forks import awr, critic, digirl, gigpo, shared
+from forks import awr, checklist, critic, digirl, feedback, gigpo, klong, losses, overlap, shared, tsr, webrl
 from model import full_state, load
 
 
@@ -834,6 +834,25 @@ def test_settings_that_choose_or_weigh_nothing_are_one_sentence(
 
     assert "\n" not in str(refused.value)
     assert read(tmp_path / "x/metrics.jsonl") == [{"step": 0}]  # nothing was cleared yet
+
+
+@pytest.mark.parametrize("fork, Method, changes, says", [
+    (awr, awr.AWR, {"past": -1}, "--past at least 0"),
+    (checklist, checklist.Checklist, {"reward": "x"}, "--reward x: use checks or f1"),
+    (digirl, digirl.DigiRL, {"lam": -0.1}, "--lam -0.1"),
+    (feedback, feedback.Feedback, {"feedback_tokens": 0}, "--feedback-tokens 0"),
+    (klong, klong.KLong, {"pinned": 0}, "--pinned 0"),
+    (losses, losses.Losses, {"loss": "ppo"}, "--loss ppo: use one of grpo"),
+    (losses, losses.Losses, {"refill": -1}, "--refill -1"),
+    (overlap, overlap.Overlap, {"cap": 0.1}, "--cap 0.1"),
+    (tsr, tsr.TSR, {"candidates": 0}, "--candidates 0"),
+    (webrl, webrl.WebRL, {"lam": 1.5}, "--lam 1.5"),
+])
+def test_flags_are_refused_before_a_model_is_opened(fork, Method, changes, says):
+    """Without --model a whole clone would be trained before."""
+    cfg = fork.Config(model="/no/such/checkpoint", **changes)
+    with pytest.raises(ValueError, match=says):
+        mgrpo.main(cfg, Method)
 
 
 @pytest.fixture(scope="module")

@@ -1205,6 +1205,12 @@ def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monke
     asyncio.run(cancelled())
 
 
+def test_a_context_beyond_the_models_positions_is_refused(chat, play, tmp_path):
+    with pytest.raises(ValueError, match="--max-context 5000: the model knows 4096 positions"):
+        play(even_tasks_teach(chat), "x", steps=1, max_context=5000)
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_fork_does_not_go_on_with_a_run_of_mgrpo(chat, play):
     """Not even one without settings of its own, such as README's."""
     class Short(MGRPO):

@@ -407,6 +407,23 @@ def test_a_fragment_that_is_pasted_later_is_followed(look_at, tmp_path):
     assert seen == ["Turn 2 of 2", "step 3"]
 
 
+@pytest.mark.parametrize("members, said", [
+    ([(1.0, 0.7, "ok"), (0.0, -0.7, "ok")], "Its group: 1 of 2 succeeded"),
+    ([(0.0, 0.0, "ok"), (0.0, 0.0, "ok")], "Its group: 0 of 2 succeeded; its rewards are all equal, so it was dropped"),
+    ([(1.0, 0.0, "ok"), (0.0, 0.0, "env_error")], "; its rewards are all equal, so it was dropped"),
+    ([(1.0, 0.0, "ok"), (0.0, 0.0, "ok")], "Its group: 1 of 2 succeeded"),  # DigiRL clones none of its turns
+])
+def test_only_a_group_of_equal_rewards_is_said_to_be_dropped(look_at, tmp_path, members, said):
+    path = write_group(tmp_path / "run")
+    rows = [json.loads(line) for line in (path.parent / "trajectories.jsonl").read_text().splitlines()]
+    for row, (reward, advantage, status) in zip(rows, members, strict=True):
+        row.update(reward=reward, success=reward, advantage=advantage, status=status)
+    write_rows(path.parent / "trajectories.jsonl", rows)
+    shown, complaints, _ = look_at(report(path.parent), "() => textOf('.group h3')", "#step=3&task=17&member=0")
+    assert shown.endswith(said)
+    assert complaints == []
+
+
 def test_a_picture_that_is_not_in_the_file_is_named(look_at, tmp_path):
     path = write_group(tmp_path / "run")
     script = "() => [textOf('#stage .num'), node('#stage img')]"
