@@ -216,7 +216,7 @@ class WebRL(mgrpo.MGRPO):
         # 4) The rows: all new responses, and those old ones that still are the policy's own.
         replayed = self.familiar(old)
         rows = new + replayed
-        right = sum(tau.reward == tau.success for tau in fresh)  # reward is the model's verdict, success the judge's
+        right = sum(tau.reward == tau.success for tau in fresh)  # from --judged on: of the model and the judge
         counts = run.all_sum([len(rows), len(replayed), len(fresh), right])
         n_rows, n_replayed, n_fresh, n_right = counts.tolist()
         for row in rows:

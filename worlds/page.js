@@ -844,12 +844,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       }
       if (node.hasAttribute('inert')) inert = true;
 
-      // Can it be used, and is it text that gets an id, or a card whose title gets one?
+      // Can it be used? If not, and it is a card, its title gets an id.
       const near = visible(node);
-      const inReach = near && !inert && !behind;
-      const usable = inReach && clickable(node) && innermost(node);
+      const free = near && !inert && !behind;
+      const usable = free && clickable(node) && innermost(node);
       const wide = usable && spread(node);
-      if (inReach && !usable && isCard(node, style)) titles.set(titleIn(node, visible), node);
+      if (free && !usable && isCard(node, style)) titles.set(titleIn(node, visible), node);
 
       // Does it begin a line of its own?
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);

@@ -11,8 +11,8 @@ import ast
 import asyncio
 import contextlib
 import copy
-import inspect
 import http.client
+import inspect
 import json
 import re
 import socket
@@ -739,7 +739,9 @@ def reset(url: str, patience: float = 1800, pause: float = 1):
             failed = status >= 400 or time.monotonic() > until
             if "Ready" not in text and not failed:
                 time.sleep(pause)  # containers are starting; nothing would notify us
-    except (OSError, http.client.HTTPException) as error:
+    except http.client.HTTPException:
+        raise ValueError(f"what answers at {url} is no reset server: it speaks no HTTP; correct --reset-url.") from None
+    except OSError as error:
         raise ValueError(f"cannot reach the reset server {url} ({error}); start it, or drop "
                          "--reset-url.") from None
     if failed:

@@ -57,7 +57,6 @@ METHODS = {
         "checklist": ("checklist rewards", "2602.12268"),
         "critic": ("critic", "1707.06347"),
         "feedback": ("feedback of the world", "2605.24517"),
-        "klong": ("a window of turns", "2602.17547"),
         "overlap": ("overlap", "2410.18252"),
     },
 }
