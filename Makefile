@@ -76,7 +76,7 @@ FIGURES := assets/results/experiments/seed$(SEED)
 NORMS := norm-paper norm-constant
 ABLATIONS := base bc r1 zero nothink-bc nothink cot-bc cot whole-bc whole filtered $(NORMS)
 FORKS := awr digirl webrl tsr
-LOSSES := dr_grpo maxrl dapo gspo cispo masked
+LOSSES := dr_grpo maxrl raft dapo gspo cispo masked
 LATER := checklist critic feedback overlap
 figures = $(1:%=$(FIGURES)/%.json)
 # As many steps as the demo: every method plays 1,728 episodes.

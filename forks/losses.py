@@ -6,6 +6,7 @@
     grpo      (r - mean) / std    min(rho A, clip(rho, 0.8, 1.2) A)             --loss-norm
     dr_grpo   r - mean            as in grpo                                    constant
     maxrl     (r - mean) / mean   as in grpo                                    --loss-norm
+    raft      r                   as in grpo                                    --loss-norm
     dapo      as in grpo          min(rho A, clip(rho, 0.8, 1.28) A)            token
     gspo      as in grpo          min(s A, clip(s, 0.9997, 1.0004) A)           paper
     cispo     as in grpo          stop_gradient(min(rho, 5)) A log pi           token
@@ -30,11 +31,12 @@ Differs from the papers: DAPO's penalty for overlong responses is left out, and 
 a flag, --refill, because they cost episodes. Dr. GRPO, DAPO, GSPO and CISPO have no KL term: with
 --paper, which sets --beta 0.001 for all losses, give them --beta 0. MiniMax names no bound for CISPO's
 ratio, DeepSeek no delta; we take what others use, 5 and 0.5. DeepSeek-V3.2 also has A = r - mean and
-weighs its KL by rho. DAPO and CISPO take the mean over the tokens of one prompt's responses and then over
-prompts; "token" is the mean over all tokens of a batch. GSPO's clip range was chosen for long responses: on the
-sandbox, two updates at lr 3e-4 leave about half of the tokens without a further push (47% on average, seeds
-31 to 33). In bfloat16 rounding alone (logp_gap) may exceed that range. Not all of these papers were read in full:
-formulas and numbers are also from abstracts and public code.
+weighs its KL by rho. RAFT also trains on groups in which all succeed; these are dropped here, as in all
+losses. DAPO and CISPO take the mean over the tokens of one prompt's responses and then over prompts; "token"
+is the mean over all tokens of a batch. GSPO's clip range was chosen for long responses: on the sandbox, two
+updates at lr 3e-4 leave about half of the tokens without a further push (47% on average, seeds 31 to 33). In
+bfloat16 rounding alone (logp_gap) may exceed that range. Not all of these papers were read in full: formulas
+and numbers are also from abstracts and public code.
 
 Differs from mgrpo.py: `advantages` and `loss`, and for --refill `choose_tasks` and `collect`. --loss-norm
 has no effect where the table names another one; the means count only groups that train. clip_frac counts
@@ -61,7 +63,7 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/losses"     # the run's directory; at the end it is also the checkpoint
     # Losses
-    loss: str = "grpo"           # grpo, dr_grpo, maxrl, dapo, gspo, cispo or masked
+    loss: str = "grpo"           # grpo, dr_grpo, maxrl, raft, dapo, gspo, cispo or masked
     eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
     eps_high: float | None = None  # ... how far it may rise above 1; None: dapo's, gspo's and cispo's own, else eps
     delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats a token
@@ -116,6 +118,15 @@ def maxrl(r):
     pushes by -1 and a success by (1 - p) / p, so the rarer success is, the harder it pushes.
     """
     return (r - r.mean()) / r.mean()
+
+
+def raft(r):
+    """RAFT++ (arXiv 2504.11343): A = r, for rewards of 0 or 1.
+
+    Only successes push. It is filtered cloning, but of episodes that the present policy played: beside
+    GRPO it shows what failures teach, beside filtered cloning what playing on teaches.
+    """
+    return r
 
 
 # ------------------------------------------------------ the surrogates J, (N,), one number for each token
@@ -191,6 +202,7 @@ LOSSES = {
     "grpo":    (standardized, grpo,   0.2,  None, None),
     "dr_grpo": (dr_grpo,      grpo,   0.2,  None, "constant"),
     "maxrl":   (maxrl,        grpo,   0.2,  None, None),
+    "raft":    (raft,         grpo,   0.2,  None, None),
     "dapo":    (standardized, dapo,   0.2,  0.28, "token"),
     "gspo":    (standardized, gspo,   3e-4, 4e-4, "paper"),
     "cispo":   (standardized, cispo,  1.0,  4.0,  "token"),

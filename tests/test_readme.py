@@ -524,7 +524,7 @@ def test_the_first_table_has_the_figures_of_the_raw_files():
 def test_the_table_of_forks_has_the_figures_of_the_raw_files():
     page = FORKS.read_text()
     runs = table.read(table.RESULTS)
-    named = {"MaxRL": "maxrl", "DAPO": "dapo", "GSPO": "gspo", "CISPO": "cispo", "Dr. GRPO": "dr_grpo",
+    named = {"MaxRL": "maxrl", "RAFT": "raft", "DAPO": "dapo", "GSPO": "gspo", "CISPO": "cispo", "Dr. GRPO": "dr_grpo",
              "DeepSeek-V3.2's mask": "masked", "gigpo": "credit", "(`mgrpo.py`)": "r1"}
     compared = 0
     for fork, line, *shown in re.findall(r"^\| (.*) \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE):

@@ -4,7 +4,7 @@
 
 A panel for each loss. The push is d J / d log pi, which autograd computes from the functions of
 forks/losses.py themselves, with their own clip ranges. The advantages are those of a group of eight
-episodes: two succeed (solid lines), or six (dashed; only where A differs from GRPO's, and for GRPO).
+episodes: two succeed (solid lines), or six (dashed; for GRPO, and where A depends on the group in another way).
 All tokens of a response have the same rho, but for the dotted line: there the rest of the response has
 become very unlikely.
 """
@@ -22,7 +22,7 @@ from forks import losses  # noqa: E402
 from svg import Panel, picture, text  # noqa: E402
 
 WIDTH = 850
-HEIGHT = 476
+HEIGHT = 522
 PANEL_WIDTH = 168  # of a panel's axes
 PANEL_HEIGHT = 136
 COLUMNS = (44, 250, 456, 662)  # left edges of the panels
@@ -36,6 +36,7 @@ PANELS = {
     "grpo": (0, 0, "GRPO", "A = (r − mean) / std"),
     "dr_grpo": (1, 0, "Dr. GRPO", "A = r − mean"),
     "maxrl": (2, 0, "MaxRL", "A = (r − mean) / mean"),
+    "raft": (3, 0, "RAFT", "A = r: failures do not push"),
     "dapo": (0, 1, "DAPO", "clips at 0.8 and 1.28"),
     "gspo": (1, 1, "GSPO", "one ρ a response, ±0.0004"),
     "cispo": (2, 1, "CISPO", "never stops; flat from ρ = 5"),
@@ -172,26 +173,23 @@ def sample(x: int, y: int, kind: str) -> str:
 
 
 def legend() -> list[str]:
-    """In the room of the fourth panel of the first row."""
-    x = COLUMNS[3] - 14
-    y = ROWS[0] + 6
+    """Below the panels: the colors, then the dashes."""
     svg = []
     outcomes = {
-        "success": "a success: A &gt; 0",
-        "failure": "a failure: A &lt; 0",
-        "failure drifted": "in a response that drifted",
+        "success": "a success",
+        "failure": "a failure",
+        "failure drifted": "a failure, in a response that drifted",
     }
-    for kind, name in outcomes.items():
+    for x, (kind, name) in zip(COLUMNS, outcomes.items()):
+        y = ROWS[1] + PANEL_HEIGHT + 40
         svg.append(sample(x, y, kind))
         svg.append(text(x + 36, y + 4, name))
-        y += 21
-    y += 9
     groups = {"": "2 of 8 episodes succeed", " few-fail": "6 of 8 succeed"}
-    for kind, name in groups.items():
+    for x, (kind, name) in zip(COLUMNS, groups.items()):
+        y = ROWS[1] + PANEL_HEIGHT + 61
         svg.append(sample(x, y - 3, "success" + kind))
         svg.append(sample(x, y + 3, "failure" + kind))
         svg.append(text(x + 36, y + 4, name))
-        y += 21
     return svg
 
 

@@ -50,6 +50,7 @@ METHODS = {
     LATER: {
         "dr_grpo": ("Dr. GRPO", "2503.20783"),
         "maxrl": ("MaxRL", "2602.02710"),
+        "raft": ("RAFT", "2504.11343"),
         "dapo": ("DAPO", "2503.14476"),
         "gspo": ("GSPO", "2507.18071"),
         "cispo": ("CISPO", "2506.13585"),
