@@ -559,6 +559,25 @@ def test_the_rows_of_the_forks_are_those_of_the_raw_figures():
     assert compared >= 31
 
 
+def test_the_rows_of_weak_clones_are_those_of_the_raw_figures():
+    results = (ROOT / "assets/results.md").read_text()
+    _, section = results.split("**From a weaker clone**")
+    table_of_them, _ = section.split("\n    python bc.py --epochs 2")
+    files = sorted((ROOT / "assets/results/weak-clones").glob("seed*/*.json"))
+    for file in files:
+        splits = json.loads(file.read_text())["splits"]
+        test = splits["sandbox:test"]
+        cells = [file.parent.name.removeprefix("seed")]
+        cells.append(rate_and_interval(test))
+        cells.append(rate_and_interval(splits["sandbox:test-unseen"]))
+        cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
+        for kind in ("invalid_actions", "failed_actions"):
+            cells.append(f"{100 * test[kind] / (test['turns'] * test['n']):.1f}%")
+        assert f"| {' | '.join(cells)} |" in table_of_them, file
+    rows = [line for line in table_of_them.splitlines() if re.match(r"\|.*\| 3\d \|", line)]
+    assert len(rows) == len(files) >= 18
+
+
 def rate_and_interval(figures):
     rate, low, high = [100 * share for share in (figures["success_rate"], *figures["ci95"])]
     return f"{rate:.1f} [{low:.1f}, {high:.1f}]"
