@@ -300,14 +300,14 @@ def test_with_one_update_a_batch_these_four_train_as_grpo_does(chat, float64, na
 
 def test_advantages_by_hand(chat):
     """One success of four: 1.5, 0.75, 3 and 1. Three of four: what each failure pushes."""
-    # (loss, A of the only success, A of the only failure)
+    # (loss, A of the only success, A of the only failure, sum of A over a group with one success)
     by_hand = [
-        ("grpo", 1.5, -1.5),
-        ("dr_grpo", 0.75, -0.75),
-        ("maxrl", 3.0, -1.0),
-        ("raft", 1.0, 0.0),
+        ("grpo", 1.5, -1.5, 0.0),
+        ("dr_grpo", 0.75, -0.75, 0.0),
+        ("maxrl", 3.0, -1.0, 0.0),
+        ("raft", 1.0, 0.0, 1.0),
     ]
-    for name, success, failure in by_hand:
+    for name, success, failure, total in by_hand:
         cfg = losses.Config(loss=name, G=4)
         method = method_of(chat, None, cfg, Method=losses.Losses)
         one, three, equal, _ = four_groups(chat)
@@ -317,8 +317,7 @@ def test_advantages_by_hand(chat):
 
         one[2].status = "env_error"  # 1 of 3 valid ones
         valid = method.advantages(one)
-        total = sum(tau.advantage for tau in valid)
-        assert total == pytest.approx(1.0 if name == "raft" else 0.0)
+        assert sum(tau.advantage for tau in valid) == pytest.approx(total)
         assert len(valid) == 3
 
 

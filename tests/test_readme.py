@@ -578,6 +578,52 @@ def test_the_rows_of_weak_clones_are_those_of_the_raw_figures():
     assert len(rows) == len(files) >= 18
 
 
+def weak_figures(name, seed):
+    """What the comparison from weak clones shows of a run, in percent, in the order of its rows."""
+    file = ROOT / f"assets/results/weak-clones/seed{seed}/{name}.json"
+    splits = json.loads(file.read_text())["splits"]
+    test = splits["sandbox:test"]
+    unseen = splits["sandbox:test-unseen"]
+    shares = [split["success_rate"] for split in (test, unseen, splits["sandbox:dev"])]
+    shares += [split["invalid_actions"] / (split["turns"] * split["n"]) for split in (test, unseen)]
+    return [100 * share for share in shares]
+
+
+def means_of(runs):
+    """Of several runs, the mean of each figure."""
+    return [sum(figures) / len(figures) for figures in zip(*runs)]
+
+
+def test_the_comparisons_from_weak_clones_are_those_of_the_raw_figures():
+    results = (ROOT / "assets/results.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    filtered = [weak_figures("filtered", seed) for seed in range(31, 37)]
+    mgrpos = [weak_figures("r1", seed) for seed in range(31, 37)]
+
+    # 1) M-GRPO and filtered cloning, six seeds.
+    means = list(zip(means_of(filtered), means_of(mgrpos)))
+    rows = ["unseen instances", "unseen templates", "dev split", "unparsable responses, unseen instances",
+            "unparsable responses, unseen templates"]
+    for i, name in enumerate(rows):
+        differences = [ours[i] - theirs[i] for ours, theirs in zip(mgrpos, filtered)]
+        its_filtered, its_mgrpo = means[i]
+        assert f"| {name} | {its_filtered:.1f} | {its_mgrpo:.1f} | {table.shown(differences)} |" in results
+    assert f"M-GRPO solves {means[1][1]:.0f}% and filtered cloning {means[1][0]:.0f}%" in readme
+    assert f"({means[4][1]:.0f} against {means[4][0]:.0f}%" in readme
+
+    # 2) RAFT, seeds 34 to 36.
+    rafts = [weak_figures("raft", seed) for seed in (34, 35, 36)]
+    raft, mgrpo_mean, filtered_mean = means_of(rafts), means_of(mgrpos[3:]), means_of(filtered[3:])
+    assert f"it solves {raft[0]:.1f}% of unseen instances on average" in results
+    assert f"M-GRPO {mgrpo_mean[0]:.1f} and filtered cloning {filtered_mean[0]:.1f}" in results
+    assert f"of unseen templates {raft[1]:.1f}, {mgrpo_mean[1]:.1f} and {filtered_mean[1]:.1f}%" in results
+    behind = []
+    for i in (0, 1):
+        differences = [theirs[i] - ours[i] for theirs, ours in zip(rafts, mgrpos[3:])]
+        behind.append(table.shown(differences))
+    assert f"RAFT minus M-GRPO is {behind[0].replace(' [', ' points [')} and {behind[1]}." in results
+
+
 def rate_and_interval(figures):
     rate, low, high = [100 * share for share in (figures["success_rate"], *figures["ci95"])]
     return f"{rate:.1f} [{low:.1f}, {high:.1f}]"
@@ -621,7 +667,8 @@ def test_the_steps_on_webarena_infinity_are_those_of_the_raw_file():
     _, section = page.split("\n## On WebArena-Infinity\n")
     for line in read_lines(ROOT / "assets/results/smollm2/infinity/r1-metrics.jsonl"):
         first = f"| {line['step'] + 1} | {100 * line['success_rate']:.1f} |"
-        rest = (f"| {line['groups_kept']} of 6 | {100 * line['exited']:.0f}% | {line['entropy']:.3f} | {line['logp_gap']:.1e} "
+        rest = (f"| {line['groups_kept']} of 6 | {100 * line['exited']:.0f}% | {line['entropy']:.3f} "
+                f"| {line['logp_gap']:.1e} "
                 f"| {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} |")
         [row] = [row for row in section.splitlines() if row.startswith(first)]
         assert row.endswith(rest)
