@@ -319,7 +319,8 @@ async def checks(task: dict, answer: str | None, page, judge=None) -> list[Check
                           passed=url_match(last_url, reference, note),
                           detail=f"the episode ended on {last_url}"))
     if "verify" in spec["eval_types"]:
-        passed, reason = await verify(spec["verify"], browser.origin(task["start_url"]))
+        first, *_ = browser.start_pages(task)
+        passed, reason = await verify(spec["verify"], browser.origin(first))
         made.append(Check(f"verify {Path(spec['verify']).name}", passed, reason))
     if "program_html" in spec["eval_types"]:
         # The page that the episode left open comes first, before its tab goes elsewhere.

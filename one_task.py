@@ -394,7 +394,7 @@ def record(cfg: Config, task: dict):
     replayed = look_after(steps, answer)
 
     # 3) The first check that passes a replay, and does not pass when nothing is done.
-    typed = [step.argument for step in steps if step.argument]
+    typed = [step.argument for step in steps if step.argument and step.action != "Switch Tab"]
     judge = Environment({}, "runs/one-task", site)
     for check in possible_checks(nothing, replayed, answer, typed):
         idle = played([], "", judge, check)

@@ -172,7 +172,8 @@ def read_call(text: str) -> Written | None:
     def as_text(node):
         value = ast.literal_eval(node)
         if isinstance(value, str):
-            return value
+            # JSON writes an emoji as two halves, "\ud83d\ude00". Join them, and replace a half alone.
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return ast.get_source_segment(text, node)  # -3.50 stays as it was written
 
     # Python may fail in all these ways to read what a policy made up.

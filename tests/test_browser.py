@@ -833,6 +833,18 @@ def test_after_an_attack_the_agent_goes_on(site, name, browse):
     browse(test, f"{base}/")
 
 
+def test_a_download_in_a_new_tab_is_not_waited_for(site, browse):
+    attachment = {"Content-Disposition": "attachment; filename=x.csv"}
+    base = site({"/": "<a target=_blank href=/download>csv</a>", "/download": lambda request: answer(request, **attachment)})
+
+    async def test(session):
+        await session.observe()
+        seen = await act(session, 'do(action="Click", element="0")')
+        assert seen == "note: a file was offered for download and not kept\n<a>csv <0></a>"
+        assert len(session.browser_context.pages) == 1
+    browse(test, f"{base}/")
+
+
 # ----------------------------------------------------------------------------------- tabs and history
 
 

@@ -7,7 +7,7 @@ import re
 from urllib.parse import quote
 
 import pytest
-from conftest import act
+from conftest import act, answer
 
 BEHIND = "[the page behind this dialog is left out]"
 
@@ -358,3 +358,37 @@ def test_every_id_beside_a_dialog_can_be_clicked(site, browse):
         assert session.page.url.endswith("#yes")
     page = f"<div style='height:300px;overflow:auto'>{LINKS}</div>"
     browse(test, site({"/": f"{page}<div style='{DIM}'><a href=#no>no</a> <a href=#yes>yes</a></div>"}))
+
+
+# ------------------------------------------------------------------------------------------------- what nobody sees
+
+DRAWER = "<div style='position: fixed; width: 300px; height: 90px; {}'>your cart <button>pay</button></div>"
+UNSEEN = {
+    "a drawer on the right": ("shop" + DRAWER.format("top: 0; right: -300px"), "shop"),
+    "a drawer on the left": ("shop" + DRAWER.format("top: 0; left: -300px"), "shop"),
+    "a drawer moved away": ("shop" + DRAWER.format("top: 0; right: 0; transform: translateX(100%)"), "shop"),
+    "a message above": ("shop" + DRAWER.format("top: -90px; left: 0"), "shop"),
+    "a message below": ("shop" + DRAWER.format("bottom: -90px; left: 0"), "shop"),
+    "an open drawer": ("shop" + DRAWER.format("top: 40px; right: 0"), "shop\nyour cart <button>pay <0></button>"),
+    # Fixed in a box that is transformed, it scrolls with the page.
+    "fixed to a box": ("<div style='transform: translateX(0); margin-top: 900px'>shop" + DRAWER.format("top: 40px") + "</div>",
+                       "shop\nyour cart <button>pay <0></button>"),
+    "a panel that scrolls": ("<div style='position: fixed; inset: 0 0 auto 0; height: 90px; overflow: auto'>"
+                             "<p style='height: 2000px'>far<p><a href=/>away</a></div>", "far\n<a>away <0></a>"),
+    "a message that has gone": ("shop<p style='opacity: 0'>Saved!</p>", "shop"),
+    "a text that comes when the page is scrolled": ("shop<p style='margin-top: 900px; opacity: 0'>soon</p>", "shop\nsoon"),
+    "a link that the mouse does not hit": ("<a href=/ style='pointer-events: none'>next</a>", "next"),
+    "a switch that the mouse hits on its label": ("<label><input type=checkbox style='pointer-events: none'>mail</label>",
+                                                  "<checkbox>mail <0> = off</checkbox>"),
+}
+
+
+def test_what_nobody_sees_or_can_reach_is_left_out(site, browse):
+    check(UNSEEN, site, browse)
+
+
+def test_a_picture_as_a_page_of_its_own_shows_its_text(site, browse):
+    async def test(session):
+        assert (await session.observe())[1] == "sales of May"
+    svg = b"<svg xmlns='http://www.w3.org/2000/svg'><text y='20'>sales of May</text></svg>"
+    browse(test, site({"/": lambda request: answer(request, svg, **{"Content-Type": "image/svg+xml"})}))

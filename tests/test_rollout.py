@@ -61,6 +61,7 @@ CALLS = [
     ('do("exit", "N/A")', Call("exit", "N/A")),
     ("exit(message=-3.50)", Call("exit", "-3.50")),
     ('exit(answer="12")', Call("exit", "12")),
+    ('exit(message="\\ud83d\\ude00 \\ud83d")', Call("exit", "\U0001f600 \ufffd")),
     ('do(\n  action="Click",  # the lamp\n  element="3"\n)', Call("Click", None, "3")),
     ('do(action="Type", argument="a\u2028b", element="3")', Call("Type", "a\u2028b", "3")),
     ('I will search.\ndo(action="Search", argument="do(x)", element="1")', Call("Search", "do(x)", "1")),
@@ -675,6 +676,14 @@ def test_a_page_that_bends_our_scripts_ends_no_run(site, script, run_episode):
         assert tau.status == "ok"
         assert tau.turns[0].observation == button
         assert tau.turns[1].observation == f"{error}\n{button}".strip()
+
+
+def test_a_field_that_garbles_what_typing_asks_of_it_ends_no_run(site, run_episode):
+    script = "Object.defineProperty(i, 'isContentEditable', {get() { return new Date(8.64e15) }})"
+    base = site({"/": f"<input id=i><script>{script}</script>"})
+    tau = run_episode(f"{base}/", ['do(action="Type", argument="a", element="0")', "exit()"])
+    assert tau.status == "env_error"
+    assert "garbles what is read of it" in tau.checks[0][2]
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -141,6 +141,13 @@ def test_the_verifier_sees_what_was_not_done(shop, tmp_path, chat, run):
     assert (tau.success, tau.checks[0].detail) == (0.0, "n is 0")
 
 
+def test_a_task_may_start_in_two_tabs(shop, tmp_path, chat, run):
+    starts = "http://127.0.0.1:{port} |AND| http://127.0.0.1:{port}/add"
+    tau, = run(play([shop(start_url=starts)], ["exit('done')"], tmp_path, chat))
+    assert (tau.status, tau.success) == ("ok", 1.0)
+    assert "this is tab 0 of 2" in tau.turns[0].observation
+
+
 def test_the_port_stands_in_start_page_checks_and_intent(shop, tmp_path, chat, run):
     """Each episode has an intent of its own then; the statistics still know that it is one task."""
     spec = {"eval_types": ["url_match"], "reference_url": "http://localhost:{port}/add"}

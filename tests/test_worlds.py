@@ -343,18 +343,20 @@ def test_a_task_file_that_is_not_there_is_named_with_the_other_kinds_of_tasks():
 
 
 def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path, capsys):
-    spoken = fuzzy(["x"]) | {"sites": ["reddit", "gitlab"]}
-    broken = GOOD | {"intent": None}
-    path = write(tmp_path / "tasks.json", [GOOD, spoken, broken])
+    spoken = fuzzy(["x"]) | {"task_id": 8, "sites": ["reddit", "gitlab"]}
+    broken = GOOD | {"task_id": 9, "intent": None}
+    again = GOOD | {"intent": "find another lamp"}
+    path = write(tmp_path / "tasks.json", [GOOD, spoken, broken, again])
 
     assert worlds.validate(path) == 1
 
     out = capsys.readouterr().out
-    assert "2 usable tasks, 1 broken" in out
+    assert "2 usable tasks, 2 broken" in out
     assert "string_match 2" in out
     assert "shopping 1, reddit + gitlab 1" in out
     assert "1 tasks need an LLM judge" in out
-    assert "BROKEN  row 2 (task_id 7): intent" in out
+    assert "BROKEN  row 2 (task_id 9): intent" in out
+    assert "BROKEN  row 3 (task_id 7): row 0 has this task_id, too" in out
 
     good = write(tmp_path / "good.json", [GOOD])
     assert worlds.validate(good) == 0
@@ -363,7 +365,7 @@ def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path, ca
 def test_a_bare_string_is_wrapped_and_its_row_named(tmp_path):
     """WebArena-Lite's task 349: iterated letter by letter, its bare string made the task unpassable."""
     bare = make_task(eval_types=["string_match"], reference_answers={"must_include": "abishek"})
-    path = write(tmp_path / "tasks.json", [GOOD, bare | {"old_task_id": 349}])
+    path = write(tmp_path / "tasks.json", [GOOD, bare | {"task_id": 8, "old_task_id": 349}])
 
     tasks, remarks, faults = read_tasks(path)
 
@@ -403,7 +405,7 @@ def test_only_the_parts_that_count_decide_whether_a_task_needs_a_judge():
 
 
 def test_tasks_that_we_cannot_judge_are_left_out_and_counted(tmp_path, capsys):
-    tasks = [GOOD, fuzzy(["x"]), fuzzy(["x"])]
+    tasks = [GOOD, fuzzy(["x"]) | {"task_id": 8}, fuzzy(["x"]) | {"task_id": 9}]
     path = write(tmp_path / "tasks.json", tasks)
 
     assert load_tasks(path, {}, reach=False) == [GOOD]
@@ -416,10 +418,10 @@ def test_tasks_that_we_cannot_judge_are_left_out_and_counted(tmp_path, capsys):
 
 def test_what_reading_changed_is_printed_with_file_and_row(tmp_path, capsys):
     bare = make_task(eval_types=["string_match"], reference_answers={"must_include": "abishek"})
-    path = write(tmp_path / "tasks.json", [GOOD, bare])
+    path = write(tmp_path / "tasks.json", [GOOD, bare | {"task_id": 8}])
     load_tasks(path, {}, reach=False)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{path}, row 1 (task_id 7): ")
+    assert line.startswith(f"{path}, row 1 (task_id 8): ")
     assert "wrapped in a list" in line
 
 

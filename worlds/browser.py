@@ -162,6 +162,11 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
+def start_pages(task: dict) -> list[str]:
+    """The addresses that a task starts at, each in a tab of its own."""
+    return task["start_url"].split(" |AND| ")
+
+
 def part_with_addresses(task: dict):
     """The part of a task whose addresses the agent may need."""
     if "serve" in task:  # it has one site; an address in its intent is something to type
@@ -415,7 +420,7 @@ class Browser:
             if "script" in task:
                 await browser_context.add_init_script(task["script"])
             await browser_context.add_init_script(SCRIPTS)
-            for url in task["start_url"].split(" |AND| "):
+            for url in start_pages(task):
                 await session.start(url)
             if browser_context.pages:
                 session.page = browser_context.pages[0]  # the first start page
@@ -425,6 +430,17 @@ class Browser:
 
 
 # ------------------------------------------------------------------------------------ a session --
+
+
+# What Playwright raises when it cannot decode what a hostile page returns.
+UNREADABLE = (ValueError, TypeError, KeyError)
+
+
+def garbled(error: Exception) -> EnvError:
+    return EnvError(f"the page garbles what is read of it ({first_line(error)})")
+
+
+DOWNLOAD = object()  # in place of the address of a tab that was opened for one
 
 
 class Loading:
@@ -460,6 +476,11 @@ class Loading:
         url = self.announced.popleft()
         self.began(tab)
         return url
+
+    def announced_download(self):
+        """The tab that is on its way will stay empty: what it was opened for is a download."""
+        if self.announced:
+            self.announced[0] = DOWNLOAD
 
     def give_up(self):
         self.frames.clear()
@@ -574,6 +595,9 @@ class Session:
         url = self.loading.arrive(page)
         if url is None:
             return
+        if url is DOWNLOAD:
+            await page.close()
+            return
         # Every tab begins empty, and an empty document counts as loaded.
         if url not in ("", "about:blank"):
             await page.wait_for_url(lambda now: now != "about:blank", wait_until="commit")
@@ -600,6 +624,7 @@ class Session:
 
     def _decline(self):
         self.notes.append("a file was offered for download and not kept")
+        self.loading.announced_download()
 
     async def _send(self, message: str) -> dict:
         """A message to Chromium about the current tab, by devtools."""
@@ -642,8 +667,8 @@ class Session:
         try:
             running = self.page.evaluate(script, given)
             return await bounded(running, self.settings.timeout, "reading the page")
-        except (ValueError, TypeError, KeyError) as error:  # Playwright cannot decode the result
-            raise EnvError(f"the page garbles what is read of it ({first_line(error)})") from None
+        except UNREADABLE as error:
+            raise garbled(error) from None
 
     async def settle(self):
         """Waits for scripts and navigations. Stops a page that takes too long, and tells the agent."""
@@ -741,6 +766,8 @@ class Session:
         except PlaywrightError as error:
             reason = first_line(error).split("Error: ", 1)[-1]
             raise ActionError(f"{name} failed: {reason}") from None
+        except UNREADABLE as error:
+            raise garbled(error) from None
 
     async def click(self, element: int, button="left"):
         spot = await self._locate(element)

@@ -46,6 +46,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     };
   };
 
+  // The labels of a control. `el.labels` would walk the whole page, once for each control.
+  const labelsIn = remembered(top => Map.groupBy(inside('label', top), label => label.control));
+  const labelsOf = el => labelsIn(closest(el, 'html') ?? rootOf(el)).get(el) ?? [];
+
   // Where an element without a box is seen: an option in its dropdown, an <area> on its image.
   const drawn = el => {
     if (!/^(opt|area)/.test(el.localName)) return el;
@@ -103,10 +107,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return bottom > 0 && top < innerHeight && right > 0 && left < innerWidth;
   };
 
+  // A message that has gone, or has not come. Below the window it may come when the page is scrolled.
+  const fadedOut = text => !parentOf(text).checkVisibility({opacityProperty: true}) && inWindow(text);
+
   const boxesOf = node => {  // of an element also those of its labels
     range.selectNode(node);
     if (nodeType(node) === TEXT) return [range.getBoundingClientRect()];
-    const parts = [node, ...node.labels ?? []].map(drawn);
+    const parts = [node, ...labelsOf(node)].map(drawn);
     return parts.map(part => boxOf(part) || part.getBoundingClientRect());
   };
   const overlap = (r, s) => {
@@ -120,11 +127,17 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const boxes = boxesOf(node);
     return clips.every(clip => boxes.some(box => overlap(box, clip.box)));
   };
+  const windowOf = el => {
+    const {innerWidth, innerHeight} = el.ownerDocument.defaultView;
+    return {el: el.ownerDocument, box: new DOMRect(0, 0, innerWidth, innerHeight)};
+  };
   // The clips of el's contents. outer: those around el. A panel that scrolls can show all that it holds, and
   // what is shrunk to one pixel is there to be read aloud.
   const clipsOf = (el, style, outer) => {
     if (/fixed|absolute/.test(style.position))
       outer = outer.filter(clip => contains(clip.el, el.offsetParent));
+    // Nobody can scroll to what a fixed layer holds beyond the window, as a closed drawer does.
+    if (style.position === 'fixed' && !el.offsetParent) outer = [windowOf(el)];
     if (style.overflow === 'visible' || /^(inline|contents)$/.test(style.display)) return outer;
     if (/^(body|input|select|textarea)$/.test(el.localName)) return outer;
     const onePixel = el.offsetWidth === 1 && el.offsetHeight === 1;
@@ -341,6 +354,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   const clickable = remembered(el => {
     if (disabled(el) || el.getAttribute('aria-disabled') === 'true') return false;
+    // The mouse goes through it: so do style sheets disable links. A switch may be pressed on its label.
+    if (getComputedStyle(el).pointerEvents === 'none' && !labelsOf(el).length) return false;
     return marked(el) || standsForControl(el)
       || editor(el)
       || el.tabIndex >= 0 && el.hasAttribute('tabindex')
@@ -488,6 +503,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return short;
   };
+  const fieldsOf = remembered(row => {
+    const candidates = inside(`${FIELDS},${DRAWN}`, row);
+    return candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
+  });
   // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 ="), and el is the row's only field.
   const isNameIn = (row, text, el) => {
     const called = tidy(text.data);
@@ -499,9 +518,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const inBlockOfRow = block !== row && contains(row, block);
     if (inBlockOfRow) return false;
 
-    const candidates = inside(`${FIELDS},${DRAWN}`, row);
-    const fields = candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
-    return fields.every(field => contains(el, field) || contains(field, el));
+    return fieldsOf(row).every(field => contains(el, field) || contains(field, el));
   };
   // The row is the nearest element around el that holds any text.
   const textBeside = remembered(el => {
@@ -556,12 +573,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
   // Another link to the same place has a text.
-  const nameOfTwin = el => {
-    const href = CSS.escape(attribute(el, 'href'));
-    const links = inside(`a[href="${href}"]`, bodyOf(el.ownerDocument));
-    const texts = links.map(link => tidy(link.innerText));
-    return texts.find(text => text);
-  };
+  const textsOfLinks = remembered(doc => {
+    const texts = new Map();  // {address: the first text of a link to it}
+    for (const link of inside('a[href]', bodyOf(doc))) {
+      const href = attribute(link, 'href');
+      if (!texts.get(href)) texts.set(href, tidy(link.innerText));
+    }
+    return texts;
+  });
+  const nameOfTwin = el => textsOfLinks(el.ownerDocument).get(attribute(el, 'href'));
 
   // In a choice of colors each swatch is empty but for the color that the page gives it alone.
   const swatchColor = el => {
@@ -589,7 +609,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!number || !el.querySelector('svg,img')) return text;
     return tidy(`${text} ${picture(el) || programWords(attribute(el, 'data-action'))}`);  // 12 beside a heart
   };
-  const labelsText = el => [...el.labels ?? []].map(labelText).find(text => text);
+  const labelsText = el => labelsOf(el).map(labelText).find(text => text);
   const textOfIds = (el, name) => {
     if (!el.hasAttribute(name)) return '';
     const others = attribute(el, name).split(' ').map(id => id && byId(el.ownerDocument, id));
@@ -769,7 +789,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const putText = node => {
       const control = beside.get(node);
       const told = control && visible(control) && !titles.has(node);
-      if (told || !visible(node)) return;
+      if (told || !visible(node) || fadedOut(node)) return;
       const parts = pre ? node.data.split('\n') : [node.data];
       parts.forEach((part, i) => {
         if (i > 0) flush();
@@ -904,7 +924,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     window[REFUSALS]?.clear();
     const title = tidy(titleOf(document)).slice(0, 200);
     if (title) lines.push('title: ' + escape(title));
-    visit(bodyOf(document));
+    visit(bodyOf(document) ?? document.documentElement);  // an SVG has no body
     flush();
     window[ELEMENTS] = elements;
     const text = lines.join('\n');
@@ -970,7 +990,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
     // A control that is styled away may have no size, or be parked where nobody can scroll to: press its label.
     const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);
-    const labels = [...el.labels ?? []];
+    const labels = labelsOf(el);
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
     const styledAway = parked(el.getBoundingClientRect()) || !boxOf(el);
     const aim = styledAway && label || el;
@@ -981,6 +1001,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (covered(aim)) return {error: `something else lies on top of element ${id}`};
     const {left, top, width, height} = outward(el, r);
     const x = left + width / 2, y = top + height / 2;
+    if (x < 0 || x >= innerWidth || y < 0 || y >= innerHeight) return {error: `element ${id} is hidden now`};
     const frameOf = node => node.ownerDocument.defaultView.frameElement;
     let frame = frameOf(aim);
     while (frame && frameOf(frame)) frame = frameOf(frame);

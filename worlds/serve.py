@@ -41,7 +41,7 @@ import time
 import uuid
 from pathlib import Path
 
-from .browser import SERVED_PORTS, EnvError, bounded, first_line, origin
+from .browser import SERVED_PORTS, EnvError, bounded, first_line, origin, start_pages
 
 GRACE = 1.0   # seconds between asking a server to end and killing it
 TRIES = 5     # ports that a start tries
@@ -228,7 +228,8 @@ def with_port(task: dict, port: int) -> dict:
 
 async def require_answer(task: dict, seconds: float):
     """Raises EnvError if the server of a played task does not answer any more."""
-    port = int(origin(task["start_url"]).rpartition(":")[2])
+    first, *_ = start_pages(task)
+    port = int(origin(first).rpartition(":")[2])
     asking = answers(port, task.get("ready", "/"))
     if not await bounded(asking, seconds, "asking the task's server"):
         raise EnvError("the task's server ended before the episode did")

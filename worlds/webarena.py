@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
+from .browser import start_pages
+
 # ---------------------------------------------------------------------------- sites and accounts --
 
 # The variable of each site, and the host that models know it by from WebArena's data.
@@ -337,7 +339,7 @@ def check_field(task: dict, key: str, found: Findings):
         found.faults.append(f"{key} is {value!r:.60}; make it a non-empty {names}")
     elif key == "sites" and not all(isinstance(site, str) for site in value):
         found.faults.append(f"sites is {value!r:.60}; make it a list of names")
-    elif key == "start_url" and not all(map(START.match, value.split(" |AND| "))):
+    elif key == "start_url" and not all(map(START.match, start_pages(task))):
         found.faults.append(f"start_url is {value!r:.60}; give http://HOST:PORT/... or "
                             "__SHOPPING__ ...")
 
@@ -354,7 +356,7 @@ def check_served(task: dict, found: Findings):
                             "with {port} for its port")
     start_url = task.get("start_url")
     address = str(start_url).replace("localhost", "127.0.0.1")
-    if "http://127.0.0.1:{port}" not in address:
+    if not address.startswith("http://127.0.0.1:{port}"):
         found.faults.append(f"start_url is {start_url!r:.60}; a task with serve starts at "
                             "http://127.0.0.1:{port}/...")
     ready = task.get("ready", "/")
@@ -449,10 +451,15 @@ def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[st
     tasks = []
     remarks = []
     faults = []
+    row_of = {}  # {task_id: its row}
     for i, row in enumerate(rows):
         task, changed, broken = check_row(row)
         if not broken:
             broken = anchor(task, folder)
+        if not broken:
+            first = row_of.setdefault(str(task["task_id"]), i)
+            if first != i:
+                broken = [f"row {first} has this task_id, too; give each row its own"]
         ids = [f"{key} {task[key]!s:.40}" for key in ("task_id", "old_task_id") if key in task]
         where = f"row {i}"
         if ids:
@@ -624,7 +631,7 @@ def check_reach(tasks: list[dict], sites: dict[str, str]):
         check_login(task, sites)
         if "serve" in task:  # it is not up yet
             continue
-        for url in task["start_url"].split(" |AND| "):
+        for url in start_pages(task):
             origin = "/".join(url.split("/")[:3])
             servers[origin] = (url, task)
     for url, task in servers.values():
