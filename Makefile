@@ -81,7 +81,8 @@ LATER := checklist critic feedback overlap
 figures = $(1:%=$(FIGURES)/%.json)
 # As many steps as the demo: every method plays 1,728 episodes.
 MGRPO = $(PY) mgrpo.py --model $(<D) --out $(@D) --seed $(SEED)
-timed = begin=$$(date +%s) && $(1) && echo $$(($$(date +%s) - begin)) > $(@D)/seconds && touch $@
+# An interrupted command goes on when it is repeated: each part adds a line, which table.py sums.
+timed = mkdir -p $(@D); begin=$$(date +%s); $(1); status=$$?; echo $$(($$(date +%s) - begin)) >> $(@D)/seconds; [ $$status = 0 ] && touch $@
 
 experiments: setup $(call figures,$(ABLATIONS)) $(RUNS)/turns/done ## the paper's ablations on the small tier, hours a seed: make experiments SEED=1
 	$(PY) tests/tools/table.py

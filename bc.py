@@ -93,11 +93,11 @@ def recorded_already(path: Path, tasks: list[dict], made: dict) -> bool:
 def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str):
     """Writes OUT/name: the sandbox's experts act in the real browser, on the policy's own pages.
 
-    All ranks call it and share the work. An existing file with the same tasks and page settings is
-    reused. An expert that fails is a bug of the sandbox, so it is an error and not a dropped row.
+    All ranks call it and share the work. An existing file with the same model, tasks and page settings
+    is reused. An expert that fails is a bug of the sandbox, so it is an error and not a dropped row.
     """
     tasks = sandbox.tasks(cfg.split, cfg.demos)
-    made = {"think": chat.think}
+    made = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
     for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
         made[knob] = getattr(cfg, knob)
     if recorded_already(directory.path / name, tasks, made):
@@ -368,7 +368,7 @@ def main(cfg: Config, make_optimizer=adamw):
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
     optimizer = make_optimizer(model, cfg.lr)
     first = run.resume(cfg, model, optimizer, may_change=set(), method=type(optimizer).__name__)
-    directory = run.start_run(cfg, device, config_json(model), first)
+    directory = run.open_run(cfg, device, first)
 
     # 2) Demonstrations.
     data = cfg.data
@@ -397,8 +397,7 @@ def main(cfg: Config, make_optimizer=adamw):
     run.print0(said)
 
     # 4) Train, and leave a checkpoint.
-    if first == 0:
-        directory.clear_weights()
+    directory.begin(config_json(model), first)
     clone(model, optimizer, dataset, cfg, device=device, directory=directory, first=first)
     save(model, cfg.out, like=cfg.model, run=directory.config)
     if run.rank() == 0:

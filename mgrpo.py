@@ -464,8 +464,6 @@ def check(cfg: Config, Method):
         raise ValueError(f"--loss-norm {cfg.loss_norm}: use paper, token or constant.")
     if cfg.temperature <= 0:
         raise ValueError("--temperature 0: all episodes of a group would be the same; sample above 0.")
-    if not 0 <= cfg.warmup <= 1:
-        raise ValueError(f"--warmup {cfg.warmup:g}: it is a share of the steps, from 0 to 1.")
     if cfg.G < Method.smallest_group:
         raise ValueError(f"--G {cfg.G}: an episode is compared with others of its task; "
                          f"give at least {Method.smallest_group}.")
@@ -637,11 +635,10 @@ def main(cfg: Config, Method=MGRPO):
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)
         tasks, held_out = open_tasks(cfg, env)
-        directory = run.start_run(cfg, device, config_json(method.model), first)
+        directory = run.open_run(cfg, device, first)
+        directory.begin(config_json(method.model), first)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
-        if first == 0:
-            directory.clear_weights()
         start = time.monotonic()
         broken_steps = 0  # in a row
         for step in range(first, cfg.steps):

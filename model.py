@@ -48,6 +48,8 @@ SUPPORTED = {  # feature: its supported values; (): only models without it
     "model_type": ("llama", "qwen2", "qwen3"),
     "hidden_act": ("silu",),
     "rope_type": ("default", "llama3"),
+    "rope_scaling": (),  # without a type
+    "partial_rotary_factor": (),
     "layer_types": (),  # besides full attention
     "use_sliding_window": (),
     "sliding_window": (),
@@ -81,8 +83,8 @@ class ModelConfig:
             # 1) Two spellings are in use; transformers goes by rope_scaling if a file has both. The newer
             #    one also holds rope_theta.
             rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-            rope_type = rope.get("rope_type", rope.get("type", "default"))
-            refuse_unsupported(raw, rope_type)
+            rope_type = rope.get("rope_type") or rope.get("type") or "default"
+            refuse_unsupported(raw, rope, rope_type)
 
             # 2) What a file may leave out or set to null.
             width = raw["hidden_size"]
@@ -104,10 +106,16 @@ class ModelConfig:
             return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
-def refuse_unsupported(raw: dict, rope_type: str):
+def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
     """Raises ValueError if a config asks for a feature that `forward` does not compute."""
     asked = dict(raw)
     asked["rope_type"] = rope_type
+    asked["rope_scaling"] = None
+    if rope_type == "default":
+        unread = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        asked["rope_scaling"] = {key: rope[key] for key in unread}
+    part = (raw | rope).get("partial_rotary_factor")
+    asked["partial_rotary_factor"] = None if part == 1 else part
     asked["layer_types"] = set(raw.get("layer_types") or ()) - {"full_attention"}
     if raw.get("use_sliding_window") is False:  # Qwen's configs name a window that they do not use
         asked["sliding_window"] = None
@@ -629,7 +637,7 @@ def load_for_training(path: str | Path, device, lora: int = 0, precision: str | 
 
 def check_context(model: Transformer, max_context: int):
     """Refuses contexts longer than those that the model was trained on: it has never seen later positions."""
-    longest = model.config.raw.get("max_position_embeddings", max_context)
+    longest = model.config.raw.get("max_position_embeddings") or max_context
     if max_context > longest:
         raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
 
@@ -979,6 +987,8 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
     args = parser.parse_args()
+    if not args.prompt or args.max_new_tokens < 1 or args.temperature < 0:
+        raise ValueError("give a prompt, at least 1 for --max-new-tokens, and at least 0 for --temperature.")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path = resolve(args.model)

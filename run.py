@@ -441,26 +441,36 @@ class Run:
         finite = json.loads(json.dumps(metrics), parse_constant=lambda _: None)
         self.append("metrics.jsonl", [finite])
 
+    def begin(self, model_config: dict, first: int):
+        """Removes what does not belong to the run, which trains next, from step `first` on; describes it.
+
+        Until then an earlier run's directory is whole: this one may still find that it cannot train.
+        """
+        def is_earlier(row: dict) -> bool:  # rows of later steps come again
+            step = row.get("step") or 0
+            return step < first
+
+        if first == 0:
+            self.clear()
+        if rank() == 0:
+            for name in ("metrics.jsonl", "trajectories.jsonl"):
+                path = self.path / name
+                with writing(path):
+                    keep_rows(path, is_earlier)
+        self.replace("config.json", {**model_config, "run": self.config})
+
     def clear(self):
-        """Removes what an earlier run left, its evaluations and best checkpoints included."""
+        """Removes what an earlier run left: its policy, too, for nobody shall take it for this run's."""
         if rank() != 0:
             return
         with writing(self.path):
-            for pattern in ("state", "best", "screenshots", "step-*"):
+            for pattern in ("state", "best", "screenshots", "step-*", "adapter"):
                 for directory in self.path.glob(pattern):
                     forget(directory)
-            for pattern in ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html"):
+            records = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
+            for pattern in ("model*.safetensors", *records):
                 for file in self.path.glob(pattern):
                     file.unlink()
-
-    def clear_weights(self):
-        """Removes the policy of an earlier run, just before this one trains: nobody shall take it for this one's."""
-        if rank() != 0:
-            return
-        with writing(self.path):
-            forget(self.path / "adapter")
-            for file in self.path.glob("model*.safetensors"):
-                file.unlink()
 
 
 def ask_git(*arguments: str) -> str:
@@ -482,8 +492,8 @@ def describe_run(cfg, device) -> dict:
             "torch": torch.__version__, "device": hardware}
 
 
-def start_run(cfg, device, model_config: dict, first: int) -> Run:
-    """Begins a run in cfg.out, or continues the one there at step `first`."""
+def open_run(cfg, device, first: int) -> Run:
+    """Claims cfg.out for a run that goes on at step `first`, 0 for a new one. `Run.begin` changes what is there."""
     # 1) A new run overwrites --out, so nothing that it reads may be there.
     out = Path(cfg.out).resolve()
     data = getattr(cfg, "data", None)  # mgrpo.py has none
@@ -497,25 +507,10 @@ def start_run(cfg, device, model_config: dict, first: int) -> Run:
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
 
-    # 2) Claim the directory, and remove what does not belong to this run.
+    # 2) Claim the directory.
     run = Run(cfg.out, describe_run(cfg, device))
     run.weights = {**fingerprint(cfg.model), **fingerprint(data)}
     run.claim()
-    if first == 0:
-        run.clear()
-
-    def is_earlier(row: dict) -> bool:  # rows of later steps come again
-        step = row.get("step") or 0
-        return step < first
-
-    if rank() == 0:
-        for name in ("metrics.jsonl", "trajectories.jsonl"):
-            path = run.path / name
-            with writing(path):
-                keep_rows(path, is_earlier)
-
-    # 3) Describe it.
-    run.replace("config.json", {**model_config, "run": run.config})
     print0("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
     return run
 
@@ -570,6 +565,8 @@ def with_size(report: Path) -> str:
 # --------------------------------------------------------------------------------- the command line
 
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
+NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature")
+ABOVE_ZERO = ("clip", "epochs")
 COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps")
 
 
@@ -653,6 +650,17 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
             smallest = min(count)
         if smallest < 1:
             raise ValueError(f"--{name.replace('_', '-')} {count}: give at least 1.")
+    for name in NOT_NEGATIVE:
+        value = given.get(name)
+        if value is not None and value < 0:
+            raise ValueError(f"--{name} {value:g}: give at least 0.")
+    for name in ABOVE_ZERO:
+        value = given.get(name, 1)
+        if value <= 0:
+            raise ValueError(f"--{name} {value:g}: give more than 0.")
+    warmup = given.get("warmup", 0)
+    if not 0 <= warmup <= 1:
+        raise ValueError(f"--warmup {warmup:g}: it is a share of the steps, from 0 to 1.")
     return Config(**given)
 
 

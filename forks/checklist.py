@@ -4,12 +4,12 @@
     r_i  = 2 P R / (P + R),  R = that sum,  P = newly met checks / turns      --reward f1
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
-The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of
-them at once. e_ij is the part of R that turn j earned, also with --reward f1. P counts the judge's checks that
-are met, without the success and without those that the look at the start saw hold. The term with k has mean 0
-over an episode's turns: it moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By
-default a long turn weighs more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table
-counts that.
+The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of them at
+once. e_ij is the part of R that turn j earned, also with --reward f1. P counts the judge's checks that are met,
+without the success and without those that the look at the start saw hold (so f1 is 0 where all held then). The
+term with k has mean 0 over an episode's turns: it moves credit between them. (Exactly so with --loss-norm paper
+--credit-errors. By default a long turn weighs more, and a turn that failed gets no credit.) Success stays 0 or
+1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
@@ -17,7 +17,8 @@ get likelier, most of all those of the turn after which the cart was first seen 
 
 Checks are tested before each action, on the page as it stands, and by the judge at the end. The tests
 before an action read the agent's page and its address and open nothing, so the episode goes on as it would
-without them. So we know when a check came to hold only if the agent's page showed it:
+without them. So we know when a check came to hold only if the agent's page showed it (a check may need others
+to be met first, see below):
 
     - A check of the address, or of the page left open, is met if a look after any turn saw it hold, with all
       that it needs. All others are met only if the judge finds them at the end.
@@ -211,7 +212,7 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
     for part in parts(tau.task):
         passing = part.place in ("url_match", "last")
         # What no look saw and the judge finds. An exit changes no page, another last action may have.
-        needs_no_other_page = can_read(part, url="")
+        needs_no_other_page = can_read(part, url="")  # of no address only what the agent's own page shows
         by_last_turn = part.place == "answer" or (needs_no_other_page and tau.answer is None)
         by_judge = None
         if by_last_turn:
@@ -240,8 +241,9 @@ class Checklist(mgrpo.MGRPO):
     def check(cfg):
         if cfg.reward not in ("checks", "f1"):
             raise ValueError(f"--reward {cfg.reward}: use checks or f1.")
-        if cfg.success_weight < 0:
-            raise ValueError(f"--success-weight {cfg.success_weight:g}: it must not be negative.")
+        if not 0 <= cfg.success_weight < inf or cfg.turn_credit < 0:
+            raise ValueError(f"--success-weight {cfg.success_weight:g}, --turn-credit {cfg.turn_credit:g}: "
+                             "give at least 0.")
 
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(cfg, chat, model, reference, optimizer, device)

@@ -53,6 +53,11 @@ class Config(mgrpo.Config):
 class Critic(mgrpo.MGRPO):
     smallest_group = 1
 
+    @staticmethod
+    def check(cfg):
+        if cfg.value_weight < 0:
+            raise ValueError(f"--value-weight {cfg.value_weight:g}: give at least 0.")
+
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(cfg, chat, model, reference, optimizer, device)
         add_heads(model, optimizer, "value", lr=cfg.head_lr)
@@ -73,7 +78,7 @@ class Critic(mgrpo.MGRPO):
         rewards = []
         for row in batch:
             reward = 0.0
-            if row.tau:
+            if row.tau:  # not PADDING
                 reward = row.tau.reward
             rewards.append(reward)
         r_N = per_token(rewards, batch, device)

@@ -1,7 +1,7 @@
 """DigiRL (arXiv 2406.11896): clone the turns that two value functions find better than expected.
 
-    V_c(c) and V_s(h_j)  minimize  E_D [cross-entropy(r, V)]              c: the instruction
-                                   (V_s: only over the step's own episodes)
+    V_c(c)    minimizes  E_D   [cross-entropy(r, V_c)]       c: the instruction
+    V_s(h_j)  minimizes  E_new [cross-entropy(r, V_s)]       new: the step's own episodes
     A_c = r - V_c(c)
     A_j = w_j r + (1 - w_j) (V_s(h_{j+1}) - V_s(h_j)),   w_j = lam^(H-j)  H: the episode's last turn
     pi  maximizes  the mean log-prob of the tokens of all turns of D that pass two filters:
@@ -15,10 +15,10 @@ pass; if fewer episodes succeed, failures pass as well. A_j chooses turns. At th
 the outcome, before that the change in V_s. The paper calls this mix doubly robust. As long as V_s is flat,
 this keeps the last four turns of a success. What passes is cloned, all with the same weight.
 
-Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end
-of the last of them the policy is trained for the first time, on what passes the filters of all these
-episodes (or of as many as --past draws), in as many updates as the steps would have made, with the lr of that
-step. From then on it learns in every step.
+Offline, then online: in the first --offline steps the clone plays and only V_c and V_s learn. At the end of the
+last of them the policy is trained for the first time, on what passes the filters of all these episodes (or of
+as many as --past draws), in --offline times --updates-per-batch updates, with the lr of that step. From then on
+it learns in every step.
 
     python forks/digirl.py --model runs/bc --out runs/digirl
 

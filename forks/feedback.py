@@ -3,11 +3,10 @@
     L = L_mgrpo - lambda mean_o( log pi(o | h_j, a_j, o_before) )
 
 The mean is over the tokens o that tell what a response a_j changed, up to --feedback-tokens a page: the lines
-of the next page that a diff with this page calls inserted or changed, its errors, notes and title among them.
-A line that moved counts as new. o_before are those of these tokens that stand before o. They are the site's
-tokens and not the policy's, so they have no advantage, no ratio and no clip. It is the cross-entropy of
-pre-training, but at the sampling temperature, as all log-probs in mgrpo.py. Each of a step's updates has the
-term.
+of the next page that a diff with this page calls inserted or changed, its errors, notes and title among them. A
+line that moved counts as new. o_before are the earlier ones of these tokens. All o are the site's tokens and not
+the policy's, so they have no advantage, no ratio and no clip. It is the cross-entropy of pre-training, but at
+the sampling temperature, as all log-probs in mgrpo.py. Each of a step's updates has the term.
 
 In PyTorch terms: M-GRPO ignores what the site answered, and learns nothing at all from a group that fails
 as a whole. But each answer shows what a click does, or why it failed, and it is there already. Predicting it
@@ -110,8 +109,8 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     text = news(row.turn.observation, turns[t + 1].observation)
     if not text:
         return 0  # nothing changed
-    # 1) The next message, as a frame ("Round 2 ...") and the news. The frame is what it has in common with
-    #    the message of a page that begins unlike any news.
+    # 1) The next message: a frame ("Round 2 ...") and the news. To find where the frame ends, we write the
+    #    message once more, with a text that no news begins like. What the two share is the frame.
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
     other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))
     frame = os.path.commonprefix([other, message])

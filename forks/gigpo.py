@@ -19,8 +19,8 @@ Differs from the paper: groups whose rewards are all equal are dropped, as in mg
 always succeeds no longer teaches the shorter way; and a page is compared as the policy read it, its error
 line included.
 
-Differs from mgrpo.py: `advantages` adds to what mgrpo.py sets. turns_compared: the share of turns that got
-an advantage of their own, since another turn saw the same page and R differs between them.
+Differs from mgrpo.py: `advantages` adds to what mgrpo.py sets. turns_compared: the share of the training
+groups' turns that got an advantage of their own, since another turn saw the same page and R differs between them.
 """
 import sys
 from dataclasses import dataclass
@@ -62,6 +62,12 @@ def turn_advantages(training: list[Trajectory], weight: float, gamma: float):
 
 
 class GiGPO(mgrpo.MGRPO):
+    @staticmethod
+    def check(cfg):
+        if cfg.turn_credit < 0 or not 0 <= cfg.gamma <= 1:
+            raise ValueError(f"--turn-credit {cfg.turn_credit:g}, --gamma {cfg.gamma:g}: give at least 0, "
+                             "and gamma from 0 to 1.")
+
     def advantages(self, group):
         training = mgrpo.group_advantages(group)
         turn_advantages(training, self.cfg.turn_credit, self.cfg.gamma)

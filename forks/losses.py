@@ -123,8 +123,9 @@ def maxrl(r):
 def raft(r):
     """RAFT++ (arXiv 2504.11343): A = r, for rewards of 0 or 1.
 
-    Only successes push. It is filtered cloning, but of episodes that the present policy played: beside
-    GRPO it shows what failures teach, beside filtered cloning what playing on teaches.
+    Only successes push (the tokens of failures still count in the mean of --loss-norm). It is filtered
+    cloning, but of episodes that the present policy played: beside GRPO it shows what failures teach,
+    beside filtered cloning what playing on teaches.
     """
     return r
 
@@ -243,7 +244,9 @@ def push(J, t: Tokens, cfg: Config):
 class Losses(mgrpo.MGRPO):
     @staticmethod
     def check(cfg):
-        own_settings(cfg)  # raises
+        own = own_settings(cfg)  # raises
+        if own.eps_high < 0 or cfg.delta < 0:
+            raise ValueError(f"--eps-high {own.eps_high:g}, --delta {cfg.delta:g}: give at least 0.")
         if cfg.refill < 0:
             raise ValueError(f"--refill {cfg.refill}: give at least 0 rounds.")
 

@@ -72,7 +72,7 @@ class Muon(torch.optim.AdamW):
             if not state:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = torch.zeros_like(matrix)
-                state["exp_avg_sq"] = torch.zeros_like(matrix)  # stays zero
+                state["exp_avg_sq"] = torch.zeros_like(matrix)  # stays zero: run.py saves AdamW's states
             state["step"] += 1
             momentum = state["exp_avg"]
             momentum.mul_(MOMENTUM).add_(matrix.grad)

@@ -16,10 +16,10 @@ So pi_old is the policy with which the step before began. Unless the cap cuts w,
 mgrpo.py's rho. Batch 1 is on-policy: up to rounding, w is 1 and L is mgrpo.py's loss.
 
 Why two ratios: mgrpo.py's rho corrects for tokens that another policy sampled, and clipping rho ends the gradient
-of a token that the updates have moved far enough. Here the policy has moved before the first update. If clipping
-counted that move too, tokens would lose their gradient before this batch has pushed them. So w corrects, and
-clipping watches this file's rho, which starts at 1. Why a cap: a token that has become ten times likelier would
-weigh ten times as much, and a few such tokens would decide the step.
+of a token that the updates have moved far enough. In this fork the policy has moved by a whole step before a
+batch's first update. If clipping counted that move too, tokens would lose their gradient before this batch has
+pushed them. So w corrects, and clipping watches this file's rho, which starts at 1. Why a cap: a token that has
+become ten times likelier would weigh ten times as much, and a few such tokens would decide the step.
 
     python forks/overlap.py --model runs/bc --out runs/overlap
 
@@ -29,10 +29,11 @@ price: during training each rank holds a second, whole copy of the policy and th
 way, and each step has one more forward pass over its rows, for logp_gap. CUDA graphs are off.
 
 On each rank an extra thread plays, with an event loop of its own and a frozen copy of the policy. No collective
-runs in it: the ranks make the copy together, before they train. If playing fails, the error is raised when the
-next step asks for its episodes. --reset-url is refused: the ranks wait for each other at a reset, which would be a
-collective in the thread, and an evaluation would reset the sites under the batch. --held-out evaluates while a
-batch is in flight; where both change one site, they may see each other's changes.
+runs in it: the ranks make the copy together, before they train. If playing fails, the error is raised when the next
+step asks for its episodes. If training fails, the process ends once the batch in flight is played. --reset-url is
+refused: the ranks wait for each other at a reset, which would be a collective in the thread, and an evaluation
+would reset the sites under the batch. --held-out evaluates while a batch is in flight; where both change one site,
+they may see each other's changes.
 
 The batch in flight is not saved. After a resume, its tasks are played again by the restored policy, with a lag
 of 0. So a run that was interrupted does not reproduce, bit for bit, one that was not.
@@ -144,7 +145,7 @@ class Overlap(mgrpo.MGRPO):
         return super().choose_tasks(tasks, step)
 
     def collect(self, tasks, env, step, tick=run.ignore):
-        """The batch in flight, once it is played: these tasks', as `play_ahead` chose them for the step.
+        """The episodes of these tasks, which `play_ahead` has begun; waits for them.
 
         The first step of a process has none in flight, so it plays now.
         """

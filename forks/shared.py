@@ -97,8 +97,8 @@ def fit(model: Transformer, optimizer, name: str,
         x_RD, y_R, updates: int) -> tuple[float, float] | tuple[None, None]:
     """Trains a head by cross-entropy on success y_R (0 or 1) over the rows of all ranks.
 
-    Returns the cross-entropy before and after, in nats (None without rows). ln 2 = 0.69 is what a coin achieves. If the
-    next step's `before`, on new rows, is far above this `after`, the head knows its rows by heart.
+    Returns the cross-entropy before and after, in nats (None without rows). ln 2 = 0.69 is what a coin achieves. If it
+    is far higher before the next step's fit, on new rows, than after this one, the head knows its rows by heart.
     """
     device = x_RD.device
     own = (x_RD.cpu(), y_R.cpu())
@@ -168,7 +168,7 @@ def without_messages(page: str) -> str:
 
 
 def likelihood(batch: list[Row], logp_N):
-    """- sum weight A log pi, where A says how much a response is worth imitating; and its metrics."""
+    """- sum weight A log pi, and its metrics. A, at least 0, says how much a response is worth imitating."""
     worths = [row.weight * row.advantage for row in batch]
     worth_N = per_token(worths, batch, logp_N.device)
     loss = -(worth_N * logp_N).sum()

@@ -9,13 +9,13 @@ Of equally rated responses the first drawn is taken. So a_j is a sample not of p
 
     q(a | h) = pi_old(a | h) w(s(a)),   w(k) = (P(s <= k)^N - P(s < k)^N) / P(s = k)
 
-where k is a rating and P the chance under pi_old(. | h). If 80% of the responses have the best rating
-and 20% the next, w is 1.25 and 0.00001 (N = 8). Among responses of equal score, q keeps the policy's
-proportions. The log-probs are pi_old's own, so rho starts at 1 as in mgrpo.py, and nothing corrects for
-w, as in the paper. So the gradient is a biased estimate: rare good ratings weigh up to N times, others
-nearly nothing. A rejected response is never seen to fail; it becomes rarer only as others become
-likelier. The baseline is the reward of searched episodes. Sampled success is that of policy and search;
-evaluation plays the policy alone.
+where k is a rating and P(s = k) the chance that a response drawn from pi_old(. | h) has it. If 80% of the
+responses have the best rating and 20% the next, w is 1.25 and 0.00001 (N = 8). Among responses of equal
+score, q keeps the policy's proportions. The log-probs are pi_old's own, so rho starts at 1 as in mgrpo.py,
+and nothing corrects for w, as in the paper. So the gradient is a biased estimate: rare good ratings weigh
+up to N times, others nearly nothing. A rejected response is never seen to fail; it becomes rarer only as
+others become likelier. The baseline is the reward of searched episodes. Sampled success is that of policy
+and search; evaluation plays the policy alone.
 
     python forks/tsr.py --model runs/bc --out runs/tsr
 

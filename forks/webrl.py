@@ -5,14 +5,14 @@
     V   minimizes E_new [cross-entropy(r, V(h_j))]            new: the step's own episodes
     r: 1 or 0, as the judge says in the first --judged steps, and then the outcome model, of replayed
        episodes as well
+    pi_ref: the policy at the start of the step (the paper: of the phase)
 
 The optimum of max E[r] - beta KL(pi || pi_ref) obeys beta log (pi / pi_ref) = A* for every response,
 whoever sampled it. So episodes from anywhere (nu) may train, without a ratio. A stands in for A*. For new
 episodes it estimates the advantage of the policy that sampled; for old ones it compares their reward with
 what the present V expects. The loss is 0 once a response's summed log-prob has moved by A / beta, which
 bounds the later updates of a step. The first update has, on new responses, the gradient of REINFORCE times
-2 beta; with --paper a step has no other update. pi_ref is the policy of the phase
-before; here a phase is a step, so pi_ref is the policy as it was when the step began.
+2 beta; with --paper a step has no other update.
 
 Replay: successes of earlier steps train again, but only responses whose perplexity under pi_ref is above
 1 / --sure (else nothing is left to learn) and below 1/0.5 (else they have become foreign). Curriculum:
@@ -189,7 +189,10 @@ class WebRL(mgrpo.MGRPO):
             judged = recall(self.chat, cfg, 10**6, step, among=10**6)
             x_RD = self.last_states(judged)
             r_R = rewards_of(judged)
-            fit(self.model, self.optimizer, "outcome", x_RD, r_R, cfg.outcome_updates)
+            outcome_loss, _ = fit(self.model, self.optimizer, "outcome", x_RD, r_R, cfg.outcome_updates)
+            if outcome_loss is None:
+                raise ValueError("no episode of the first --judged steps could be judged, so the outcome model has "
+                                 "nothing to learn from; give --no-resume and perhaps a larger --judged.")
         if step >= cfg.judged:
             fresh = self.rewarded(fresh)
             past = self.rewarded(past)
@@ -216,7 +219,8 @@ class WebRL(mgrpo.MGRPO):
         # 4) The rows: all new responses, and those old ones that still are the policy's own.
         replayed = self.familiar(old)
         rows = new + replayed
-        right = sum(tau.reward == tau.success for tau in fresh)  # from --judged on: of the model and the judge
+        # Where outcome model and judge agree. Before --judged they are the same.
+        right = sum(tau.reward == tau.success for tau in fresh)
         counts = run.all_sum([len(rows), len(replayed), len(fresh), right])
         n_rows, n_replayed, n_fresh, n_right = counts.tolist()
         for row in rows:
@@ -238,7 +242,7 @@ class WebRL(mgrpo.MGRPO):
     def rewarded(self, episodes) -> list[Trajectory]:
         """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
 
-        But the verdict is added to the checks of the original, which a copy shares: so it gets into the
+        Copy and original share one list of checks. So the verdict, which is appended there, gets into the
         record, where `curriculum` finds it.
         """
         x_RD = self.last_states(episodes)

@@ -214,13 +214,19 @@ def test_a_cloning_that_starts_over_leaves_the_old_policy_until_it_trains_and_th
             raise KeyboardInterrupt
         return clone_batch(*args, **more)
 
-    weights = tmp_path / "x/model.safetensors"
+    def files():
+        kept = {}
+        for name in ("model.safetensors", "config.json", "metrics.jsonl", "agent.json"):
+            kept[name] = (tmp_path / "x" / name).read_bytes()
+        return kept
+
     clone("x", as_it_is)
+    before = files()
     with pytest.raises(ValueError, match="cannot use"):
-        clone("x", as_it_is, data=str(tmp_path / "no such file"))
-    assert weights.exists()
+        clone("x", as_it_is, data=str(tmp_path / "no such file"), seed=5)
+    assert files() == before
     clone("x", interrupted)
-    assert not weights.exists()
+    assert not (tmp_path / "x/model.safetensors").exists()
 
 
 def test_a_context_beyond_the_models_positions_is_refused_before_anything_is_written(checkpoint, tmp_path):

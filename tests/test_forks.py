@@ -839,7 +839,13 @@ def test_settings_that_choose_or_weigh_nothing_are_one_sentence(
 @pytest.mark.parametrize("fork, Method, changes, says", [
     (awr, awr.AWR, {"past": -1}, "--past at least 0"),
     (checklist, checklist.Checklist, {"reward": "x"}, "--reward x: use checks or f1"),
+    (checklist, checklist.Checklist, {"success_weight": math.inf}, "--success-weight inf"),
+    (checklist, checklist.Checklist, {"turn_credit": -1.0}, "--turn-credit -1: give at least 0"),
+    (critic, critic.Critic, {"value_weight": -1.0}, "--value-weight -1: give at least 0"),
     (digirl, digirl.DigiRL, {"lam": -0.1}, "--lam -0.1"),
+    (gigpo, gigpo.GiGPO, {"gamma": 1.5}, "--gamma 1.5: give at least 0, and gamma from 0 to 1"),
+    (losses, losses.Losses, {"loss": "dapo", "eps_high": -0.5}, "--eps-high -0.5"),
+    (losses, losses.Losses, {"delta": -5.0}, "--delta -5: give at least 0"),
     (feedback, feedback.Feedback, {"feedback_tokens": 0}, "--feedback-tokens 0"),
     (klong, klong.KLong, {"pinned": 0}, "--pinned 0"),
     (losses, losses.Losses, {"loss": "ppo"}, "--loss ppo: use one of grpo"),

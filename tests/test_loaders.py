@@ -14,7 +14,7 @@ import mgrpo
 from bc import read_demonstrations
 from compress import open_chat, trajectory_rows
 from model import load, load_tokenizer, save
-from run import load_training, report, save_training, start_run
+from run import load_training, open_run, report, save_training
 import worlds
 from worlds import load_tasks, webarena
 from worlds.browser import sites_of
@@ -159,7 +159,8 @@ def play(directory):
 
 def continue_run(directory):
     cfg = mgrpo.Config(out=str(directory))
-    start_run(cfg, torch.device("cpu"), tiny_config(), first=2)
+    run = open_run(cfg, torch.device("cpu"), first=2)
+    run.begin(tiny_config(), first=2)
     report(directory)
 
 

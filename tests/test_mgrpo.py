@@ -1457,11 +1457,6 @@ def test_the_learning_rate_rises_for_a_share_of_the_steps_then_falls_to_zero_or_
         assert warmup_linear(step, cfg) == min(1.0, rise, fall) * 3e-4
 
 
-def test_a_warmup_in_steps_is_refused(play):
-    with pytest.raises(ValueError, match="--warmup 3: it is a share of the steps"):
-        mgrpo.main(Config(warmup=3))
-
-
 @pytest.mark.parametrize("Method, G", [(MGRPO, 1), (Priced, 1), (MGRPO, 0)])
 def test_a_group_of_one_is_refused(Method, G):
     """It has nobody to compare with: all such runs trained nothing, and said nothing."""

@@ -1082,7 +1082,10 @@ def test_adapters_of_another_scale_are_refused(tmp_path):
 
 def test_a_context_longer_than_the_models_own_is_refused():
     """--paper asks for 16,384 tokens. SmolLM2 was trained on 8,192 at most, and logp_gap would not have told."""
-    check_context(tiny_model(), 4096)
+    model = tiny_model()
+    check_context(model, 4096)
+    model.config.raw["max_position_embeddings"] = None
+    check_context(model, 9999)
     with pytest.raises(ValueError, match="--max-context 4097: the model knows 4096 positions"):
         check_context(tiny_model(), 4097)
 
@@ -1416,6 +1419,10 @@ def test_all_models_share_one_group_of_ranks_which_waits_for_the_longest_episode
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type 'dynamic'"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type 'yarn'"),
     ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}}, "'yarn'"),
+    ({"rope_scaling": {"factor": 4.0}}, "rope_scaling {'factor': 4.0}"),
+    ({"rope_scaling": {"rope_type": None, "type": "linear", "factor": 2}}, "rope_type 'linear'"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_scaling {'full_attention'"),
+    ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
     ({"model_type": "llama", "attention_bias": True}, "attention_bias"),
     ({"mlp_bias": True}, "mlp_bias"),
 ])
@@ -1430,6 +1437,12 @@ def test_a_sliding_window_that_is_not_in_use_is_accepted():
     for changes in ({"sliding_window": 4096, "use_sliding_window": False}, {"sliding_window": None}):
         config = ModelConfig.from_dict(tiny_config(**changes))
         assert config.raw.items() >= changes.items()
+
+
+def test_rope_settings_that_change_nothing_are_accepted():
+    whole = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}
+    config = ModelConfig.from_dict(tiny_config(rope_parameters=whole))
+    assert config.rope_theta == 1e6
 
 
 def test_both_spellings_of_rope_settings_mean_the_same():

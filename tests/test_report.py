@@ -13,7 +13,7 @@ import evaluate
 from compress import Trajectory, Turn
 from evaluate import SiteSettings, Config, Environment
 from rollout import Settings, play
-from run import embed, report, start_run
+from run import embed, open_run, report
 from worlds import onlooker
 from worlds.browser import Browser, Session, find_chromium
 
@@ -44,7 +44,8 @@ def write_summary(path, splits, **more):
 
 def write_run(path, n=5):
     """A finished run's files, with text in every place that tries to break out."""
-    run = start_run(Config(out=str(path)), "cpu", {}, first=0)
+    run = open_run(Config(out=str(path)), "cpu", first=0)
+    run.begin({}, first=0)
     for step in range(30):
         run.write({
             "step": step,

@@ -18,7 +18,7 @@ from torch.nn import ModuleDict
 import bc
 import run as runs
 from evaluate import SiteSettings
-from run import all_max, command_line, init_dist, parse_args, rank, start_run, ticker
+from run import all_max, command_line, init_dist, open_run, parse_args, rank, ticker
 
 
 @dataclass
@@ -40,7 +40,8 @@ class Knobs(SiteSettings):
 
 def start(path, first=0):
     cfg = Knobs(out=str(path))
-    run = start_run(cfg, "cpu", {"model_type": "qwen2"}, first)
+    run = open_run(cfg, "cpu", first)
+    run.begin({"model_type": "qwen2"}, first)
     run.lock.close()
 
 
@@ -87,7 +88,7 @@ def test_a_run_that_goes_on_drops_the_rows_that_come_again(tmp_path):
 def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     cfg = Knobs(model=str(tmp_path), out=str(tmp_path))
     with pytest.raises(ValueError, match="--model .* is in --out"):
-        start_run(cfg, "cpu", {}, first=0)
+        open_run(cfg, "cpu", first=0)
 
     # Nor the weights under the adapters that it starts from.
     adapter = tmp_path / "lora" / "adapter"
@@ -98,7 +99,7 @@ def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps(frozen))
     cfg = Knobs(model=str(tmp_path / "lora"), out=str(base))
     with pytest.raises(ValueError, match="the frozen weights of --model, .* is in --out"):
-        start_run(cfg, "cpu", {}, first=0)
+        open_run(cfg, "cpu", first=0)
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):
@@ -421,6 +422,18 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
     (tmp_path / "config.json").write_text(json.dumps({"run": run}))
     with pytest.raises(ValueError, match="is an evaluation and holds no weights; it played runs/x"):
         parsed(monkeypatch, "--model", tmp_path)
+
+
+@pytest.mark.parametrize("flag, value, message", [
+    ("--warmup", "3", "it is a share of the steps, from 0 to 1"),  # a habit: warm-up in steps
+    ("--warmup", "-0.1", "it is a share of the steps, from 0 to 1"),
+    ("--lr", "-0.001", "give at least 0"),
+    ("--lora", "-3", "give at least 0"),
+    ("--clip", "0", "give more than 0"),  # elsewhere it means that nothing is clipped; here nothing would train
+])
+def test_a_number_out_of_its_range_is_refused(flag, value, message, monkeypatch):
+    with pytest.raises(ValueError, match=f"{flag} {value}: {message}"):
+        parsed(monkeypatch, flag, value, kind=bc.Config)
 
 
 @pytest.mark.parametrize("flag", ["--max-turns", "--concurrency", "--steps"])

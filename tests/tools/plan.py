@@ -384,8 +384,8 @@ def print_table(phases: dict):
 
 
 def print_plan(args):
-    if args.gpus < 1 or args.episodes < 1 or args.context < 16:
-        raise ValueError("give --gpus and --episodes at least 1, --context at least 16")
+    if args.gpus < 1 or args.episodes < 1 or args.context < 16 or args.lora < 0:
+        raise ValueError("give --gpus and --episodes at least 1, --context at least 16, --lora at least 0")
     config = shape_config(args.model)
     phases = plan(config, args.gpus, args.context, args.episodes,
                   recompute=not args.no_recompute, lora=args.lora)
