@@ -225,7 +225,7 @@ def good(tokenizer, tmp_path_factory):
 
     # 2) Demonstrations and tasks.
     write_lines(path / "demos.jsonl", [RECORD, RECORD])
-    tasks = [GOOD, task_of_every_kind()]
+    tasks = [GOOD, task_of_every_kind() | {"task_id": 8}]
     (path / "tasks.json").write_text(json.dumps(tasks))
 
     # 3) What a run writes.
