@@ -248,6 +248,8 @@ def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat, tmp_path):
         trajectory(chat, 0.0, [3, 2], status="env_error"),
         trajectory(chat, 0.0, [], status="env_error"),
     ]
+    judged = trajectory(chat, 0.0, [4, 2]).to_json(chat, step=0, split="train")  # of another rank
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps(judged) + "\n")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
 
     for step in (0, 3, 5):  # with the judge, when the outcome model takes its place, and after that
