@@ -39,7 +39,7 @@ class Config(rollout.Settings):
     # Model and data
     model: str = "worlds/base"   # checkpoint directory or hub id to start from
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
-    data_split: str = "train"    # clone only the rows of --data with this "split", or with none
+    data_split: str = "train"    # of --data: clone rows whose "split" is this, and rows that name none
     demos: int = 38              # demonstrations to record: two of each template of the small tier
     split: str = "train"         # tasks to record; full-train needs --max-turns 12, long-train 20
     cot: bool = False            # record a long chain of thought with every action
@@ -219,6 +219,7 @@ def read_demonstrations(path: str | Path, chat: Chat, split: str = "train") -> l
 
 # --------------------------------------------------------------------------------- the algorithm --
 
+# A row that trains nothing, for a rank with fewer micro-batches than others.
 PADDING = Row([0, 0], n_action=1, weight=0.0, logps=[0.0])
 
 

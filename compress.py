@@ -527,10 +527,11 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
 def pack(batch: list[Row], device="cpu") -> dict:
     """A micro-batch as one flat sequence (B = 1) for `token_logprobs`, whose results come in the batch's order.
 
-    Each row is written from where it differs from the row before it, at the latest from the id right
-    before its action. What is written is a segment: (start, stop, context start, context stop), indices
-    into the flat ids. The context is the first ids of an earlier segment, and whatever that segment has
-    as its context. For example, of three rows whose last id trains:
+    Each row is written from where it differs from the row before it, at the latest from the id right before
+    its action. What is written is a segment: (start, stop, context start, context stop), indices into the
+    flat ids. The context is the first ids of an earlier segment, and all that this segment itself attends
+    to. So the ids g h, below, attend to e and, through the segment of e, to a b. For example, of three rows
+    whose last id trains:
 
         rows       a b c d       a b e f       a b e g h
         ids        a b c d     | e f         | g h

@@ -2,11 +2,11 @@
 
 A task says what must be true at the end. Every check is 0 or 1, and their product is the reward:
 
-    "eval_types": ["string_match", "url_match", "program_html"]      which kinds count
+    "eval_types": ["string_match", "url_match", "program_html"]      which kinds count ("verify": a program)
     "reference_answers": {"must_include": ["17"]}                     about exit's message
     "reference_url": "http://.../Monday"                              about the address it ended on
-    "program_html": [{"url": "last",                                  open this page ("last": stay)
-        "locator": "document.querySelector('h1').outerText",          read this text ("": all)
+    "program_html": [{"url": "last",                                  open this whole address ("last": stay)
+        "locator": "document.querySelector('h1').outerText",          read this text ("": all), "document. ..."
         "required_contents": {"exact_match": "Done"}}]                about that text
 
     score -> checks -> judged_checks (the answer), html_checks (pages) -> MATCHERS

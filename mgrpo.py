@@ -29,9 +29,9 @@ rho < 1 - eps if A < 0. Other tokens share the weights, so rho can drift on: cli
 far the policy moves.
 
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
-how undecided pi still is. The loss itself says little: in the first update rho is 1 and the loss is sum
-weight (beta KL - A). With --paper the A of a group cancel; by default longer episodes weigh more.
-Either way it does not say whether the policy gets better.
+how undecided pi still is. The loss itself says little: in the first update rho is 1, so the loss is
+minus the weighted sum of A (plus beta KL). With --paper that sum is 0 for every group. By default longer
+episodes weigh more, so it says which episodes were longer, not whether the policy gets better.
 
     python mgrpo.py                   # the sandbox, on CPU cores; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json

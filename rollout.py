@@ -266,7 +266,7 @@ class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
     It knows token ids only. Each worker owns a cache slot, which keeps its keys and values between turns.
-    The next turn begins like the last one, up to the last page, which is now a placeholder:
+    The next turn begins like the last one, up to the last page, which is now a placeholder (turns count from 0):
 
         held:   system  s'_0 a_0  [whole page 1]  a_1
         next:   system  s'_0 a_0  [placeholder ]  a_1  [whole page 2]

@@ -645,11 +645,13 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
     given = vars(parser.parse_args())
     for name in COUNTS:
         count = given.get(name, 1)
+        least = 1
         smallest = count
-        if isinstance(count, list):
+        if isinstance(count, list):  # evaluate.py's turns: 0 shows what passes when nobody acts
+            least = 0
             smallest = min(count)
-        if smallest < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {count}: give at least 1.")
+        if smallest < least:
+            raise ValueError(f"--{name.replace('_', '-')} {count}: give at least {least}.")
     for name in NOT_NEGATIVE:
         value = given.get(name)
         if value is not None and value < 0:

@@ -16,6 +16,7 @@ from conftest import ROOT, tiny_model
 from torch.nn import ModuleDict
 
 import bc
+import evaluate
 import run as runs
 from evaluate import SiteSettings
 from run import all_max, command_line, init_dist, open_run, parse_args, rank, ticker
@@ -434,6 +435,12 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
 def test_a_number_out_of_its_range_is_refused(flag, value, message, monkeypatch):
     with pytest.raises(ValueError, match=f"{flag} {value}: {message}"):
         parsed(monkeypatch, flag, value, kind=bc.Config)
+
+
+def test_an_evaluation_may_ask_what_passes_when_nobody_acts(monkeypatch):
+    assert parsed(monkeypatch, "--max-turns", "0,5", kind=evaluate.Config).max_turns == [0, 5]
+    with pytest.raises(ValueError, match=r"--max-turns \[-1\]: give at least 0"):
+        parsed(monkeypatch, "--max-turns=-1", kind=evaluate.Config)
 
 
 @pytest.mark.parametrize("flag", ["--max-turns", "--concurrency", "--steps"])

@@ -136,7 +136,8 @@ def person(walk) -> str:
         reads = f"""
 
 The program opens `{page['url']}` and reads what the `locator`, a line of JavaScript, finds there. That has
-to be what `required_contents` says. Each episode has a fresh copy of the site."""
+to be what `required_contents` says. Each episode has a fresh copy of the site. (In a task file the address is whole,
+`http://HOST:PORT{page['url']}`; here its beginning is left out, which is another one in every run.)"""
     return f"""## 1. What does a person see?
 
 The task, in words:
@@ -645,14 +646,14 @@ def ratio(walk) -> str:
 We want to make the tokens of good episodes likelier and those of bad ones less likely. The obvious loss is
 $-A \\log \\pi$ for each token: a cross-entropy whose weight may be negative. But playing {len(walk.group)}
 episodes is slow, so a *step* of training plays, then makes {len(walk.passes)} updates with the same tokens. After the
-first update, the policy is no longer the one that sampled. We average over tokens that the old policy drew, but want
-the average under the new one:
+first update, the policy is no longer the one that drew the tokens. A token that the new policy likes twice as much
+should count twice. So each token counts $\\rho$ times:
 
-$$\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A \\qquad
-\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
+$$\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-The sums are over all tokens of the vocabulary; A of a token is the advantage of an episode that goes on with it. So each drawn token counts $\\rho$ times: it adds $\\rho A$, times a
-weight, to the *objective*, which is minus the loss. (This corrects the token, not the context before it.) The gradient
+It adds $\\rho A$, times a weight, to the *objective*, which is minus the loss. This makes the average over the old
+policy's tokens one over the new policy's: $\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A$, over all tokens of the
+vocabulary, where A is the advantage of an episode that goes on with the token. (It corrects the token, not the context before it.) The gradient
 of $\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A \\log
 \\pi$: the first update is a weighted cross-entropy.
 
