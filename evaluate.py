@@ -6,7 +6,7 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
     "reference_answers": {"must_include": ["17"]}                     about exit's message
     "reference_url": "http://.../Monday"                              about the address it ended on
     "program_html": [{"url": "last",                                  open this whole address ("last": stay)
-        "locator": "document.querySelector('h1').outerText",          read this text ("": all), "document. ..."
+        "locator": "document.querySelector('h1').outerText",          read what this JavaScript finds ("": all)
         "required_contents": {"exact_match": "Done"}}]                about that text
 
     score -> checks -> judged_checks (the answer), html_checks (pages) -> MATCHERS

@@ -565,9 +565,10 @@ def with_size(report: Path) -> str:
 # --------------------------------------------------------------------------------- the command line
 
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
+COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps")
 NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature")
 ABOVE_ZERO = ("clip", "epochs")
-COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps")
+LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 
 def remembered(checkpoint: str | None) -> dict:
@@ -643,19 +644,14 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
 
     # 3) The values.
     given = vars(parser.parse_args())
-    for name in COUNTS:
-        count = given.get(name, 1)
-        least = 1
-        smallest = count
-        if isinstance(count, list):  # evaluate.py's turns: 0 shows what passes when nobody acts
-            least = 0
-            smallest = min(count)
-        if smallest < least:
-            raise ValueError(f"--{name.replace('_', '-')} {count}: give at least {least}.")
-    for name in NOT_NEGATIVE:
+    for name, least in LEAST.items():
         value = given.get(name)
-        if value is not None and value < 0:
-            raise ValueError(f"--{name} {value:g}: give at least 0.")
+        smallest = value
+        if isinstance(value, list):  # evaluate.py's turns: 0 shows what passes when nobody acts
+            least = 0
+            smallest = min(value)
+        if value is not None and smallest < least:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: give at least {least}.")
     for name in ABOVE_ZERO:
         value = given.get(name, 1)
         if value <= 0:

@@ -556,6 +556,10 @@ def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(rec
     assert not thinks(False, viewport_only=True)
     assert record.plays == 3
 
+    # another model, whose tokenizer may cut pages elsewhere
+    assert not thinks(False, viewport_only=True, model="another")
+    assert record.plays == 4
+
 
 # ------------------------------------------------------------------------------------------ WebRL's files
 

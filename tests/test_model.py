@@ -1564,6 +1564,9 @@ def test_the_command_line_completes_a_prompt(checkpoint, tmp_path, monkeypatch, 
     assert ended["ids"] == out["ids"][:length]
 
     # 3) An error is a sentence.
+    for arguments in (["", "--temperature", "0"], ["red", "--temperature", "-1"]):
+        with pytest.raises(ValueError, match="give a prompt, at least 1 for"):
+            run(checkpoint, *arguments)
     command = [sys.executable, ROOT / "model.py", "/nowhere", "x"]
     bad = subprocess.run(command, capture_output=True, text=True)
     assert bad.returncode != 0

@@ -375,6 +375,8 @@ UNSEEN = {
                        "shop\nyour cart <button>pay <0></button>"),
     "a panel that scrolls": ("<div style='position: fixed; inset: 0 0 auto 0; height: 90px; overflow: auto'>"
                              "<p style='height: 2000px'>far<p><a href=/>away</a></div>", "far\n<a>away <0></a>"),
+    "fixed in a frame": ("shop<iframe style='height: 200px' srcdoc='<p style=\"position: fixed; bottom: 0\">foot'></iframe>",
+                         "shop\nfoot"),
     "a message that has gone": ("shop<p style='opacity: 0'>Saved!</p>", "shop"),
     "a text that comes when the page is scrolled": ("shop<p style='margin-top: 900px; opacity: 0'>soon</p>", "shop\nsoon"),
     "a link that the mouse does not hit": ("<a href=/ style='pointer-events: none'>next</a>", "next"),

@@ -632,6 +632,30 @@ def test_the_comparisons_from_weak_clones_are_those_of_the_raw_figures():
     assert f"RAFT minus M-GRPO is {behind[0].replace(' [', ' points [')} and {behind[1]}." in results
 
 
+def test_the_intervals_that_leave_out_nothing_are_counted():
+    """Of those between M-GRPO and methods that train on more than demonstrations."""
+    results = (ROOT / "assets/results.md").read_text()
+    _, section = results.split("| method minus M-GRPO |")
+    rows, _ = section.split("\n\n", 1)
+    intervals = []
+    for row in rows.splitlines():
+        if not row.startswith("| behavior cloning"):
+            intervals += re.findall(r"\[(-?[\d.]+), (-?[\d.]+)\]", row)
+    beyond_chance = [pair for pair in intervals if float(pair[0]) > 0 or float(pair[1]) < 0]
+    assert len(intervals) == 68
+    assert len(beyond_chance) == 4
+    assert "Of the 68 intervals without behavior cloning about three" in results
+    assert "four do." in results
+
+
+def test_policies_of_the_small_tier_solve_nothing_of_the_long_one():
+    file = ROOT / "assets/results/long/small-tier/seed33.jsonl"
+    runs = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(runs) == 12
+    for one in runs:
+        assert (one["success_rate"], one["n"], one["env_errors"]) == (0.0, 55, 0)
+
+
 def rate_and_interval(figures):
     rate, low, high = [100 * share for share in (figures["success_rate"], *figures["ci95"])]
     return f"{rate:.1f} [{low:.1f}, {high:.1f}]"

@@ -678,12 +678,12 @@ def test_a_page_that_bends_our_scripts_ends_no_run(site, script, run_episode):
         assert tau.turns[1].observation == f"{error}\n{button}".strip()
 
 
-def test_a_field_that_garbles_what_typing_asks_of_it_ends_no_run(site, run_episode):
+def test_a_field_that_lies_about_what_typing_asks_ends_no_run(site, run_episode):
     script = "Object.defineProperty(i, 'isContentEditable', {get() { return new Date(8.64e15) }})"
     base = site({"/": f"<input id=i><script>{script}</script>"})
     tau = run_episode(f"{base}/", ['do(action="Type", argument="a", element="0")', "exit()"])
-    assert tau.status == "env_error"
-    assert "garbles what is read of it" in tau.checks[0][2]
+    assert tau.status == "ok"
+    assert tau.turns[1].observation == "<input> <0></input>"  # no error; page.js takes it for an editor
 
 
 @pytest.mark.parametrize("name", ODD)

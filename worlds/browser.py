@@ -432,14 +432,6 @@ class Browser:
 # ------------------------------------------------------------------------------------ a session --
 
 
-# What Playwright raises when it cannot decode what a hostile page returns.
-UNREADABLE = (ValueError, TypeError, KeyError)
-
-
-def garbled(error: Exception) -> EnvError:
-    return EnvError(f"the page garbles what is read of it ({first_line(error)})")
-
-
 DOWNLOAD = object()  # in place of the address of a tab that was opened for one
 
 
@@ -667,8 +659,8 @@ class Session:
         try:
             running = self.page.evaluate(script, given)
             return await bounded(running, self.settings.timeout, "reading the page")
-        except UNREADABLE as error:
-            raise garbled(error) from None
+        except (ValueError, TypeError, KeyError) as error:  # Playwright cannot decode the result
+            raise EnvError(f"the page garbles what is read of it ({first_line(error)})") from None
 
     async def settle(self):
         """Waits for scripts and navigations. Stops a page that takes too long, and tells the agent."""
@@ -766,8 +758,6 @@ class Session:
         except PlaywrightError as error:
             reason = first_line(error).split("Error: ", 1)[-1]
             raise ActionError(f"{name} failed: {reason}") from None
-        except UNREADABLE as error:
-            raise garbled(error) from None
 
     async def click(self, element: int, button="left"):
         spot = await self._locate(element)
@@ -798,7 +788,8 @@ class Session:
         field = handle.as_element()
         if field is None:
             raise ActionError(str(handle))  # the reason
-        if await field.evaluate("field => field.isContentEditable"):
+        # A hostile page's property may be anything, which Playwright may fail to decode; this is a boolean.
+        if await field.evaluate("field => field.isContentEditable === true"):
             # Rich editors follow the keys. `focus` has selected what they hold.
             await self.page.keyboard.press("Backspace")
             await self.page.keyboard.type(text)
