@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -22,11 +23,14 @@ import evaluate
 import mgrpo
 
 README = (ROOT / "README.md").read_text()
+YOUR_SITE = (ROOT / "assets/your_site.md").read_text()
+SCALE = (ROOT / "assets/scale.md").read_text()
 FORKS = ROOT / "forks/README.md"
 FILES = ["model", "compress", "rollout", "evaluate", "bc", "mgrpo"]
+GUIDES = README + YOUR_SITE + SCALE
 # [(script, arguments)] of every indented line that calls a script
-COMMANDS = re.findall(r"^    .*?\b((?:\w+/)*\w+\.py) +(.*?)(?: +#.*)?$", README, re.MULTILINE)
-MADE_BY_THE_READER = ("forks/short.py", "forks/mine.py")
+COMMANDS = re.findall(r"^    .*?\b((?:\w+/)*\w+\.py) +(.*?)(?: +#.*)?$", GUIDES, re.MULTILINE)
+MADE_BY_THE_READER = ("forks/short.py", "forks/mine.py", "bakery/site.py", "bakery/tasks.py", "bakery/expert.py", "site.py")
 
 
 def documents() -> list:
@@ -185,8 +189,7 @@ def test_worlds_is_a_leaf():
 def test_every_flag_of_every_command_exists(monkeypatch, capsys):
     assert len(COMMANDS) >= 10
     scripts = {script for script, _ in COMMANDS}
-    scripts.discard("site.py")  # the reader's own
-    for script in scripts:
+    for script in scripts.difference(MADE_BY_THE_READER):
         monkeypatch.setattr(sys, "argv", [script, "--help"])
         with pytest.raises(SystemExit):
             runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -200,13 +203,13 @@ def test_every_flag_of_every_command_exists(monkeypatch, capsys):
 
 def test_every_make_target_exists():
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make ([a-z-]+)", README):
+    for target in re.findall(r"make ([a-z-]+)", README + SCALE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def code_block(*words) -> str:
-    """The first code block of the README that holds all these words."""
-    blocks = re.findall(r"```\w+\n(.*?)```", README, re.DOTALL)
+    """The first code block of the guides that holds all these words."""
+    blocks = re.findall(r"```\w+\n(.*?)```", GUIDES, re.DOTALL)
     for block in blocks:
         if all(word in block for word in words):
             return block
@@ -214,7 +217,7 @@ def code_block(*words) -> str:
 
 
 def test_the_recipes_for_a_site_and_a_fork_of_ones_own(checkpoint, tmp_path):
-    """As they stand in the README, but for the size of the runs: tasks written, validated, trained on, forked."""
+    """As they stand in the guides, but for the size of the runs: tasks written, validated, shown, trained on, forked."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
     def run(*command):
@@ -232,6 +235,24 @@ def test_the_recipes_for_a_site_and_a_fork_of_ones_own(checkpoint, tmp_path):
         path = tmp_path / f"bakery/{split}.json"
         validated = run("evaluate.py", "--validate", path)
         assert f"{n} usable tasks, 0 broken rows" in validated.stdout
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        _, port = free.getsockname()
+    expert = tmp_path / "bakery/expert.py"
+    expert.write_text(code_block("class Expert").replace("9001", str(port)))
+    endpoint = ["--policy-url", f"http://127.0.0.1:{port}/v1", "--policy-model", "expert"]
+    server = subprocess.Popen([sys.executable, expert])
+    try:
+        shown = run("evaluate.py", *endpoint, "--tasks", tmp_path / "bakery/test.json", "--out", tmp_path / "shown")
+    finally:
+        server.kill()
+        server.wait()
+    assert shown.returncode == 0, shown.stderr
+    summary = json.loads((tmp_path / "shown/summary.json").read_text())
+    assert (summary["success_rate"], summary["n"]) == (1.0, 8)
+    cloned = run("bc.py", "--model", checkpoint, "--data", tmp_path / "shown/trajectories.jsonl", "--data-split",
+                 tmp_path / "bakery/test.json", "--epochs", 0.01, "--out", tmp_path / "cloned")
+    assert cloned.returncode == 0, cloned.stderr
 
     small = [
         "--model", checkpoint,
@@ -500,15 +521,35 @@ def rates_of_three_seeds(by_seed: dict, split: str, digits: int) -> str:
 
 
 def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
-    readme = (ROOT / "README.md").read_text()
+    _, _, *rows = table.short(table.read(table.RESULTS)).splitlines()  # below the head and its rule
+    assert len(rows) == 8
+    for row in rows:
+        assert row in README
+
+
+def test_every_method_beats_its_clone_with_each_seed():
     runs = table.read(table.RESULTS)
-    for name, (title, of_the_paper) in table.METHODS[table.COMPARED].items():
-        by_seed = {run["seed"]: run["splits"] for run in runs[name]}
-        cells = [title]
-        for split, digits in (("sandbox:test", 1), ("sandbox:test-unseen", 0), ("sandbox:test/28:100", 0)):
-            cells.append(rates_of_three_seeds(by_seed, split, digits))
-        cells.append(of_the_paper or "–")
-        assert "| " + " | ".join(cells) + " |" in readme
+    clones = table.by_seed(runs["bc"])
+    for name in table.METHODS[table.COMPARED]:
+        if name != "bc":
+            ours = [clones[run["seed"]] for run in runs[name]]
+            assert min(table.seed_gains(runs[name], ours, "sandbox:test")) > 0, name
+
+
+def test_the_readmes_table_compares_runs_of_one_seed(tmp_path):
+    """Means over a method's own seeds; differences only between runs that share one."""
+    for seed, name, rate in (("31", "r1", 0.5), ("32", "r1", 0.75), ("33", "r1", 1.0), ("31", "awr", 0.25), ("33", "awr", 0.25)):
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir(exist_ok=True)
+        splits = {split: {"success_rate": rate} for split in table.SPLITS}
+        (folder / f"{name}.json").write_text(json.dumps({"splits": splits}))
+        (folder / f"{name}-cost.json").write_text("{}")
+    rows = table.short(table.read(tmp_path)).splitlines()
+    # Differences of -25 and -75 points: the mean, and 12.706 standard errors of 25 points to either side.
+    difference = "-50.0 [-367.6, 267.6]"
+    assert f"| AWR | 2 | 25.0 | {difference} | 25.0 | {difference} | 25 | 28.5 |" in rows
+    assert "| M-GRPO | 3 | 75.0 |  | 75.0 |  | 75 | 44.8 |" in rows
+    assert not [row for row in rows if "TSR" in row]
 
 
 def test_the_first_table_has_the_figures_of_the_raw_files():
@@ -596,7 +637,6 @@ def means_of(runs):
 
 def test_the_comparisons_from_weak_clones_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
-    readme = (ROOT / "README.md").read_text()
     filtered = [weak_figures("filtered", seed) for seed in range(31, 37)]
     mgrpos = [weak_figures("r1", seed) for seed in range(31, 37)]
 
@@ -608,9 +648,6 @@ def test_the_comparisons_from_weak_clones_are_those_of_the_raw_figures():
         differences = [ours[i] - theirs[i] for ours, theirs in zip(mgrpos, filtered)]
         its_filtered, its_mgrpo = means[i]
         assert f"| {name} | {its_filtered:.1f} | {its_mgrpo:.1f} | {table.shown(differences)} |" in results
-    assert f"M-GRPO then solves {means[1][1]:.0f}% and filtered cloning {means[1][0]:.0f}%" in readme
-    cannot = f"M-GRPO's responses there {means[4][1]:.0f}% cannot be parsed, of filtered cloning's {means[4][0]:.0f}%"
-    assert cannot in readme
 
     # 2) RAFT: from the usual clones, then from weak ones.
     rates = []
@@ -715,7 +752,7 @@ def test_the_bakerys_table_has_the_figures_of_the_raw_files(tmp_path):
         directories.append(str(directory))
     compared, _ = evaluate.compare(directories).split("\nreport:")
     for line in compared.splitlines():
-        assert f"    {line}\n" in README
+        assert f"    {line}\n" in YOUR_SITE
 
 
 def test_paired_differences_are_those_of_the_raw_figures():

@@ -3,6 +3,7 @@
     python tests/tools/table.py                       # every seed under assets/results/experiments
     python tests/tools/table.py --templates           # gains over cloning, with templates as clusters
     python tests/tools/table.py --paired              # differences to M-GRPO, seed by seed
+    python tests/tools/table.py --short               # the README's table: means, and differences to M-GRPO
     python tests/tools/table.py --cost RUN            # what a run took, as JSON: episodes played, minutes
 
 Success in percent, greedy, mean over the seeds: 95% interval by Student's t, of one seed Wilson's.
@@ -171,6 +172,25 @@ def template_gains(theirs: list[dict], ours: list[dict], split: str) -> list[flo
     return [100 * (rates[template] - baseline[template]) for template in baseline]
 
 
+def by_seed(done: list[dict]) -> dict[str, dict]:
+    """{seed: run}"""
+    return {run["seed"]: run for run in done}
+
+
+def mean_success(done: list[dict], split: str) -> float:
+    """In percent, over the seeds."""
+    return 100 * statistics.mean(run["splits"][split]["success_rate"] for run in done)
+
+
+def seed_gains(theirs: list[dict], ours: list[dict], split: str) -> list[float]:
+    """Success of the first minus that of the second, in points, one number a seed."""
+    gains = []
+    for their, our in zip(theirs, ours):
+        difference = their["splits"][split]["success_rate"] - our["splits"][split]["success_rate"]
+        gains.append(100 * difference)
+    return gains
+
+
 def templates(runs: dict) -> str:
     """Each method's gain over the clone: points, mean over templates with its interval; then the unseen templates.
 
@@ -197,7 +217,7 @@ def paired(runs: dict) -> str:
     Behind the semicolon the same differences with templates as clusters: mean and interval over the templates' means.
     """
     rows = [["method minus M-GRPO", "seeds", *(SPLITS[split] for split in OF_MANY_TEMPLATES)]]
-    mgrpo = {run["seed"]: run for run in runs["r1"]}
+    mgrpo = by_seed(runs["r1"])
     for method, (title, _) in (METHODS[COMPARED] | METHODS[LATER]).items():
         theirs = [run for run in runs[method] if run["seed"] in mgrpo]
         if method == "r1" or len(theirs) < 2:
@@ -205,12 +225,34 @@ def paired(runs: dict) -> str:
         ours = [mgrpo[run["seed"]] for run in theirs]
         row = [title, seeds(theirs)]
         for split in OF_MANY_TEMPLATES:
-            over_seeds = []
-            for their, our in zip(theirs, ours):
-                difference = their["splits"][split]["success_rate"] - our["splits"][split]["success_rate"]
-                over_seeds.append(100 * difference)
+            over_seeds = seed_gains(theirs, ours, split)
             over_templates = template_gains(theirs, ours, split)
             row.append(f"{shown(over_seeds)}; {shown(over_templates)}")
+        rows.append(row)
+    return markdown(rows)
+
+
+def short(runs: dict) -> str:
+    """The paper's methods, one row each: mean success over its seeds, and the difference to M-GRPO with these seeds."""
+    head = ["method", "seeds"]
+    for split in OF_MANY_TEMPLATES:
+        head += [SPLITS[split], "minus M-GRPO"]
+    rows = [[*head, SPLITS["sandbox:test/28:100"], "paper"]]
+    mgrpo = by_seed(runs["r1"])
+    for method, (title, of_the_paper) in METHODS[COMPARED].items():
+        theirs = [run for run in runs[method] if run["seed"] in mgrpo]
+        if len(theirs) < 2:
+            continue
+        ours = [mgrpo[run["seed"]] for run in theirs]
+        row = [title, str(len(theirs))]
+        for split in OF_MANY_TEMPLATES:
+            row.append(f"{mean_success(theirs, split):.1f}")
+            if method == "r1":
+                row.append("")
+            else:
+                row.append(shown(seed_gains(theirs, ours, split)))
+        row.append(f"{mean_success(theirs, 'sandbox:test/28:100'):.0f}")
+        row.append(of_the_paper or "–")
         rows.append(row)
     return markdown(rows)
 
@@ -221,6 +263,7 @@ def main():
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="with seedN folders")
     parser.add_argument("--templates", action="store_true", help="gains over cloning instead, by template")
     parser.add_argument("--paired", action="store_true", help="differences to M-GRPO within each seed instead")
+    parser.add_argument("--short", action="store_true", help="means and differences to M-GRPO instead, one row a method")
     parser.add_argument("--cost", type=Path, metavar="RUN", help="print what this run took instead")
     args = parser.parse_args()
 
@@ -232,6 +275,8 @@ def main():
         print(templates(runs))
     elif args.paired:
         print(paired(runs))
+    elif args.short:
+        print(short(runs))
     else:
         print("\n\n".join(table(runs, last) for last in METHODS))
 
