@@ -526,6 +526,12 @@ def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
     for row in rows:
         assert row in README
 
+    # "No interval but the clone's leaves out 0."
+    for row in rows:
+        intervals = re.findall(r"\[(-?[\d.]+), (-?[\d.]+)\]", row)
+        beyond_chance = [pair for pair in intervals if float(pair[0]) > 0 or float(pair[1]) < 0]
+        assert len(beyond_chance) == row.startswith("| behavior cloning"), row
+
 
 def test_every_method_beats_its_clone_with_each_seed():
     runs = table.read(table.RESULTS)
