@@ -45,7 +45,7 @@ class Config(rollout.Settings):
     cot: bool = False            # record a long chain of thought with every action
     out: str = "runs/bc"         # the run's directory; at the end it is also the checkpoint
     # Optimization
-    epochs: float = 8.0          # passes over the demonstrations, counted in whole batches
+    epochs: float = 8.0          # passes over the demonstrations; a pass is (responses // batch) steps
     batch: int = 16              # responses per step, over all ranks
     lr: float | None = None      # peak of a cosine; None: 5e-4, or 2e-5 above 10 million parameters; LoRA: x 10
     warmup: float = 0.05         # share of the steps in which lr rises
@@ -341,6 +341,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
 
         done = step + 1
         seconds = time.monotonic() - start
+        # Before packing, so what rows share counts in each. mgrpo.py's tokens_per_second counts packed ids.
         tokens += sum(len(row.ids) for row in batch)
         speed = tokens / seconds
         left = (steps - done) / (done - first) * seconds
@@ -403,8 +404,8 @@ def main(cfg: Config, make_optimizer=adamw):
     save(model, cfg.out, like=cfg.model, run=directory.config)
     if run.rank() == 0:
         run.forget(Path(cfg.out) / "state")
-    tasks = "" if cfg.data == "experts" else " --tasks FILE"
-    run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}{tasks}")
+    tasks_flag = "" if cfg.data == "experts" else " --tasks FILE"
+    run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}{tasks_flag}")
 
 
 if __name__ == "__main__":

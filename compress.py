@@ -430,17 +430,17 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success
-    for t, said in enumerate(record["turns"]):
-        page = said["observation"]
+    for t, recorded in enumerate(record["turns"]):
+        page = recorded["observation"]
         if page is None:
             page = PLACEHOLDER
-        ended = not said.get("truncated")
-        action_ids = chat.encode(said["response"], ours=True)
+        ended = not recorded.get("truncated")
+        action_ids = chat.encode(recorded["response"], ours=True)
         if ended:
             action_ids.append(chat.end_id)
         observation_ids = chat.user_ids(task, t, page)
-        turn = Turn(said["url"], page, observation_ids, action_ids=action_ids, logps=[],
-                    response=said["response"], ended=ended)
+        turn = Turn(recorded["url"], page, observation_ids, action_ids=action_ids, logps=[],
+                    response=recorded["response"], ended=ended)
         trajectory.turns.append(turn)
     return trajectory
 

@@ -12,7 +12,7 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
     score -> checks -> judged_checks (the answer), html_checks (pages) -> MATCHERS
                     -> url_match; verify, a program that judges
 
-This one function is the training reward and the benchmark's metric. It follows VisualAgentBench's
+`score` is both the training reward and the benchmark's metric. It follows VisualAgentBench's
 evaluators, which produced the paper's numbers (WebArena's own differ in places). We differ from it on purpose:
 
     - An episode that never exits has no answer. Every check of its answer fails, even where
@@ -64,7 +64,7 @@ class Check(NamedTuple):
     """One thing that a task asks for, and whether the episode has it."""
     name: str    # such as: must_include “red lamp”
     passed: bool
-    detail: str  # what was found instead
+    detail: str  # what was found
 
 
 def clean(text: str) -> str:
@@ -413,15 +413,16 @@ class Environment:
 
     async def watch(self, session, trajectory: Trajectory):
         """Called before each action: keeps a picture of the page, or shows it in the window."""
-        turn = trajectory.turns[-1]
         name = self.pictured.get((task_key(trajectory.task), trajectory.member))
+        if not self.visible and name is None:
+            return
+        turn = trajectory.turns[-1]
+        frame = onlooker.frame_of(await aim(session, turn))
         if self.visible:
             onlooker.tell(trajectory)
-            frame = onlooker.frame_of(await aim(session, turn))
             await onlooker.highlight(session, frame)
-        elif name is not None:
+        else:
             name = f"{name}-{len(trajectory.turns)}"
-            frame = onlooker.frame_of(await aim(session, turn))
             await onlooker.photograph(session, turn, frame, directory=self.out, name=name)
 
     async def score(self, task: dict, answer: str | None, page, why=None) -> float:
@@ -477,9 +478,9 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     for k, tau in enumerate(played):
         number = numbers[k // runs]  # of its task, which was played `runs` times
         numbered.append((number, tau))
-    everyones = run.gather(numbered)
-    everyones.sort(key=lambda pair: pair[0])
-    return [tau for _, tau in everyones]
+    all_ranks = run.gather(numbered)
+    all_ranks.sort(key=lambda pair: pair[0])
+    return [tau for _, tau in all_ranks]
 
 
 def require_verdicts(played: list[Trajectory], out: Path):
@@ -542,11 +543,11 @@ def rate(trajectories: list[Trajectory]) -> dict:
     """
     successes = by_task(trajectories)
     n_tasks = len(successes)
-    n = sum(len(own) for own in successes)
+    n = sum(len(of_task) for of_task in successes)
     if n == 0:
         return {"success_rate": None, "ci95": [0.0, 1.0], "n": 0}
-    p = sum(sum(own) for own in successes) / n
-    squares = [(mean(own) - p) ** 2 for own in successes]
+    p = sum(sum(of_task) for of_task in successes) / n
+    squares = [(mean(of_task) - p) ** 2 for of_task in successes]
     variance = sum(squares) / max(n_tasks - 1, 1)  # of the task means
 
     # The effective sample size m. There are two formulas for the variance of p:
@@ -572,9 +573,9 @@ def pass_at(trajectories: list[Trajectory]) -> dict[int, float]:
     chances = {}
     for k in range(1, most + 1):
         all_fail = []  # for each task, the chance that k of its runs, drawn at random, fail
-        for own in successes:
-            n = len(own)
-            failures = n - round(sum(own))
+        for of_task in successes:
+            n = len(of_task)
+            failures = n - round(sum(of_task))
             if n >= k:
                 all_fail.append(math.comb(failures, k) / math.comb(n, k))
         chances[k] = 1 - mean(all_fail)
@@ -584,8 +585,8 @@ def pass_at(trajectories: list[Trajectory]) -> dict[int, float]:
 def figures(trajectories: list[Trajectory]) -> dict:
     """Episodes in numbers, for a training step and for an evaluation.
 
-    turns, response_tokens (per turn) and trajectory_tokens (pages and responses, per episode) are
-    means over valid episodes, exited is a share, all None if there is none. The rest are counts.
+    Over valid episodes, None if there is none: turns, response_tokens (per turn) and trajectory_tokens
+    (pages and responses, per episode) are means, exited is a share. The rest, beyond `rate`, are counts.
     """
     valid = [tau for tau in trajectories if tau.status == "ok"]
     turns = []
@@ -742,8 +743,8 @@ def open_policy(cfg: Config, device):
     if checkpoint is not None:
         chat = compress.open_chat(checkpoint, actions_help())
     else:
-        # The remote model gets text. The small base's tokenizer only counts tokens for --max-context, about
-        # twice as many as a real one's, so pages are cut at about half of it.
+        # The remote model gets text. The small base's tokenizer only counts tokens for --max-context. It counts
+        # about twice as many as a large model's own, so pages are cut at about half of --max-context.
         tokenizer = model.load_tokenizer(Path(__file__).parent / "worlds" / "base")
         chat = Chat(tokenizer, compress.system_prompt(actions_help(), think=True))
     if cfg.policy_url:

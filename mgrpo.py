@@ -149,6 +149,11 @@ PAPER = dict(
 # ---------------------------------------------------------------------- the algorithm: fork here --
 
 
+def groups_of(episodes: list[Trajectory], G: int) -> list[list[Trajectory]]:
+    """Episodes in the order that `rollout` returns, cut into the groups of their tasks."""
+    return [episodes[start:start + G] for start in range(0, len(episodes), G)]
+
+
 def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
     """Sets A_i of a group's valid trajectories; returns those that train: all valid ones, or none.
 
@@ -166,6 +171,16 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
     return valid
 
 
+def kl_estimate(logp_N, logp_ref_N):
+    """k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled, (N,).
+
+    The mean of -delta is the KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the
+    policies agree. From a batch's second update on, pi_old sampled the tokens, so it is approximate.
+    """
+    delta_N = logp_ref_N - logp_N
+    return delta_N.exp() - delta_N - 1
+
+
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
     """The M-GRPO objective as one weighted sum over tokens.
 
@@ -177,12 +192,7 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     clipped_N = rho_N.clamp(1 - eps, 1 + eps) * A_N
     surrogate_N = torch.min(unclipped_N, clipped_N)
 
-    # k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled. The mean of -delta is the
-    # KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the policies agree. From the
-    # second update on, pi_old sampled the tokens, so it is approximate.
-    delta_N = logp_ref_N - logp_N
-    kl_N = delta_N.exp() - delta_N - 1
-
+    kl_N = kl_estimate(logp_N, logp_ref_N)
     loss = -(weight_N * (surrogate_N - beta * kl_N)).sum()
     without_gradient_N = clipped_N < unclipped_N
     return loss, {
@@ -218,7 +228,7 @@ def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
 
 
 def withhold_credit(rows: list[Row]):
-    """Caps the advantage of responses that failed at 0: no action could be read, or it was refused.
+    """Caps the advantage of responses that failed at 0: no action could be read, or the action failed.
 
     Such a response did nothing, so it did not help: the episode succeeded in spite of it. And many
     are loops as long as max_new_tokens allows, so they would outweigh the actions that did help.
@@ -257,17 +267,17 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     # 2) Sort them by template.
     templates = {}
     for task in shuffled:
-        own = templates.setdefault(task.get("intent_template_id"), [])
-        own.append(task)
+        same_template = templates.setdefault(task.get("intent_template_id"), [])
+        same_template.append(task)
 
     # 3) Give each task a place in [0, 1): a template's n tasks at (0 + f)/n, (1 + f)/n, ..., with a fraction
     #    f of its own, so that not all templates begin at 0. In the order of places, every batch is a
     #    cross-section of the templates.
     places = []
-    for i, own in enumerate(templates.values()):
+    for i, same_template in enumerate(templates.values()):
         f = i / len(templates)
-        for j, task in enumerate(own):
-            place = (j + f) / len(own)
+        for j, task in enumerate(same_template):
+            place = (j + f) / len(same_template)
             places.append((place, task))
     places.sort(key=lambda pair: pair[0])
     order = [task for _, task in places]
@@ -332,10 +342,8 @@ class MGRPO:
 
     def learn_from(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
         """(training rows with advantages and weights, more metrics) of this rank's episodes."""
-        G = self.cfg.G
         kept = []
-        for start in range(0, len(episodes), G):
-            group = episodes[start:start + G]
+        for group in groups_of(episodes, self.cfg.G):
             training = self.advantages(group)
             if training:
                 kept.append(training)
@@ -440,7 +448,7 @@ def update_metrics(updates: list[dict]) -> dict:
     if not updates:
         none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
         return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
-    # From the first update, which is on-policy: loss, entropy, and the gap between rollout and training.
+    # From the first update, which is on-policy: loss, gradient norm, entropy, logp_gap, and a fork's own.
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
     first, *others = updates
     last = updates[-1]
@@ -542,12 +550,10 @@ def is_best(line: dict, out: Path) -> bool:
     best = False
     if run.rank() == 0:
         rows, _ = run.newest(out / "metrics.jsonl", count=10**6, size=10**9)
-        best = True
-        for row in rows[:-1]:  # the last row is this step's
-            same_tasks = row.get("held_out") == line["held_out"]
-            if same_tasks and rate <= (row["held_out_success"] or 0.0):
-                best = False
-    return bool(run.all_max(int(best)))
+        earlier = rows[:-1]  # the last row is this step's
+        on_same_tasks = [row for row in earlier if row.get("held_out") == line["held_out"]]
+        best = all(rate > (row["held_out_success"] or 0.0) for row in on_same_tasks)
+    return run.all_max(best)
 
 
 def save_everything(method: MGRPO, directory: run.Run, line: dict):
@@ -579,12 +585,13 @@ def save_state(method: MGRPO, directory: run.Run, step: int):
 
 def show_progress(tick, i: int, n: int, share: float):
     """Of the i-th of n updates, a share is done."""
-    tick(f"({100 * (i + share) / n:.0f}%)")
+    percent_done = int(100 * (i + share) / n)  # rounded down: "(100%)" is a ticker's last line
+    tick(f"({percent_done}%)")
 
 
 PATIENCE = 3  # steps in a row without an episode that could be judged, until a run gives up
 
-# logp_gap above this is no rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.
+# A logp_gap above this is more than rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.
 ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
@@ -647,14 +654,14 @@ def main(cfg: Config, Method=MGRPO):
             batch = method.choose_tasks(tasks, step)
             tick = run.ticker(f"step {step + 1}/{cfg.steps}: ")
             episodes = method.collect(batch, env, step, tick)
-            everyones = run.gather(episodes)
+            all_episodes = run.gather(episodes)
             # Sites may be down for a while. If they stay down, the run stops here and resumes later.
             broken_steps += 1
-            if any(tau.status == "ok" for tau in everyones):
+            if any(tau.status == "ok" for tau in all_episodes):
                 broken_steps = 0
             if broken_steps == PATIENCE:
                 save_state(method, directory, step)
-                require_verdicts(everyones, directory.path)  # raises, since none was judged
+                require_verdicts(all_episodes, directory.path)  # raises, since none was judged
 
             # 2) Advantages: which episodes did better than the others of their group?
             rolled = time.monotonic()
@@ -675,9 +682,9 @@ def main(cfg: Config, Method=MGRPO):
 
             # 4) Log.
             ended = time.monotonic()
-            rewards = [tau.reward for tau in everyones if tau.status == "ok"]
+            rewards = [tau.reward for tau in all_episodes if tau.status == "ok"]
             line = {"step": step, "reward": mean(rewards)}
-            line.update(figures(everyones))
+            line.update(figures(all_episodes))
             line.update(update_metrics(updates))
             line.update(measured)
             line["seconds_rollout"] = rolled - began
@@ -702,8 +709,8 @@ def main(cfg: Config, Method=MGRPO):
 
     if run.rank() == 0:
         print(run.with_size(directory.path / "report.html"))
-    tasks = "" if cfg.tasks.startswith("sandbox:") else " --tasks FILE"
-    run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out, tasks=tasks)}")
+    tasks_flag = "" if cfg.tasks.startswith("sandbox:") else " --tasks FILE"
+    run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out, tasks=tasks_flag)}")
 
 
 if __name__ == "__main__":

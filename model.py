@@ -2,8 +2,8 @@
 
     x = x + Attention(RMSNorm(x));   x = x + SwiGLU(RMSNorm(x));   logits = RMSNorm(x) · W_head
 
-The project's correctness argument: `sample` (what a rollout records) and `token_logprobs` (what
-training differentiates) use the same `forward`, so their log-probs agree to rounding.
+The project's correctness argument: what a rollout records (`sample`) and what training differentiates
+(`token_logprobs`) are read off the logits of the same `forward`, so their log-probs agree to rounding.
 
     python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
     python tests/tools/plan.py Llama-3.1-8B --gpus 8 --context 16384   # how many GPUs do I need?
@@ -308,10 +308,10 @@ def rotate(x_BHTE, cos_B1TE, sin_B1TE):
 def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     """Grouped-query attention of T queries to C >= T keys. The last query sees the last key.
 
-        training            T = C    causal
-        prefill             T < C    causal, aligned at the lower right: later chunks see earlier ones
-        decoding, one row   T = 1    everything
-        with a mask                  what mask_B1TC says: rows hold different numbers of keys
+        nothing before the queries    T = C    causal
+        keys before the queries       T < C    causal, aligned at the lower right: prefill in chunks, packed segments
+        decoding, one row             T = 1    everything
+        with a mask                            what mask_B1TC says: rows hold different numbers of keys
 
     NOTE SDPA's is_causal aligns its triangle at the upper left, which is wrong for C > T.
     """
@@ -582,9 +582,11 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
 
     precision: that of `shard`, see `computing_dtype`; dtype is that of the weights.
     Tensors are read one at a time into an empty model, so there is never a second full copy.
-    lora: None opens what was saved, a LoRA policy with its adapters. 0 opens its merged weights instead.
-    r > 0 is for training: the checkpoint's adapters, whose LoRA rank must be r; without any, new ones,
-    which change nothing yet (B = 0). Adapters are float32; see `adapt`.
+    lora: which adapters to open; they are float32, see `adapt`.
+        None     those that were saved, if any
+        0        none: a LoRA policy's merged weights instead
+        r > 0    to train: those that were saved, which must have rank r; without any, new ones, which change
+                 nothing yet (B = 0)
     """
     base = str(path)  # where the full weights are; those behind saved adapters are in another checkpoint
     path = resolve(path)
@@ -594,9 +596,9 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     adapters = {}
     if lora != 0 and (path / ADAPTERS).exists():
         base, r, adapters = read_adapters(path)
-    if lora and lora != r:
-        raise ValueError(f"cannot use {path}: its adapters have rank {r}; give --lora {r} to train them "
-                         "on, or --lora 0 to train all weights.")
+        if lora not in (None, r):
+            raise ValueError(f"cannot use {path}: its adapters have rank {r}; give --lora {r} to train them "
+                             "on, or --lora 0 to train all weights.")
 
     # 1) The model, without memory for its weights ("meta"), cut, and only then with memory.
     with reading(config_file), torch.device("meta"):
@@ -614,7 +616,8 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
             initial = adapters or new_adapters(missing)
             for name, adapter in initial.items():
                 fill(missing.pop(name), adapter)
-        keep_start(model, adapters, device)
+        if adapters:
+            keep_start(model, adapters, device)
 
     # 3) The other weights. Some writers also store what the model shares or computes: leave that out.
     for file in weight_files(resolve(base)):
@@ -777,7 +780,7 @@ def new_adapters(state: dict) -> dict:
 def keep_start(model: Transformer, adapters: dict, device):
     """Keeps a checkpoint's adapters, whole on every rank: they take a hundredth of the model's memory."""
     for name, module in model.named_modules():
-        if isinstance(module, Adapted) and adapters:
+        if isinstance(module, Adapted):
             A = adapters[f"{name}.lora_A"].to(device)
             B = adapters[f"{name}.lora_B"].to(device)
             module.start = (A, B)
@@ -850,8 +853,7 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         if settings["lora_alpha"] != ALPHA:
             raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
         base = settings["base_model_name_or_path"]
-        frozen = json.loads(marks["frozen"])  # empty if an older version took the base from the hub
-        if frozen and frozen != fingerprint(resolve(base)):
+        if json.loads(marks["frozen"]) != fingerprint(resolve(base)):
             raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
                              f"delete {file.parent} to use the merged weights")
         for name in tensors.keys():
@@ -864,9 +866,9 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
 
 
 def computing_dtype(device: torch.device, precision: str | None = None) -> torch.dtype:
-    """The precision to compute in: "float32", "bfloat16", or None for what suits the device.
+    """The dtype to compute in. precision: its name; None: bfloat16 on a GPU, else float32.
 
-    It is that of `shard`, and of weights that stay as they are (evaluation, LoRA's frozen ones).
+    `shard` computes in it. Weights that do not train (evaluation, LoRA's frozen ones) are stored in it.
     """
     if precision is not None:
         return getattr(torch, precision)

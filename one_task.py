@@ -373,15 +373,7 @@ def record(cfg: Config, task: dict):
         checked = {**task, "eval": check or task["eval"]}
         playing = play(policy.act, chat, [checked], env=env, settings=settings)
         [trajectory] = asyncio.run(playing)
-        if trajectory.status != "ok":
-            raise ValueError(f"nothing was recorded: the environment failed ({trajectory.checks[0][2]}).")
-        context_full = trajectory.answer is None  # before the replay could exit
-        if context_full or (policy.lost and trajectory.turns[-1].page_cut):
-            raise ValueError(f"nothing was recorded: these pages do not fit into --max-context "
-                             f"{cfg.max_context}; give more, here and to bc.py.")
-        if policy.lost:
-            raise ValueError(f"nothing was recorded: in the replay there was nothing to "
-                             f"“{policy.lost.thought()}”; does the site start afresh (--serve)?")
+        require_complete(trajectory, policy, cfg)
         return trajectory
 
     def look_after(steps: list[Step], answer: str) -> Looking:
@@ -389,8 +381,10 @@ def record(cfg: Config, task: dict):
         played(steps, answer, env)
         return env
 
-    # 1) What the site looks like after nothing. 2) What it looks like after these steps.
+    # 1) What the site looks like when nothing was done.
     nothing = look_after([], "")
+
+    # 2) What it looks like after these steps.
     replayed = look_after(steps, answer)
 
     # 3) The first check that passes a replay, and does not pass when nothing is done.
@@ -406,6 +400,19 @@ def record(cfg: Config, task: dict):
             return
     raise ValueError("nothing was recorded: no check passes after your steps and fails when nothing is done; "
                      "does the site start afresh for each episode (--serve)?")
+
+
+def require_complete(trajectory: Trajectory, policy: Replay, cfg: Config):
+    """Raises ValueError if a replay did not get to its end."""
+    if trajectory.status != "ok":
+        raise ValueError(f"nothing was recorded: the environment failed ({trajectory.checks[0][2]}).")
+    context_full = trajectory.answer is None  # before the replay could exit
+    if context_full or (policy.lost and trajectory.turns[-1].page_cut):
+        raise ValueError(f"nothing was recorded: these pages do not fit into --max-context "
+                         f"{cfg.max_context}; give more, here and to bc.py.")
+    if policy.lost:
+        raise ValueError(f"nothing was recorded: in the replay there was nothing to "
+                         f"“{policy.lost.thought()}”; does the site start afresh (--serve)?")
 
 
 def ask(question: str) -> str:
@@ -435,7 +442,8 @@ def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
     with run.writing(tasks_file):
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = tasks_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps([*tasks, task], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps([*tasks, task], indent=1, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
         with open(file, "a", encoding="utf-8") as lines:
             lines.write(json.dumps(demonstration.to_json(chat, split="train")) + "\n")
         temporary.replace(tasks_file)

@@ -6,7 +6,7 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn computes only what its context does not share with the last.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
-      environment fails, the episode ends as "env_error" (`EnvError`), which is not a reward of 0.
+      environment fails, the episode ends as "env_error" (`EnvError`) and does not count as a reward of 0.
     - Equal seeds draw equal random numbers: those of an episode depend only on (seed, task, member). Log-probs
       round with the batch that they are computed in, and who shares a batch depends on how fast the
       sites answer. With --concurrency 1 every batch is one episode's, and runs are equal bit for bit.
@@ -34,6 +34,7 @@ import os
 import random
 import re
 import time
+import warnings
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -176,8 +177,10 @@ def read_call(text: str) -> Written | None:
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return ast.get_source_segment(text, node)  # -3.50 stays as it was written
 
-    # Python may fail in all these ways to read what a policy made up.
-    with contextlib.suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    # Python may fail in all these ways to read what a policy made up. From 3.12 on it also warns, such as of "\d".
+    failures = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+    with contextlib.suppress(*failures), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         node = ast.parse(text[:8000], mode="eval").body
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
@@ -379,8 +382,7 @@ class Engine:
         positions = [len(held) for held in self.held[rows]]
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         positions_B1 = torch.tensor(positions, device=self.device)[:, None]
-        # In float32, a number close to 1 would round up to 1 and pick the vocabulary's last token.
-        uniform_B = torch.tensor(uniform, dtype=torch.float64, device=self.device)
+        uniform_B = torch.tensor(uniform, dtype=torch.float64, device=self.device)  # see `sample`
 
         # 3) Forward and sample.
         if self.graphed:
@@ -454,14 +456,13 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             turn.error = error
 
 
-async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, *, member: int,
-                  slot: int, before_verdict=run.ignore) -> Trajectory:
+async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, settings: Settings, *,
+                  member: int, slot: int, before_verdict=run.ignore) -> Trajectory:
     """Plays one task to its end and judges it once. Neither the world nor the agent makes it raise.
 
     before_verdict(): called between the last turn and the verdict.
     """
     trajectory = Trajectory(task, member)
-    settings = browser.settings
     timeout = settings.timeout
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -514,7 +515,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
     played = {}
     start = time.monotonic()
 
-    async def work(slot):
+    async def work(browser, slot):
         upcoming = None  # the job that this worker plays next, once it has drawn it
 
         def draw_ahead():
@@ -529,8 +530,8 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
         job = next(queue, None)
         while job is not None:
             # 1) Play it; once more if the world failed, since most failures pass.
-            attempt = partial(episode, browser, chat, job.task, env=env, act=act, member=job.member,
-                              slot=slot, before_verdict=draw_ahead)
+            attempt = partial(episode, browser, chat, job.task, env, act, settings,
+                              member=job.member, slot=slot, before_verdict=draw_ahead)
             trajectory = await attempt()
             if trajectory.status != "ok":
                 _, _, fault = trajectory.checks[0]
@@ -547,7 +548,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
     sites = sites_of(tasks, settings.allow)
     async with Browser(settings, sites, visible=env.visible) as browser:
         n_workers = min(settings.concurrency, len(jobs))
-        workers = [asyncio.ensure_future(work(slot)) for slot in range(n_workers)]
+        workers = [asyncio.ensure_future(work(browser, slot)) for slot in range(n_workers)]
         try:
             await asyncio.gather(*workers)
         finally:

@@ -1,6 +1,6 @@
 """What a script needs besides learning: ranks, files, a run's directory, resuming, the report, the command line.
 
-Nothing here knows what a policy, a page or a reward is. Two rules hold throughout:
+Nothing here plays, judges or learns. Two rules hold throughout:
 
     - Nothing earned is lost. Files are written under another name and renamed when they are complete,
       so a reader finds the old file or the new one, never half of one, whenever the process dies.
@@ -12,7 +12,7 @@ A run's directory, runs/NAME/:
     config.json          the model's configuration; under "run", every knob, commit, torch, device
     metrics.jsonl        one object a step
     trajectories.jsonl   one episode a line
-    state/00012/         the training state, in one part per rank; `resume` continues from it
+    state/00012/         the training state at the 12th save, in one part per rank; `resume` continues from it
     report.html          all of it to look at, in one file without a network
     model.safetensors    the weights: the directory is also a checkpoint
 """
@@ -343,7 +343,7 @@ def save_state(cfg, model, optimizer, *, step: int, weights: dict, method: str =
 def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int:
     """Loads the training state in cfg.out, if there is one; returns the step to continue with.
 
-    method: the name of what trains, such as MGRPO; a run goes on only by its own.
+    method: the name of what trains, such as MGRPO; a run resumes only with the one that it began with.
 
     Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
     run must have the same values, but for `may_change` and those that say where and how fast it runs.
@@ -364,11 +364,9 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
         for key, now in asdict(cfg).items():
             if key not in may_change and was.get(key, now) != now:
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
-        if extra.get("method", method) != method:
+        if extra["method"] != method:
             other.append(f"the method {extra['method']}, not {method}")
-        contents = {"model": "weights"}
-        if "method" in extra:  # an older state does not know its demonstrations
-            contents["data"] = "demonstrations"
+        contents = {"model": "weights", "data": "demonstrations"}
         for name, content in contents.items():
             path = getattr(cfg, name, None)
             if was.get(name) != path:
@@ -442,7 +440,7 @@ class Run:
         self.append("metrics.jsonl", [finite])
 
     def begin(self, model_config: dict, first: int):
-        """Removes what does not belong to the run, which trains next, from step `first` on; describes it.
+        """Call this right before training from step `first` on: removes what later steps left, writes config.json.
 
         Until then an earlier run's directory is whole: this one may still find that it cannot train.
         """
@@ -460,7 +458,7 @@ class Run:
         self.replace("config.json", {**model_config, "run": self.config})
 
     def clear(self):
-        """Removes what an earlier run left: its policy, too, for nobody shall take it for this run's."""
+        """Removes what an earlier run left, its policy too, so that nobody takes it for this run's."""
         if rank() != 0:
             return
         with writing(self.path):
@@ -644,6 +642,12 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
 
     # 3) The values.
     given = vars(parser.parse_args())
+    refuse_out_of_range(given)
+    return Config(**given)
+
+
+def refuse_out_of_range(given: dict):
+    """Raises ValueError if a number is smaller or larger than its flag allows. given: {field: value}"""
     for name, least in LEAST.items():
         value = given.get(name)
         smallest = value
@@ -659,7 +663,6 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
     warmup = given.get("warmup", 0)
     if not 0 <= warmup <= 1:
         raise ValueError(f"--warmup {warmup:g}: it is a share of the steps, from 0 to 1.")
-    return Config(**given)
 
 
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):

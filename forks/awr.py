@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import add_heads, fit, likelihood, predict, recall, rewards_of, states
+from forks.shared import add_heads, fit, likelihood, playable, predict, recall, rewards_of, states
 
 
 @dataclass
@@ -72,7 +72,7 @@ class AWR(mgrpo.MGRPO):
         """Trains on all valid episodes and on past ones, each a group of its own to --loss-norm."""
         # 1) The episodes: new and replayed ones.
         cfg = self.cfg
-        fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
+        fresh = playable(episodes)
         past = recall(self.chat, cfg, cfg.past, step)
         training = fresh + past
         groups = [[tau] for tau in training]

@@ -255,9 +255,9 @@ class Checklist(mgrpo.MGRPO):
             checklist(task)
         return super().choose_tasks(tasks, step)
 
-    def collect(self, tasks, env, step, tick=run.ignore, **search):
+    def collect(self, tasks, env, step, tick=run.ignore):
         """mgrpo.py's, with a look at the checks before each action."""
-        return super().collect(tasks, Watched(env, self.cfg.timeout), step, tick, **search)
+        return super().collect(tasks, Watched(env, self.cfg.timeout), step, tick)
 
     def earnings(self, tau: Trajectory) -> list[tuple[int | None, float]]:
         """(turn, part of the whole reward) of each check that was met, in the judge's order.

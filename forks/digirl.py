@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
 
 import mgrpo
-from forks.shared import (add_heads, fit, instruction, likelihood, predict, recall, response_rows,
+from forks.shared import (add_heads, fit, instruction, likelihood, playable, predict, recall, response_rows,
                           rewards_of, states)
 
 TIE = 1e-4  # A_c this close are equal: rounding depends on threads and micro-batches
@@ -110,7 +110,7 @@ class DigiRL(mgrpo.MGRPO):
     def learn_from(self, episodes, step):
         cfg = self.cfg
         # 1) V_s learns from the step's own episodes.
-        fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
+        fresh = playable(episodes)
         responses = response_rows(self.chat, fresh)
         x_RD = states(self.model, responses, cfg, self.device)
         r_R = rewards_of([row.tau for row in responses])

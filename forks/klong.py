@@ -94,12 +94,12 @@ class KLong(mgrpo.MGRPO):
         # compress.trunk asks it at every turn which earlier turns to leave out.
         chat.dropped = partial(dropped, window=cfg.window, overlap=cfg.overlap, pinned=cfg.pinned)
 
-    def collect(self, tasks, env, step, tick=run.ignore, **search):
+    def collect(self, tasks, env, step, tick=run.ignore):
         """mgrpo.py's, with the stage's max_turns."""
         whole = self.cfg
         self.cfg = replace(whole, max_turns=turns_allowed(step, whole))
         try:
-            return super().collect(tasks, env, step, tick, **search)
+            return super().collect(tasks, env, step, tick)
         finally:
             self.cfg = whole
 

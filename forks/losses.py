@@ -274,8 +274,7 @@ class Losses(mgrpo.MGRPO):
         weight_N = per_token([row.weight for row in batch], batch, device)
 
         # 2) L.
-        delta_N = logp_ref_N - logp_N
-        kl_N = delta_N.exp() - delta_N - 1  # as in mgrpo_loss
+        kl_N = mgrpo.kl_estimate(logp_N, logp_ref_N)
         J_N = self.J(t, self.cfg)
         gain_N = J_N - self.cfg.beta * kl_N
         loss = -(weight_N * gain_N).sum()
@@ -298,28 +297,26 @@ class Losses(mgrpo.MGRPO):
         self.spare = rng.sample(others, len(others))
         return chosen
 
-    def collect(self, tasks, env, step, tick=run.ignore, **search):
+    def collect(self, tasks, env, step, tick=run.ignore):
         """Plays the tasks; then, --refill times, one other task for each group that will not train.
 
         All rounds have the step's seed. Random numbers and the names of pictures also depend on the task,
         and within a step no task comes twice.
         """
-        episodes = super().collect(tasks, env, step, tick, **search)
+        episodes = super().collect(tasks, env, step, tick)
         for _ in range(self.cfg.refill):
             missing = self.cfg.batch - self.groups_that_train(episodes)
             more = self.spare[:missing]
             self.spare = self.spare[missing:]
             if not more:
                 break
-            episodes += super().collect(more, env, step, tick, **search)
+            episodes += super().collect(more, env, step, tick)
         return episodes
 
     def groups_that_train(self, episodes) -> int:
         """How many, over all ranks. group_advantages sets A as well; `advantages` sets it anew later."""
-        G = self.cfg.G
         training = 0
-        for start in range(0, len(episodes), G):
-            group = episodes[start:start + G]
+        for group in mgrpo.groups_of(episodes, self.cfg.G):
             if mgrpo.group_advantages(group):
                 training += 1
         total = run.all_sum([training])

@@ -30,6 +30,7 @@ import run  # first, before torch
 import torch
 
 import bc
+from model import gathered
 
 MOMENTUM = 0.95
 
@@ -50,11 +51,6 @@ def orthogonalize(matrix_RC):
         A = X @ X.T
         X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
     return X
-
-
-def whole(tensor):
-    """The tensor; a sharded one put together, since a part has other singular values than its matrix."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Muon(torch.optim.AdamW):
@@ -78,7 +74,8 @@ class Muon(torch.optim.AdamW):
             momentum.mul_(MOMENTUM).add_(matrix.grad)
             ahead = matrix.grad + MOMENTUM * momentum
             length = 0.2 * math.sqrt(max(matrix.shape))
-            stepped = whole(matrix) - lr * length * orthogonalize(whole(ahead))
+            direction = orthogonalize(gathered(ahead))  # the whole: a part has other singular values
+            stepped = gathered(matrix) - lr * length * direction
             run.fill(matrix, stepped)
             matrix.grad = None  # AdamW passes over it
         super().step()
@@ -92,4 +89,5 @@ def muon(model, lr: float):
 
 
 if __name__ == "__main__":
-    run.command_line(partial(bc.main, make_optimizer=muon), Config, __doc__, {"paper": bc.PAPER})
+    main = partial(bc.main, make_optimizer=muon)
+    run.command_line(main, Config, __doc__, {"paper": bc.PAPER})

@@ -176,8 +176,8 @@ class Overlap(mgrpo.MGRPO):
         player = copy.copy(self)  # the same method, but with the frozen policy
         player.model = self.sampler
         tasks = self.choose_tasks(self.tasks, step)
-        # mgrpo.py's collect: this file's would wait for itself.
-        self.in_flight = self.thread.submit(mgrpo.MGRPO.collect, player, tasks, self.env, step, self.tell)
+        collect = mgrpo.MGRPO.collect  # this file's would wait for itself
+        self.in_flight = self.thread.submit(collect, player, tasks, self.env, step, self.tell)
 
     def tell(self, line: str):
         self.tick(line)

@@ -4,6 +4,7 @@
     x_RD = states(model, rows, cfg, device)        hidden states where responses begin, or end
     fit(model, optimizer, "value", x_RD, y_R, 20)  cross-entropy on success
     p_R = predict(model, "value", x_RD)            chance of success, from 0 to 1
+    playable(episodes)                             those that can be trained on
     instruction(chat, task)                        a row that ends with the task, before any page
     response_rows(chat, episodes)                  the rows of all their responses
     rewards_of(episodes)                           their rewards as a tensor
@@ -142,6 +143,11 @@ def rewards_of(episodes: list[Trajectory]):
 # ------------------------------------------------------------------------------------------- rows --
 
 
+def playable(episodes: list[Trajectory]) -> list[Trajectory]:
+    """The valid episodes that have a turn to train on."""
+    return [tau for tau in episodes if tau.turns and tau.status == "ok"]
+
+
 def instruction(chat: Chat, task: dict) -> Row:
     """The context up to the end of the task's text, as a row for `states`."""
     text = f"Task: {task['intent']}"
@@ -217,7 +223,7 @@ def remember(chat: Chat, record: dict) -> Trajectory:
     tau = replay(chat, record)
     tau.member = record["member"]
     tau.reward = record["reward"]
-    for turn, said in zip(tau.turns, record["turns"]):
-        turn.action_ids = said["ids"]
+    for turn, recorded in zip(tau.turns, record["turns"]):
+        turn.action_ids = recorded["ids"]
         turn.logps = None  # those of an older policy, rounded
     return tau

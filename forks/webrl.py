@@ -54,7 +54,7 @@ import torch
 
 import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
-from forks.shared import (add_heads, fit, past_records, predict, recall, response_rows, rewards_of,
+from forks.shared import (add_heads, fit, past_records, playable, predict, recall, response_rows, rewards_of,
                           states)
 from mgrpo import sampled_logps
 from model import token_logprobs, unsharded
@@ -154,9 +154,8 @@ def squared_loss(batch: list[Row], logp_N, beta: float):
     square_R = (beta * ratio_R - A_R) ** 2
     loss = (weight_R * square_R).sum()
 
-    kl_N = (-delta_N).exp() + delta_N - 1
-    kl = kl_N.sum().item()
-    return loss, {"kl": kl, "clip_frac": 0.0}
+    kl_N = mgrpo.kl_estimate(logp_N, logp_ref_N)
+    return loss, {"kl": kl_N.sum().item(), "clip_frac": 0.0}
 
 
 class WebRL(mgrpo.MGRPO):
@@ -181,18 +180,12 @@ class WebRL(mgrpo.MGRPO):
 
     def learn_from(self, episodes, step):
         cfg = self.cfg
-        fresh = [tau for tau in episodes if tau.turns and tau.status == "ok"]
+        fresh = playable(episodes)
         past = recall(self.chat, cfg, cfg.past, step)
 
-        # 1) Rewards. From step --judged on they come from the outcome model, trained on all that the judge scored.
+        # 1) Rewards. From step --judged on they come from the outcome model.
         if step == cfg.judged:
-            judged = recall(self.chat, cfg, 10**6, step, among=10**6)
-            x_RD = self.last_states(judged)
-            r_R = rewards_of(judged)
-            outcome_loss, _ = fit(self.model, self.optimizer, "outcome", x_RD, r_R, cfg.outcome_updates)
-            if outcome_loss is None:
-                raise ValueError("no episode of the first --judged steps could be judged, so the outcome model has "
-                                 "nothing to learn from; give --no-resume and perhaps a larger --judged.")
+            self.fit_outcome_model(step)
         if step >= cfg.judged:
             fresh = self.rewarded(fresh)
             past = self.rewarded(past)
@@ -234,6 +227,16 @@ class WebRL(mgrpo.MGRPO):
             metrics["outcome_accuracy"] = n_right / max(n_fresh, 1)
         return rows, metrics
 
+    def fit_outcome_model(self, step):
+        """Trains the outcome model, once in a run, on all episodes that the judge scored."""
+        judged = recall(self.chat, self.cfg, 10**6, step, among=10**6)
+        x_RD = self.last_states(judged)
+        r_R = rewards_of(judged)
+        loss, _ = fit(self.model, self.optimizer, "outcome", x_RD, r_R, self.cfg.outcome_updates)
+        if loss is None:
+            raise ValueError("no episode of the first --judged steps could be judged, so the outcome model has "
+                             "nothing to learn from; give --no-resume and perhaps a larger --judged.")
+
     def last_states(self, episodes):
         """The clone's hidden states after the last responses of episodes, (R, D)."""
         last_rows = [trajectory_rows(self.chat, tau)[-1] for tau in episodes]
@@ -242,8 +245,7 @@ class WebRL(mgrpo.MGRPO):
     def rewarded(self, episodes) -> list[Trajectory]:
         """Copies with the outcome model's reward, 0 or 1. Records and metrics keep the judge's.
 
-        Copy and original share one list of checks. So the verdict, which is appended there, gets into the
-        record, where `curriculum` finds it.
+        The verdict is appended to the original's checks, so it gets into the record, where `curriculum` finds it.
         """
         x_RD = self.last_states(episodes)
         chances = predict(self.model, "outcome", x_RD)

@@ -298,6 +298,14 @@ def episodes_of(groups):
     return list(itertools.chain(*groups))
 
 
+def test_updates_are_at_100_percent_only_when_they_are_done():
+    """A ticker takes "(100%)" for its last line, and prints it whenever it comes."""
+    lines = []
+    for share in (0.0, 0.5, 0.996, 1.0):
+        mgrpo.show_progress(lines.append, 2, 3, share)
+    assert lines == ["(66%)", "(83%)", "(99%)", "(100%)"]
+
+
 def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
     kept = with_advantages(make_groups(chat))
     tokens = 0

@@ -906,8 +906,9 @@ makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards dif
 {code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
 
 `self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
-the `group_advantages` of stop 7 and does nothing else. `G` is `self.cfg.G`. `withhold_credit` follows behind these lines. `mgrpo.main` holds the loop around them. A *fork* is a file that overrides
-some of these parts and runs the same loop. This is a whole one; it pays less for detours:
+the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows behind these lines. `mgrpo.main`
+holds the loop around them. A *fork* is a file that overrides some of these parts and runs the same loop. This is a
+whole one; it pays less for detours:
 
 {fenced(answers.EXAMPLE.rstrip(), "python")}
 
