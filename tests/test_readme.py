@@ -606,6 +606,23 @@ def test_the_rows_of_the_forks_are_those_of_the_raw_figures():
     assert compared >= 31
 
 
+@pytest.mark.parametrize("name", [
+    "nothink-bc", "nothink", "whole-bc", "whole", "cot-bc", "cot", "norm-paper", "norm-constant", "zero",
+])
+def test_the_rows_of_the_ablations_are_those_of_the_raw_figures(name):
+    results = (ROOT / "assets/results.md").read_text()
+    _, section = results.split("\n### The paper's ablations from the present base\n")
+    for run in table.read(table.RESULTS)[name]:
+        splits = run["splits"]
+        test = splits["sandbox:test"]
+        cells = [run["seed"], rate_and_interval(test), rate_and_interval(splits["sandbox:test-unseen"])]
+        cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
+        cells.append(f"{100 * splits['sandbox:test/28:100']['success_rate']:.0f}")
+        for kind in ("invalid_actions", "failed_actions"):
+            cells.append(f"{100 * test[kind] / (test['turns'] * test['n']):.1f}%")
+        assert f"| {' | '.join(cells)} |" in section
+
+
 def test_the_rows_of_weak_clones_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     _, section = results.split("**From a weaker clone**")
