@@ -163,7 +163,7 @@ def group_advantages(group: list[Trajectory]) -> list[Trajectory]:
     """
     valid = [tau for tau in group if tau.status == "ok"]
     r = torch.tensor([tau.reward for tau in valid], dtype=torch.float64)
-    if len(valid) < 2 or r.min() == r.max():
+    if len(valid) < 2 or r.max() - r.min() < 1e-9:  # a fork's rewards may be equal up to rounding
         return []
     A = (r - r.mean()) / r.std()
     for tau, A_i in zip(valid, A.tolist()):
@@ -310,7 +310,11 @@ class MGRPO:
         """Refuses a fork's flags that cannot work, before anything is loaded or trained."""
 
     def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
-        """The step's tasks, alike on all ranks."""
+        """The step's tasks, cfg.batch of them, alike on all ranks and after a resume.
+
+        A fork that draws them uses random.Random(f"{cfg.seed}/tasks {step}"), and no task twice: what is
+        sampled depends on (seed, step, task, member) alone, so the second group would repeat the first.
+        """
         return task_batch(tasks, step, self.cfg)
 
     def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, **search):
@@ -326,11 +330,16 @@ class MGRPO:
                           temperature=cfg.temperature, tick=tick, **search)
         episodes = asyncio.run(playing)
         for tau in episodes:
-            tau.reward = self.reward(tau)
+            if tau.status == "ok":
+                tau.reward = self.reward(tau)
         return episodes
 
     def reward(self, tau: Trajectory) -> float:
-        """What training maximizes. Statistics count tau.success, whatever this returns."""
+        """What training maximizes, of an episode that was judged. Statistics count tau.success.
+
+        tau.answer is None unless the episode called exit. tau.turns may be empty; `compress.Turn` says what
+        each holds.
+        """
         return tau.success
 
     def advantages(self, group: list[Trajectory]) -> list[Trajectory]:
@@ -360,7 +369,8 @@ class MGRPO:
     def score(self, batch: list[Row], inputs: dict):
         """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
 
-        inputs: what `pack` made of the batch. A fork may score more of it than the actions.
+        inputs: what `pack` made of the batch. A fork may score more of it than the actions, or keep the
+        entropy for its `loss`.
         """
         return token_logprobs(self.model, **inputs, temperature=self.cfg.temperature)
 
@@ -410,7 +420,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         # 3) Measure. PADDING adds nothing but its keys: all_sum below adds the ranks' lists of values, so
         #    every rank needs the same keys in the same order.
         gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
-        metrics["entropy"] = entropy_N.sum().item()
+        metrics["entropy"] = entropy_N.detach().sum().item()
         metrics["logp_gap"] = gap_N.sum().item()
         metrics["loss"] = loss.item()
         metrics["actions"] = len(logp_N)

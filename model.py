@@ -159,7 +159,8 @@ class Transformer(nn.Module):
         cache, rows: write keys and values into these slots; attend to all earlier positions there.
         end: read the first `end` positions of the cache, without asking the GPU for the highest one.
         The caller must know that no position is beyond it.
-        head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB.
+        head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB. Let it return new tensors:
+        FSDP2 warns of views.
         segments: for packed training only; compress.pack makes them and has an example. One tuple (start,
         stop, context_start, context_stop) for each piece of the only row (B = 1); give positions_BT as well.
         A segment's tokens see each other causally. They also see tokens context_start..context_stop, which
@@ -467,8 +468,8 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
     """Log-prob and entropy of each token marked in the bool mask action_BT, given those before it.
 
     Returns (logp_N, entropy_N, hidden_ND) in row-major order. hidden_ND are the last hidden states that
-    predict the N tokens. Their gradient flows into the policy's layers, so a fork's value head on them
-    trains these layers as well. positions_BT and segments: as in `forward`.
+    predict the N tokens. All three carry a gradient: a fork may add an entropy bonus, or a value head on the
+    hidden states that trains the policy's layers as well. positions_BT and segments: as in `forward`.
 
     Float32 logits (N, V) never exist as a whole. The LM head runs on the N marked positions only, `chunk` at
     a time, and the backward pass recomputes each chunk. All this happens in `head`, inside the model's
@@ -485,7 +486,7 @@ def token_logprobs(model: Transformer, tokens_BT, action_BT, temperature=1.0, ch
         logp_MV = log_probs(model.logits(x_MD), temperature)
         entropy_M = -(logp_MV.exp() * logp_MV).sum(-1)
         logp_M = logp_MV.gather(-1, target_M[:, None])[:, 0]
-        return logp_M, entropy_M.detach()
+        return logp_M, entropy_M
 
     def head(x_BTD):
         hidden_ND = x_BTD[predicting_BT]

@@ -35,6 +35,7 @@ import subprocess
 import sys
 import time
 import types
+import typing
 from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
@@ -588,17 +589,19 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def add_flag(parser: argparse.ArgumentParser, field, comments: dict):
-    """One flag for one field of a Config."""
-    kind = field.type
+def add_flag(parser: argparse.ArgumentParser, field, kind, comments: dict):
+    """One flag for one field of a Config. kind: its type."""
     if isinstance(kind, types.UnionType):  # `float | None`: None stands for a value found later
         kind = kind.__args__[0]
     if kind is bool:
         options = {"action": argparse.BooleanOptionalAction}
     elif kind == list[int]:
         options = {"type": numbers, "metavar": "N,N,..."}
-    else:
+    elif kind in (int, float, str):
         options = {"type": kind, "metavar": kind.__name__.upper()}
+    else:
+        raise TypeError(f"{field.name}: a flag is an int, float, str or one of these or None, a bool, or a "
+                        f"list[int], not {kind}.")
     text = comments.get(field.name, "").replace("%", "%%")
     parser.add_argument("--" + field.name.replace("_", "-"), help=f"{text} (default: %(default)r)", **options)
 
@@ -611,6 +614,9 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
     checkpoint; None: the script takes no sizes from its checkpoint. positional: fields that are given
     without a flag.
     """
+    if "__dataclass_fields__" not in vars(Config):
+        raise TypeError(f"{Config.__name__} needs @dataclass; without it, its own fields are no flags.")
+
     # 1) A flag for each field. A comment of a class counts more than that of one it inherits from.
     first = "".join(f"{name.upper()} " for name in positional)
     parser = argparse.ArgumentParser(description=description, usage=f"%(prog)s {first}[--FLAG VALUE ...]",
@@ -618,11 +624,12 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
     classes = reversed(Config.__mro__[:-1])  # the last is `object`
     source = "".join(inspect.getsource(kind) for kind in classes)
     comments = dict(re.findall(r"^    (\w+): .*?#\s*(.+)$", source, re.MULTILINE))
+    kinds = typing.get_type_hints(Config)
     for field in fields(Config):
         if field.name in positional:
             parser.add_argument(field.name, help=comments[field.name])
         else:
-            add_flag(parser, field, comments)
+            add_flag(parser, field, kinds[field.name], comments)
 
     # 2) Defaults, a later one before an earlier one: Config's, the checkpoint's sizes, the presets that are asked for.
     parser.set_defaults(**vars(Config()))
@@ -636,6 +643,9 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
         if not isinstance(value, bool):
             value = str(value)  # argparse parses a default that is text, so 10 becomes [10] where a list is due
         parser.set_defaults(**{name: value})
+    if getattr(known, "paper", False) and "paper" not in presets:
+        raise ValueError("--paper: this script does not know the paper's values; let it pass "
+                         "{'paper': mgrpo.PAPER} to run.command_line.")
     for flag, values in presets.items():
         if getattr(known, flag):
             parser.set_defaults(**values)

@@ -9,7 +9,7 @@
     response_rows(chat, episodes)                  the rows of all their responses
     rewards_of(episodes)                           their rewards as a tensor
     without_messages(page)                         a page without errors and notes
-    past_records(cfg)                              past episodes of the run, from its own records
+    past_records(cfg)                              its newest 2,000 episodes (among=N: more), from its own records
     recall(chat, cfg, 192, step)                   some of them to train on, drawn at random
     likelihood(batch, logp_N)                      a loss: weighted log-likelihood
 

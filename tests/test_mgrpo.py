@@ -252,6 +252,7 @@ def test_an_episode_that_the_environment_broke_does_not_change_the_group(chat):
     ([0, 0, 0], "ok ok ok"),
     ([1, 0, 0], "ok env_error env_error"),
     ([0.1, 0.1, 0.1], "ok ok ok"),
+    ([0.1 + 0.2, 0.3, 0.3], "ok ok ok"),  # they differ in the last bit
 ])
 def test_groups_that_teach_nothing_are_dropped(chat, rewards, statuses):
     group = []
@@ -1152,6 +1153,29 @@ def test_a_reward_that_is_not_the_success_trains_and_statistics_still_count_succ
     kept = bc.read_demonstrations(path, chat)
     assert len(kept) == 30
     assert all(tau.success == 1 for tau in kept)
+
+
+class LastWord(MGRPO):
+    """Reads the last response, which an episode that broke at once does not have."""
+
+    def reward(self, tau):
+        return float(len(tau.turns[-1].response) > 0)
+
+
+def test_only_episodes_that_were_judged_have_a_reward(chat, play):
+    async def rollout(model, chat_, tasks, *, group, **_):
+        played = []
+        for task in tasks:
+            for i in range(group):
+                tau = trajectory(chat, 1.0, [2], member=i)
+                if i == 0:
+                    tau = trajectory(chat, 0.0, [], member=i, status="env_error")
+                tau.task = tau.task | task
+                played.append(tau)
+        return played
+
+    [line] = play(rollout, "x", LastWord, steps=1, G=4, batch=10)
+    assert line["env_errors"] == 10
 
 
 @pytest.mark.parametrize("reward", [

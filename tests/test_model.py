@@ -275,6 +275,26 @@ def test_sampled_logprobs_equal_scored_logprobs(family, changes, temperature):
     assert (entropy > 0).all()
 
 
+def test_the_entropys_gradient_is_that_of_the_whole_distribution():
+    """It was detached, so an entropy bonus changed the loss and trained nothing."""
+    tokens = random_tokens(2, 12, seed=5)
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[0, 3:7] = True
+    action[1, 6:12] = True
+
+    model = tiny_model()
+    _, entropy, _ = token_logprobs(model, tokens, action, temperature=0.7, chunk=4)
+    entropy.sum().backward()
+    gradient = flat_gradient(model)
+
+    model = tiny_model()
+    distribution = torch.distributions.Categorical(logits=model(tokens)[:, :-1] / 0.7)
+    reference = distribution.entropy()[action[:, 1:]]
+    reference.sum().backward()
+    assert_near(entropy.detach(), reference.detach())
+    assert_close(gradient, flat_gradient(model), atol=1e-5, rtol=1e-4)
+
+
 def test_logprobs_and_gradients_do_not_depend_on_chunks_or_recomputation():
     tokens = random_tokens(2, 30, seed=4)
     action = torch.zeros_like(tokens, dtype=torch.bool)

@@ -375,6 +375,41 @@ def test_help_shows_each_knobs_comment_and_default(monkeypatch, capsys):
         assert text in shown
 
 
+class Forgot(Knobs):
+    """Without @dataclass."""
+    keep: float = 0.95
+
+
+@dataclass
+class Shares(Knobs):
+    shares: list[float] = None
+
+
+@dataclass
+class Written(Knobs):
+    """As `from __future__ import annotations` leaves a fork's types: as text."""
+    keep: "float | None" = None  # what each response leaves
+    names: "list[int]" = None
+
+
+def test_the_config_of_a_fork_of_ones_own(monkeypatch):
+    """Its flags were lost, its list of numbers was cut into letters, its types as text ended in a traceback."""
+    cfg = parsed(monkeypatch, "--keep", "0.5", "--names", "1,2", kind=Written)
+    assert cfg.keep == 0.5
+    assert cfg.names == [1, 2]
+    with pytest.raises(TypeError, match="Forgot needs @dataclass"):
+        parsed(monkeypatch, kind=Forgot)
+    with pytest.raises(TypeError, match="shares: a flag is .* not list.float."):
+        parsed(monkeypatch, kind=Shares)
+
+
+def test_paper_is_refused_where_its_values_are_not_known(monkeypatch):
+    """It was recorded as true, with the defaults."""
+    with pytest.raises(ValueError, match="--paper: this script does not know the paper's values"):
+        parsed(monkeypatch, "--paper")
+    assert parsed(monkeypatch, "--paper", presets={"paper": {"steps": 40}}).steps == 40
+
+
 def test_what_is_found_later_is_none_until_it_is_given(monkeypatch):
     assert parsed(monkeypatch).lr is None
     assert parsed(monkeypatch, "--lr", "2e-5").lr == 2e-5

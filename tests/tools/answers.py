@@ -241,7 +241,7 @@ class {name}(mgrpo.MGRPO):
 
 if __name__ == "__main__":
     main = partial(mgrpo.main, Method={name})
-    run.command_line(main, mgrpo.Config, "{about}", start="runs/bc")
+    run.command_line(main, mgrpo.Config, "{about}", {{"paper": mgrpo.PAPER}}, start="runs/bc")
 '''
 
 # The fork that the walk shows, and the one that exercise 12 asks for.
