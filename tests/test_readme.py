@@ -526,14 +526,14 @@ def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
     for row in rows:
         assert row in README
 
-    # "TSR ends below M-GRPO there; no other interval but the clone's leaves out 0."
+    # "TSR and WebRL end below M-GRPO there; no other interval but the clone's leaves out 0."
     for row in rows:
         below = []
         for low, high in re.findall(r"\[(-?[\d.]+), (-?[\d.]+)\]", row):
             assert float(low) < 0, row
             below.append(float(high) < 0)
         if below:
-            on_unseen_instances = row.startswith(("| behavior cloning", "| TSR"))
+            on_unseen_instances = row.startswith(("| behavior cloning", "| TSR", "| WebRL"))
             assert below == [on_unseen_instances, False], row
 
 
@@ -616,14 +616,27 @@ def unparsable(run):
     return 100 * test["invalid_actions"] / (test["turns"] * test["n"])
 
 
-def test_what_sets_tsr_apart_is_that_of_the_raw_figures():
+def test_what_sets_tsr_and_webrl_apart_is_that_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     runs = table.read(table.RESULTS)
+
+    # 1) WebRL's outcome model: mean of the runs' means over their steps.
+    agreement = []
+    for file in table.RESULTS.glob("seed*/webrl-metrics.jsonl"):
+        lines = read_lines(file)
+        shares = [line["outcome_accuracy"] for line in lines if "outcome_accuracy" in line]
+        assert len(lines) - len(shares) == 3
+        agreement.append(sum(shares) / len(shares))
+    assert len(agreement) == len(runs["webrl"])
+    agree = 100 * sum(agreement) / len(agreement)
+    assert f"which agree with the judge's on {agree:.0f}% of the episodes." in results
+
+    # 2) TSR's unparsable responses.
     theirs = [unparsable(run) for run in runs["tsr"]]
     ours = [unparsable(run) for run in runs["r1"]]
     assert [run["seed"] for run in runs["tsr"]] == [run["seed"] for run in runs["r1"]]
     means = [sum(shares) / len(shares) for shares in (theirs, ours)]
-    assert "Of its responses there {:.1f}% cannot be parsed, of M-GRPO's {:.1f}:".format(*means) in results
+    assert "Of TSR's responses there {:.1f}% cannot be parsed, of M-GRPO's {:.1f}:".format(*means) in results
     more = table.shown([their - our for their, our in zip(theirs, ours)])
     assert f": {more.replace(' [', ' points more [')} over the six seeds." in results
 
@@ -725,12 +738,12 @@ def test_the_intervals_that_leave_out_nothing_are_counted():
             intervals += re.findall(r"\[(-?[\d.]+), (-?[\d.]+)\]", row)
     beyond_chance = [pair for pair in intervals if float(pair[0]) > 0 or float(pair[1]) < 0]
     assert len(intervals) == 68
-    assert len(beyond_chance) == 6
+    assert len(beyond_chance) == 8
     assert "Of the 68 intervals without behavior cloning about three" in results
-    assert "six do." in results
-    tsr = next(row for row in rows.splitlines() if row.startswith("| TSR"))
-    over_six_seeds = [f"[{low}, {high}]" for low, high in beyond_chance if f"[{low}, {high}]" in tsr]
-    assert len(over_six_seeds) == 2
+    assert "eight do. Four of the eight are TSR's and WebRL's" in results
+    for method in ("TSR", "WebRL"):
+        row = next(row for row in rows.splitlines() if row.startswith(f"| {method} |"))
+        assert len([pair for pair in beyond_chance if f"[{', '.join(pair)}]" in row]) == 2
 
 
 def test_policies_of_the_small_tier_solve_nothing_of_the_long_one():
