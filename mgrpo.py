@@ -420,7 +420,7 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         # 3) Measure. PADDING adds nothing but its keys: all_sum below adds the ranks' lists of values, so
         #    every rank needs the same keys in the same order.
         gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
-        metrics["entropy"] = entropy_N.detach().sum().item()
+        metrics["entropy"] = entropy_N.sum().item()
         metrics["logp_gap"] = gap_N.sum().item()
         metrics["loss"] = loss.item()
         metrics["actions"] = len(logp_N)

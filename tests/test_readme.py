@@ -589,31 +589,34 @@ def test_the_table_of_forks_has_the_figures_of_the_raw_files():
     assert compared >= 30
 
 
+def share(split: dict, kind: str) -> float:
+    """Of the split's responses those of a kind, such as "invalid_actions", in percent."""
+    return 100 * split[kind] / (split["turns"] * split["n"])
+
+
+def cells_of(seed: str, splits: dict, trap=True) -> list[str]:
+    """What a row of results.md says of a run. trap: the log-out trap is among the splits."""
+    test = splits["sandbox:test"]
+    cells = [seed, rate_and_interval(test), rate_and_interval(splits["sandbox:test-unseen"])]
+    cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
+    if trap:
+        cells.append(f"{100 * splits['sandbox:test/28:100']['success_rate']:.0f}")
+    for kind in ("invalid_actions", "failed_actions"):
+        cells.append(f"{share(test, kind):.1f}%")
+    return cells
+
+
 def test_the_rows_of_the_forks_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     names = ["awr", "digirl", "webrl", "tsr", "credit", *table.METHODS[table.LATER]]
     runs = table.read(table.RESULTS)
     compared = 0
     for run in [run for name in names for run in runs[name]]:
-        splits = run["splits"]
-        cells = [run["seed"]]
-        for split in ("sandbox:test", "sandbox:test-unseen"):
-            cells.append(rate_and_interval(splits[split]))
-        cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
-        cells.append(f"{100 * splits['sandbox:test/28:100']['success_rate']:.0f}")
-        test = splits["sandbox:test"]
-        for kind in ("invalid_actions", "failed_actions"):
-            cells.append(f"{100 * test[kind] / (test['turns'] * test['n']):.1f}%")
+        cells = cells_of(run["seed"], run["splits"])
         cells.append(f"{run['minutes']:.0f}")
         assert f"| {' | '.join(cells)} |" in results
         compared += 1
     assert compared >= 31
-
-
-def unparsable(run):
-    """The share of responses on unseen instances that cannot be parsed, in percent."""
-    test = run["splits"]["sandbox:test"]
-    return 100 * test["invalid_actions"] / (test["turns"] * test["n"])
 
 
 def test_what_sets_tsr_and_webrl_apart_is_that_of_the_raw_figures():
@@ -632,13 +635,24 @@ def test_what_sets_tsr_and_webrl_apart_is_that_of_the_raw_figures():
     assert f"which agree with the judge's on {agree:.0f}% of the episodes." in results
 
     # 2) TSR's unparsable responses.
-    theirs = [unparsable(run) for run in runs["tsr"]]
-    ours = [unparsable(run) for run in runs["r1"]]
+    theirs = [share(run["splits"]["sandbox:test"], "invalid_actions") for run in runs["tsr"]]
+    ours = [share(run["splits"]["sandbox:test"], "invalid_actions") for run in runs["r1"]]
     assert [run["seed"] for run in runs["tsr"]] == [run["seed"] for run in runs["r1"]]
     means = [sum(shares) / len(shares) for shares in (theirs, ours)]
     assert "Of TSR's responses there {:.1f}% cannot be parsed, of M-GRPO's {:.1f}:".format(*means) in results
     more = table.shown([their - our for their, our in zip(theirs, ours)])
     assert f": {more.replace(' [', ' points more [')} over the six seeds." in results
+
+    # 3) How far both are behind, where it is said in prose.
+    behind = []
+    for name in ("tsr", "webrl"):
+        gains = table.seed_gains(runs["r1"], runs[name], "sandbox:test")
+        behind.append(table.shown(gains))
+    tsr, webrl = behind
+    assert f"by {tsr} and {webrl.replace(' [', ' points [')} of unseen instances" in results
+    tsr, webrl = [shown.split()[0] for shown in behind]
+    assert f"{tsr} and {webrl} points fewer of the unseen instances" in results
+    assert f"tsr and webrl end {tsr} and {webrl} points below M-GRPO" in FORKS.read_text()
 
 
 @pytest.mark.parametrize("name", [
@@ -648,13 +662,7 @@ def test_the_rows_of_the_ablations_are_those_of_the_raw_figures(name):
     results = (ROOT / "assets/results.md").read_text()
     _, section = results.split("\n### The paper's ablations from the present base\n")
     for run in table.read(table.RESULTS)[name]:
-        splits = run["splits"]
-        test = splits["sandbox:test"]
-        cells = [run["seed"], rate_and_interval(test), rate_and_interval(splits["sandbox:test-unseen"])]
-        cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
-        cells.append(f"{100 * splits['sandbox:test/28:100']['success_rate']:.0f}")
-        for kind in ("invalid_actions", "failed_actions"):
-            cells.append(f"{100 * test[kind] / (test['turns'] * test['n']):.1f}%")
+        cells = cells_of(run["seed"], run["splits"])
         assert f"| {' | '.join(cells)} |" in section
 
 
@@ -665,13 +673,7 @@ def test_the_rows_of_weak_clones_are_those_of_the_raw_figures():
     files = sorted((ROOT / "assets/results/weak-clones").glob("seed*/*.json"))
     for file in files:
         splits = json.loads(file.read_text())["splits"]
-        test = splits["sandbox:test"]
-        cells = [file.parent.name.removeprefix("seed")]
-        cells.append(rate_and_interval(test))
-        cells.append(rate_and_interval(splits["sandbox:test-unseen"]))
-        cells.append(f"{100 * splits['sandbox:dev']['success_rate']:.1f}")
-        for kind in ("invalid_actions", "failed_actions"):
-            cells.append(f"{100 * test[kind] / (test['turns'] * test['n']):.1f}%")
+        cells = cells_of(file.parent.name.removeprefix("seed"), splits, trap=False)
         assert f"| {' | '.join(cells)} |" in table_of_them, file
     rows = [line for line in table_of_them.splitlines() if re.match(r"\|.*\| 3\d \|", line)]
     assert len(rows) == len(files) >= 18
