@@ -350,7 +350,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
         directory.write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
                          "tokens_per_second": speed})
         if cfg.save_every and done % cfg.save_every == 0:
-            run.save_state(cfg, model, optimizer, step=done, weights=directory.weights,
+            run.save_state(cfg, model, optimizer, step=done, inputs=directory.inputs,
                            method=type(optimizer).__name__)
 
 

@@ -36,21 +36,25 @@ evaluators, which produced the paper's numbers (WebArena's own differ in places)
     python evaluate.py --model runs/mgrpo --tasks infinity:CLONE/gmail:easy  # WebArena-Infinity
     python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
+
+If an evaluation is interrupted, repeat its command: only the episodes that are missing are played.
 """
 import run  # first: it prepares OpenMP before torch loads
 
 import asyncio
+import hashlib
+import json
 import math
 from collections import defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import compress
 import model
 import worlds
-from compress import Chat, Trajectory
+from compress import Chat, Trajectory, Turn
 from rollout import Settings, actions_help, parse, play, rollout, task_key
 from worlds import browser, onlooker, serve, webarena
 from worlds.endpoint import Endpoint, Judge
@@ -373,12 +377,15 @@ class Environment:
         if cfg.judge_url:
             self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
         self.pictured = {}  # this batch's episodes that get pictures: (task key, member) -> name
+        self.batch = ""  # its name
+        self.unfinished = None  # in an evaluation: the `Unfinished` that keeps its episodes
 
     def reset(self, tasks: list[dict], group: int = 1, name: str = ""):
         """Call this on all ranks before a batch, which plays each of the tasks `group` times.
 
         name: what the pictures of its first episodes are called; "": take none.
         """
+        self.batch = name
         self.pictured = {}
         for task in tasks:
             key = task_key(task)
@@ -401,6 +408,17 @@ class Environment:
             holding = self.logins.hold(browser, task.get("storage_state"), 5 * timeout)
             state = await stack.enter_async_context(holding)
             yield {**task, "storage_state": state}
+
+    def recall(self, task: dict, member: int) -> Trajectory | None:
+        """The episode, if it was judged before the evaluation was interrupted."""
+        if self.unfinished is None:
+            return None
+        return self.unfinished.find(self.batch, task, member)
+
+    def keep(self, trajectory: Trajectory):
+        """Called with each finished episode."""
+        if self.unfinished is not None:
+            self.unfinished.add(self.batch, trajectory)
 
     def prepare(self, task: dict):
         """Starts the server of a task that is played next."""
@@ -726,6 +744,7 @@ class Config(SiteSettings):
     temperature: float = 0.0  # 0: greedy
     runs: int = 1  # episodes per task; more than one needs a temperature above 0
     seed: int = 0  # of sampling, at a temperature above 0
+    resume: bool = True  # if this evaluation was interrupted, play only the episodes that are missing
 
 
 def checkpoint_of(cfg) -> str | None:
@@ -764,6 +783,70 @@ def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
     return splits
 
 
+class Unfinished:
+    """The episodes of an evaluation under way. If it is interrupted, the same command plays only the others.
+
+    They lie in OUT/unfinished/KEY/, one file a rank. KEY is a hash of what decides an episode: with other
+    settings, weights or task files the evaluation begins anew. Episodes without a verdict are not kept.
+    """
+
+    def __init__(self, directory: run.Run, cfg: Config):
+        # 1) What decides an episode.
+        settings = {name: value for name, value in asdict(cfg).items() if name not in run.PLACE_AND_PACE}
+        policy = run.fingerprint(checkpoint_of(cfg))
+        decisive = json.dumps([settings, policy, run.inputs_of(cfg)])
+        key = hashlib.sha256(decisive.encode()).hexdigest()[:12]
+
+        # 2) Remove the episodes of other evaluations, and a line that a kill cut off.
+        self.folder = directory.path / "unfinished"
+        own = self.folder / key
+        if run.rank() == 0:
+            for folder in self.folder.glob("*"):
+                if folder != own or not cfg.resume:
+                    run.forget(folder)
+            for file in own.glob("*.jsonl"):
+                run.keep_rows(file, lambda row: True)
+        run.barrier()
+        own.mkdir(parents=True, exist_ok=True)
+
+        # 3) Read what is there, before any rank adds to it.
+        self.records = {}
+        for file in own.glob("*.jsonl"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                record = json.loads(line)
+                self.records[record["batch"], record["key"], record["member"]] = record
+        run.barrier()
+        self.file = own / f"{run.rank()}.jsonl"
+        if self.records:
+            run.print0(f"{len(self.records)} episodes were judged before this evaluation was interrupted and are "
+                       "not played again (--no-resume plays them)")
+
+    def find(self, batch: str, task: dict, member: int) -> Trajectory | None:
+        """The episode of a task in a batch, such as a split, if it is there."""
+        record = self.records.get((batch, task_key(task), member))
+        if record is None:
+            return None
+        episode = dict(record["episode"])
+        turns = [Turn(**turn) for turn in episode.pop("turns")]
+        task = {**task, "intent": record["intent"]}  # MiniWoB++: the page made it up
+        return Trajectory(task, turns=turns, **episode)
+
+    def add(self, batch: str, trajectory: Trajectory):
+        if trajectory.status != "ok":
+            return
+        episode = asdict(trajectory)
+        task = episode.pop("task")  # not kept as a whole: it may hold a login
+        record = {"batch": batch, "key": task_key(task), "member": trajectory.member, "intent": task["intent"],
+                  "episode": episode}
+        with run.writing(self.file), open(self.file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def end(self):
+        """The evaluation has ended: its episodes are in trajectories.jsonl."""
+        if run.rank() == 0:
+            run.forget(self.folder)
+
+
 def write_split(directory: run.Run, split: str, records: list[dict]):
     """Writes a split's episodes to trajectories.jsonl, in place of an earlier evaluation's."""
     def keeps(row: dict) -> bool:
@@ -782,6 +865,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
     last limit.
     """
     tasks_of = load_splits(cfg, env)
+    env.unfinished = Unfinished(directory, cfg)
     summaries = {}
     for limit in cfg.max_turns:
         settings = replace(cfg, max_turns=limit)
@@ -800,6 +884,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             everything += played
             summary = {**summarize(everything), "run": directory.config, "splits": summaries}
             directory.replace("summary.json", summary)  # now: a later split may fail
+    env.unfinished.end()
     return summaries
 
 

@@ -589,7 +589,7 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
 
 def save_state(method: MGRPO, directory: run.Run, step: int):
     """Saves what a resumed run needs; it continues with `step`."""
-    run.save_state(method.cfg, method.model, method.optimizer, step=step, weights=directory.weights,
+    run.save_state(method.cfg, method.model, method.optimizer, step=step, inputs=directory.inputs,
                    method=type(method).__name__)
 
 

@@ -15,10 +15,12 @@ This file knows the browser (worlds/browser.py) as something to observe and to a
 side as one object, `env`:
 
     env.enter(browser, task)      an async context manager: starts the site, logs in, yields the task
+    env.recall(task, member)      an episode that an interrupted evaluation has played already, or None
     env.prepare(task)             the task is played next: its site may start while an episode is judged
     env.end_prepared()            awaited when all is played: ends what was prepared in vain
     env.watch(session, tau)       called before each action, for pictures
     env.score(task, answer, page, checks) -> 0.0 or 1.0, once, at the end; appends to checks
+    env.keep(tau)                 called with each finished episode
     env.visible                   whether to play in a window
 
 Words: a worker plays one episode after the other. A slot is its number, and its row in the KV cache.
@@ -30,6 +32,7 @@ import run  # first: it prepares OpenMP before torch loads
 import ast
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -508,11 +511,15 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
         raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
                          f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
     jobs = []
-    for task in tasks:
-        for member in range(group):
-            jobs.append(Job(len(jobs), task, member))
+    finished = {}  # number of a job -> its episode
+    for number, (task, member) in enumerate(itertools.product(tasks, range(group))):
+        known = env.recall(task, member)
+        if known is None:
+            jobs.append(Job(number, task, member))
+        else:
+            finished[number] = known
     queue = iter(jobs)  # all workers draw from it
-    played = {}
+    played = []  # in the order in which they end
     start = time.monotonic()
 
     async def work(browser, slot):
@@ -537,11 +544,13 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
                 _, _, fault = trajectory.checks[0]
                 trajectory = await attempt()
                 trajectory.fault = fault
-            played[job.number] = trajectory
+            finished[job.number] = trajectory
+            env.keep(trajectory)
 
             # 2) Say how far we are, and go on.
+            played.append(trajectory)
             seconds = time.monotonic() - start
-            tick(progress(list(played.values()), total=len(jobs), seconds=seconds))
+            tick(progress(played, total=len(jobs), seconds=seconds))
             job = upcoming or next(queue, None)
             upcoming = None
 
@@ -557,7 +566,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             # What a worker has begun must end first: it could prepare one more site.
             await asyncio.gather(*workers, return_exceptions=True)
             await env.end_prepared()
-    return [played[number] for number in range(len(jobs))]
+    return [finished[number] for number in sorted(finished)]
 
 
 def progress(played: list[Trajectory], total: int, seconds: float) -> str:

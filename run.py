@@ -315,7 +315,7 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
         return state["extra"]
 
 
-def fingerprint(path: str | None) -> dict:
+def fingerprint(path: str | Path | None) -> dict:
     """{file: hash of its size, beginning and end} of a checkpoint's weights, or of a file; else {}."""
     if not path:
         return {}
@@ -335,9 +335,23 @@ def fingerprint(path: str | None) -> dict:
     return marks
 
 
-def save_state(cfg, model, optimizer, *, step: int, weights: dict, method: str = ""):
-    """Saves the training state: the run continues with `step`. weights: `Run.weights`; method: see `resume`."""
-    extra = {"step": step, "config": asdict(cfg), "weights": weights, "method": method}
+def inputs_of(cfg) -> dict:
+    """{flag: {path: `fingerprint`}} of what a run reads: its checkpoint, demonstrations and task files."""
+    inputs = {}
+    for flag in ("model", "data", "tasks"):
+        paths = getattr(cfg, flag, None) or ""
+        inputs[flag] = {path: fingerprint(path) for path in paths.split(",")}
+    return inputs
+
+
+# Knobs that say where and how fast a run runs, and not what comes out.
+PLACE_AND_PACE = {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens", "recompute",
+                  "screenshots", "cuda_graph", "browser"}
+
+
+def save_state(cfg, model, optimizer, *, step: int, inputs: dict, method: str = ""):
+    """Saves the training state: the run continues with `step`. inputs: `Run.inputs`; method: see `resume`."""
+    extra = {"step": step, "config": asdict(cfg), "inputs": inputs, "method": method}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
 
@@ -347,7 +361,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
     method: the name of what trains, such as MGRPO; a run resumes only with the one that it began with.
 
     Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
-    run must have the same values, but for `may_change` and those that say where and how fast it runs.
+    run must have the same values, but for `may_change` and PLACE_AND_PACE.
     """
     state = Path(cfg.out) / "state"
     extra = None
@@ -356,8 +370,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
     if extra is None:
         return 0
 
-    may_change = may_change | {"out", "resume", "force", "save_every", "concurrency", "timeout", "max_tokens",
-                               "recompute", "screenshots", "cuda_graph", "browser"}
+    may_change = may_change | PLACE_AND_PACE
     with reading(state):
         was = extra["config"]
         step = int(extra["step"])
@@ -367,15 +380,12 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
         if extra["method"] != method:
             other.append(f"the method {extra['method']}, not {method}")
-        contents = {"model": "weights", "data": "demonstrations"}
-        for name, content in contents.items():
-            path = getattr(cfg, name, None)
-            if was.get(name) != path:
-                continue  # the first loop compares the paths
-            marks = fingerprint(path)
-            unchanged = marks.items() <= extra["weights"].items()
-            if not unchanged:
-                other.append(f"other {content} in {path}, which have been rewritten since it began")
+        contents = {"model": "weights", "data": "demonstrations", "tasks": "tasks"}
+        for flag, marks in inputs_of(cfg).items():
+            paths = getattr(cfg, flag, None)
+            same_paths = was.get(flag) == paths  # the first loop says so if not
+            if same_paths and marks != extra["inputs"][flag]:
+                other.append(f"other {contents[flag]} in {paths}, which have been rewritten since it began")
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
                          "--force to continue anyway, --no-resume to start over, or another --out.")
@@ -400,7 +410,7 @@ class Run:
     def __init__(self, path: str | Path, config: dict):
         self.path = Path(path)
         self.config = config
-        self.weights = {}  # `fingerprint` of the checkpoint and the demonstrations that it began with
+        self.inputs = {}  # `inputs_of` its settings when it began
 
     def claim(self):
         """Locks the directory until this process ends: two runs in one would mix their records."""
@@ -463,7 +473,7 @@ class Run:
         if rank() != 0:
             return
         with writing(self.path):
-            for pattern in ("state", "best", "screenshots", "step-*", "adapter"):
+            for pattern in ("state", "best", "screenshots", "step-*", "adapter", "unfinished"):
                 for directory in self.path.glob(pattern):
                     forget(directory)
             records = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
@@ -508,7 +518,7 @@ def open_run(cfg, device, first: int) -> Run:
 
     # 2) Claim the directory.
     run = Run(cfg.out, describe_run(cfg, device))
-    run.weights = {**fingerprint(cfg.model), **fingerprint(data)}
+    run.inputs = inputs_of(cfg)
     run.claim()
     print0("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
     return run
@@ -664,11 +674,11 @@ def refuse_out_of_range(given: dict):
         if isinstance(value, list):  # evaluate.py's turns: 0 shows what passes when nobody acts
             least = 0
             smallest = min(value)
-        if value is not None and smallest < least:
+        if value is not None and not smallest >= least:  # nan is refused as well
             raise ValueError(f"--{name.replace('_', '-')} {value}: give at least {least}.")
     for name in ABOVE_ZERO:
         value = given.get(name, 1)
-        if value <= 0:
+        if not value > 0:
             raise ValueError(f"--{name} {value:g}: give more than 0.")
     warmup = given.get("warmup", 0)
     if not 0 <= warmup <= 1:

@@ -806,6 +806,123 @@ def test_a_split_is_on_record_before_the_next_one_is_played(main, site, tmp_path
     assert len(records) == 1
 
 
+def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
+    """SIGKILL at the fifth of six episodes. The same command then plays the fifth and the sixth."""
+    process = None
+
+    def policy(request):
+        if len(seen) == 5:
+            process.kill()
+        return "exit(message='')"
+
+    url, seen = chat_server(site, policy)
+    start = {"start_url": site({"/": SHELF})}
+    files = []
+    for name in ("one.json", "two.json"):
+        spec = {"eval_types": ["url_match"], "reference_url": start["start_url"]}
+        tasks = [make_task(**spec) | start | {"task_id": number} for number in range(3)]
+        file = tmp_path / name
+        file.write_text(json.dumps(tasks))
+        files.append(str(file))
+    out = tmp_path / "run"
+    command = [sys.executable, "evaluate.py", "--policy-url", url, "--policy-model", "p", "--concurrency", "1",
+               "--tasks", ",".join(files), "--out", str(out)]
+
+    def play() -> str:
+        nonlocal process
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        shown, _ = process.communicate(timeout=120)
+        return shown
+
+    play()
+    assert process.returncode == -9
+    assert len(seen) == 5
+    shown = play()
+    assert process.returncode == 0
+    assert "4 episodes were judged before" in shown
+    assert len(seen) == 7
+
+    summary, records = read_run(out)
+    assert [split["n"] for split in summary["splits"].values()] == [3, 3]
+    assert summary["success_rate"] == 1
+    assert [record["task_id"] for record in records] == [0, 1, 2, 0, 1, 2]
+    assert not (out / "unfinished").exists()
+
+
+def unfinished(out, **settings) -> evaluate.Unfinished:
+    return evaluate.Unfinished(runs.Run(out, {}), Config(**settings))
+
+
+def kept_episode(task) -> Trajectory:
+    turn = Turn("http://x/", "a page", [1, 2], action_ids=[3, 4], logps=[-0.25, -1e-9], response="é",
+                ended=False, action="exit(message='')", error="no")
+    return Trajectory(task, member=1, turns=[turn], answer="", success=1.0, reward=1.0, fault="it crashed",
+                      checks=[["url_match", True, "there"]])
+
+
+def test_an_episode_comes_back_as_it_was_kept_by_whichever_rank(tmp_path, monkeypatch):
+    asked = make_task() | {"intent_from": "told()", "intent": ""}
+    told = {**asked, "intent": "press \u2028 it"}
+    unfinished(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "rank", lambda: 1)
+        episode = kept_episode({**told, "storage_state": {"cookies": ["a secret"]}})
+        unfinished(tmp_path).add("split", episode)
+
+    now = unfinished(tmp_path)
+    assert now.find("split", asked, 1) == kept_episode(told)
+    assert now.find("split", asked, 0) is None
+    assert now.find("another split", asked, 1) is None
+    file = next(tmp_path.glob("unfinished/*/1.jsonl"))
+    assert "secret" not in file.read_text()
+
+
+def test_an_episode_without_a_verdict_is_played_again_and_a_cut_line_harms_no_other(tmp_path):
+    task = make_task()
+    kept = unfinished(tmp_path)
+    kept.add("split", replace(kept_episode(task), status="env_error"))
+    assert unfinished(tmp_path).find("split", task, 1) is None
+
+    kept.add("split", kept_episode(task))
+    file = next(tmp_path.glob("unfinished/*/0.jsonl"))
+    with open(file, "a") as lines:
+        lines.write('{"batch": "spl')
+    again = unfinished(tmp_path)
+    again.add("other", kept_episode(task))
+    back = unfinished(tmp_path)
+    assert back.find("split", task, 1) == kept_episode(task)
+    assert back.find("other", task, 1) == kept_episode(task)
+
+
+def test_with_other_settings_weights_or_tasks_an_evaluation_begins_anew(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_text("one")
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text("[]")
+    task = make_task()
+    out = tmp_path / "run"
+    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}"}
+
+    def comes_back(**others) -> bool:
+        """Whether an episode kept under `settings` is found under other ones, or after something has changed."""
+        return unfinished(out, **settings | others).find("split", task, 1) is not None
+
+    def keep():
+        unfinished(out, **settings).add("split", kept_episode(task))
+
+    keep()
+    assert comes_back(concurrency=3, timeout=9.0)
+    assert not comes_back(temperature=0.5)
+    assert not comes_back()  # that run began another evaluation
+    keep()
+    assert not comes_back(resume=False)
+    for file in (weights, tasks):
+        keep()
+        assert comes_back()
+        file.write_text("two")
+        assert not comes_back()
+
+
 def pointing_task(number, wanted, unwanted, shop):
     """A task that the small base can do: to open one of two categories."""
     task = make_task(eval_types=["url_match"], reference_url=f"{shop}/category/{wanted}")

@@ -17,6 +17,7 @@ from torch.nn import ModuleDict
 
 import bc
 import evaluate
+import mgrpo
 import run as runs
 from evaluate import SiteSettings
 from run import all_max, command_line, init_dist, open_run, parse_args, rank, ticker
@@ -163,7 +164,7 @@ def stopped(tmp_path):
     cfg = Knobs(model=str(base), out=str(tmp_path / "run"), steps=4, lr=0.1)
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    runs.save_state(cfg, model, optimizer, step=2, weights=runs.fingerprint(cfg.model))
+    runs.save_state(cfg, model, optimizer, step=2, inputs=runs.inputs_of(cfg))
     return cfg, model, optimizer
 
 
@@ -213,7 +214,7 @@ def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped):
 def test_a_run_refuses_to_go_on_by_another_method(stopped):
     """mgrpo.py's run once went on as a fork's, and Adam's momentum as Muon's."""
     cfg, model, optimizer = stopped
-    runs.save_state(cfg, model, optimizer, step=2, weights=runs.fingerprint(cfg.model), method="MGRPO")
+    runs.save_state(cfg, model, optimizer, step=2, inputs=runs.inputs_of(cfg), method="MGRPO")
     assert runs.resume(cfg, model, optimizer, may_change=set(), method="MGRPO") == 2
     with pytest.raises(ValueError, match="the method MGRPO, not Short"):
         runs.resume(cfg, model, optimizer, may_change=set(), method="Short")
@@ -226,11 +227,34 @@ def test_a_run_refuses_to_go_on_with_other_demonstrations(tmp_path):
     cfg = bc.Config(model="none", data=str(data), out=str(tmp_path / "run"))
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    runs.save_state(cfg, model, optimizer, step=2, weights=runs.fingerprint(cfg.data))
+    runs.save_state(cfg, model, optimizer, step=2, inputs=runs.inputs_of(cfg))
     assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
     data.write_text("one\n")
     with pytest.raises(ValueError, match=f"other demonstrations in {data}"):
         runs.resume(cfg, model, optimizer, may_change=set())
+
+
+def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):
+    """Of two files with one name, each counts."""
+    files = [tmp_path / name / "tasks.json" for name in ("one", "two")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"the tasks of {file}")
+    spec = ",".join(["sandbox:train", *map(str, files)])
+    cfg = mgrpo.Config(model="none", tasks=spec, out=str(tmp_path / "run"))
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    began_with = runs.open_run(cfg, "cpu", 0).inputs
+    runs.save_state(cfg, model, optimizer, step=2, inputs=began_with)
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+
+    for file in files:
+        before = file.read_text()
+        file.write_text("others")
+        with pytest.raises(ValueError, match=f"other tasks in {spec}, which have been rewritten"):
+            runs.resume(cfg, model, optimizer, may_change=set())
+        file.write_text(before)
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
 
 
 def test_a_state_of_another_model_is_refused(stopped):

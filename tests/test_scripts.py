@@ -593,6 +593,8 @@ def test_a_gpus_precision_holds_in_rollout_training_and_evaluation(two_ranks):
     ("mgrpo.py", ["--G", "1"], ["--G 1", "at least 2"]),
     ("bc.py", ["--concurrency", "0"], ["--concurrency 0"]),
     ("evaluate.py", ["--max-turns", "5,-1"], ["--max-turns [5, -1]"]),
+    ("mgrpo.py", ["--lr", "nan"], ["--lr nan", "at least 0"]),
+    ("bc.py", ["--epochs", "nan"], ["--epochs nan", "more than 0"]),
 ])
 def test_bad_input_is_one_sentence(name, arguments, says, tmp_path):
     sentence = refusal(name, *arguments, "--out", tmp_path / "x")

@@ -661,6 +661,12 @@ class Benign:
     async def enter(self, browser, task):
         yield task
 
+    def recall(self, task, member):
+        return None
+
+    def keep(self, trajectory):
+        pass
+
     def prepare(self, task):
         pass
 
