@@ -554,7 +554,7 @@ def test_corrected_for_six_comparisons_no_difference_of_the_readme_leaves_out_0(
             differences.append(theirs - ours)
         t = abs(mean(differences)) / (stdev(differences) / math.sqrt(len(differences)))
         assert t < 4.22, name
-        if t > {3: 4.303, 6: 2.571}[len(differences)]:
+        if t > {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}[len(differences)]:
             beyond_chance.add(name)
     assert beyond_chance == {"tsr", "webrl"}
 
