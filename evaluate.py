@@ -37,7 +37,7 @@ evaluators, which produced the paper's numbers (WebArena's own differ in places)
     python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
     python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
 
-If an evaluation is interrupted, repeat its command: only the episodes that are missing are played.
+If an evaluation is interrupted, or sites fail, repeat its command: only the episodes that are missing are played.
 """
 import run  # first: it prepares OpenMP before torch loads
 
@@ -783,53 +783,68 @@ def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
     return splits
 
 
+def decisive(cfg: Config, sites: dict) -> str:
+    """A hash of what decides the episodes of an evaluation. Programs that judge, and our code, are not in it."""
+    settings = asdict(cfg)
+    for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
+        settings.pop(knob, None)
+    checkpoint = checkpoint_of(cfg)
+    policy = [str(Path(checkpoint or "")), run.fingerprint(checkpoint)]
+    tasks = run.inputs_of(cfg)["tasks"]
+    addresses = {name: sites[name] for name in webarena.HOSTS if name in sites}
+    text = json.dumps([settings, policy, tasks, addresses])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 class Unfinished:
     """The episodes of an evaluation under way. If it is interrupted, the same command plays only the others.
 
-    They lie in OUT/unfinished/KEY/, one file a rank. KEY is a hash of what decides an episode: with other
-    settings, weights or task files the evaluation begins anew. Episodes without a verdict are not kept.
+    They lie in OUT/unfinished/KEY/, KEY being `decisive`: with other settings, weights, task files or addresses the
+    evaluation begins anew. Episodes without a verdict are not kept, so they are played again.
     """
 
-    def __init__(self, directory: run.Run, cfg: Config):
-        # 1) What decides an episode.
-        settings = {name: value for name, value in asdict(cfg).items() if name not in run.PLACE_AND_PACE}
-        policy = run.fingerprint(checkpoint_of(cfg))
-        decisive = json.dumps([settings, policy, run.inputs_of(cfg)])
-        key = hashlib.sha256(decisive.encode()).hexdigest()[:12]
-
-        # 2) Remove the episodes of other evaluations, and a line that a kill cut off.
+    def __init__(self, directory: run.Run, cfg: Config, sites: dict):
+        # 1) Read what is there.
         self.folder = directory.path / "unfinished"
-        own = self.folder / key
-        if run.rank() == 0:
-            for folder in self.folder.glob("*"):
-                if folder != own or not cfg.resume:
-                    run.forget(folder)
-            for file in own.glob("*.jsonl"):
-                run.keep_rows(file, lambda row: True)
+        own = self.folder / decisive(cfg, sites)
+        if run.rank() == 0 and not cfg.resume:
+            run.forget(own)
         run.barrier()
-        own.mkdir(parents=True, exist_ok=True)
+        files = sorted(own.glob("*.jsonl"))
+        self.episodes = {}  # (batch, key of the task, member) -> the episode; of its task only the sentence
+        for file in files:
+            self.read(file)
 
-        # 3) Read what is there, before any rank adds to it.
-        self.records = {}
-        for file in own.glob("*.jsonl"):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                record = json.loads(line)
-                self.records[record["batch"], record["key"], record["member"]] = record
+        # 2) Begin a file: the last line of another one may be cut off. No rank begins before all have read.
         run.barrier()
-        self.file = own / f"{run.rank()}.jsonl"
-        if self.records:
-            run.print0(f"{len(self.records)} episodes were judged before this evaluation was interrupted and are "
+        self.file = own / f"{len(files)}-{run.rank()}.jsonl"
+        with run.writing(self.file):
+            own.mkdir(parents=True, exist_ok=True)
+
+        # 3) Tell.
+        if self.episodes:
+            run.print0(f"{len(self.episodes)} episodes were judged before this evaluation was interrupted and are "
                        "not played again (--no-resume plays them)")
+        elif len(list(self.folder.iterdir())) > 1:
+            run.print0("an evaluation that was interrupted here had other settings, weights, tasks or sites; "
+                       "its episodes stay until this one has ended")
+
+    def read(self, file: Path):
+        *lines, _ = file.read_text(encoding="utf-8").split("\n")  # the last is empty, or cut off by a kill
+        for line in lines:
+            with run.reading(f"{file} (--no-resume does without it)"):
+                record = json.loads(line)
+                place = (record["batch"], record["key"], record["member"])
+                episode = record["episode"]
+                turns = [Turn(**turn) for turn in episode.pop("turns")]
+                self.episodes[place] = Trajectory({"intent": record["intent"]}, turns=turns, **episode)
 
     def find(self, batch: str, task: dict, member: int) -> Trajectory | None:
         """The episode of a task in a batch, such as a split, if it is there."""
-        record = self.records.get((batch, task_key(task), member))
-        if record is None:
+        episode = self.episodes.get((batch, task_key(task), member))
+        if episode is None:
             return None
-        episode = dict(record["episode"])
-        turns = [Turn(**turn) for turn in episode.pop("turns")]
-        task = {**task, "intent": record["intent"]}  # MiniWoB++: the page made it up
-        return Trajectory(task, turns=turns, **episode)
+        return replace(episode, task={**task, **episode.task})  # MiniWoB++: the page made up the sentence
 
     def add(self, batch: str, trajectory: Trajectory):
         if trajectory.status != "ok":
@@ -841,9 +856,11 @@ class Unfinished:
         with run.writing(self.file), open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def end(self):
-        """The evaluation has ended: its episodes are in trajectories.jsonl."""
-        if run.rank() == 0:
+    def end(self, without_verdict: int):
+        """All is on record, but for so many episodes that the environment broke."""
+        if without_verdict:
+            print(f"{without_verdict} episodes had no verdict; repeat the command to play only these")
+        else:
             run.forget(self.folder)
 
 
@@ -865,7 +882,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
     last limit.
     """
     tasks_of = load_splits(cfg, env)
-    env.unfinished = Unfinished(directory, cfg)
+    env.unfinished = Unfinished(directory, cfg, env.sites)
     summaries = {}
     for limit in cfg.max_turns:
         settings = replace(cfg, max_turns=limit)
@@ -884,7 +901,6 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             everything += played
             summary = {**summarize(everything), "run": directory.config, "splits": summaries}
             directory.replace("summary.json", summary)  # now: a later split may fail
-    env.unfinished.end()
     return summaries
 
 
@@ -918,6 +934,7 @@ def main(cfg: Config) -> int | None:
         directory.replace("config.json", {"run": directory.config})
     print_splits(summaries)
     print(run.with_size(run.report(directory.path)))
+    env.unfinished.end(sum(summary["env_errors"] for summary in summaries.values()))
 
 
 if __name__ == "__main__":

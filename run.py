@@ -207,9 +207,11 @@ def keep_rows(path: Path, keep):
     if not path.exists():
         return
     shorter = path.with_suffix(".tmp")
-    with reading(path), open(path, "rb") as old, open(shorter, "wb") as new:
-        for line in old:
-            if line.endswith(b"\n") and keep(json.loads(line)):
+    with writing(path), open(path, "rb") as old, open(shorter, "wb") as new:
+        for number, line in enumerate(old, 1):
+            with reading(f"{path}, line {number} (repair or delete it)"):
+                kept = line.endswith(b"\n") and keep(json.loads(line))
+            if kept:
                 new.write(line)
     shorter.replace(path)
 
@@ -295,7 +297,7 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
         return None
     newest_state = saved[-1]
     reshard(model)
-    with reading(newest_state), contextlib.ExitStack() as stack:
+    with reading(f"{newest_state} (--no-resume starts over)"), contextlib.ExitStack() as stack:
         state = json.loads((newest_state / "state.json").read_text())
         parts = []
         for i in range(state["parts"]):
@@ -385,7 +387,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
             paths = getattr(cfg, flag, None)
             same_paths = was.get(flag) == paths  # the first loop says so if not
             if same_paths and marks != extra["inputs"][flag]:
-                other.append(f"other {contents[flag]} in {paths}, which have been rewritten since it began")
+                other.append(f"other {contents[flag]} in {paths}, which have been rewritten or removed since it began")
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
                          "--force to continue anyway, --no-resume to start over, or another --out.")
@@ -425,6 +427,8 @@ class Run:
                 self.lock.seek(0)
                 raise ValueError(f"{self.path} is in use by process {self.lock.read()}; wait for it, "
                                  "stop it, or give another --out.") from None
+            for leftover in self.path.glob("*.tmp"):  # of a process that was killed while it wrote
+                leftover.unlink()
             self.lock.truncate(0)
             print(os.getpid(), end="", file=self.lock, flush=True)
 

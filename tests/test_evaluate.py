@@ -849,8 +849,8 @@ def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
     assert not (out / "unfinished").exists()
 
 
-def unfinished(out, **settings) -> evaluate.Unfinished:
-    return evaluate.Unfinished(runs.Run(out, {}), Config(**settings))
+def unfinished(out, sites=None, **settings) -> evaluate.Unfinished:
+    return evaluate.Unfinished(runs.Run(out, {}), Config(**settings), sites or {})
 
 
 def kept_episode(task) -> Trajectory:
@@ -873,7 +873,7 @@ def test_an_episode_comes_back_as_it_was_kept_by_whichever_rank(tmp_path, monkey
     assert now.find("split", asked, 1) == kept_episode(told)
     assert now.find("split", asked, 0) is None
     assert now.find("another split", asked, 1) is None
-    file = next(tmp_path.glob("unfinished/*/1.jsonl"))
+    file = next(tmp_path.glob("unfinished/*/0-1.jsonl"))
     assert "secret" not in file.read_text()
 
 
@@ -884,7 +884,7 @@ def test_an_episode_without_a_verdict_is_played_again_and_a_cut_line_harms_no_ot
     assert unfinished(tmp_path).find("split", task, 1) is None
 
     kept.add("split", kept_episode(task))
-    file = next(tmp_path.glob("unfinished/*/0.jsonl"))
+    file = next(tmp_path.glob("unfinished/*/0-0.jsonl"))
     with open(file, "a") as lines:
         lines.write('{"batch": "spl')
     again = unfinished(tmp_path)
@@ -894,33 +894,72 @@ def test_an_episode_without_a_verdict_is_played_again_and_a_cut_line_harms_no_ot
     assert back.find("other", task, 1) == kept_episode(task)
 
 
-def test_with_other_settings_weights_or_tasks_an_evaluation_begins_anew(tmp_path):
+@pytest.mark.parametrize("line", ["{}", "[1]", "not JSON"])
+def test_a_damaged_episode_is_one_sentence_that_names_its_file_and_the_way_out(line, tmp_path):
+    unfinished(tmp_path).add("split", kept_episode(make_task()))
+    file = next(tmp_path.glob("unfinished/*/*.jsonl"))
+    file.write_text(f"{file.read_text()}{line}\n")
+    with pytest.raises(ValueError, match=f"cannot use {file} .--no-resume does without it"):
+        unfinished(tmp_path)
+    unfinished(tmp_path, resume=False)
+
+
+def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tmp_path, capsys):
     weights = tmp_path / "model.safetensors"
     weights.write_text("one")
     tasks = tmp_path / "tasks.json"
     tasks.write_text("[]")
     task = make_task()
     out = tmp_path / "run"
-    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}"}
+    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}", "sites": {"SHOPPING": "http://one"}}
 
     def comes_back(**others) -> bool:
-        """Whether an episode kept under `settings` is found under other ones, or after something has changed."""
+        """Whether the episode is found under other settings, or after something has changed."""
         return unfinished(out, **settings | others).find("split", task, 1) is not None
 
-    def keep():
-        unfinished(out, **settings).add("split", kept_episode(task))
-
-    keep()
-    assert comes_back(concurrency=3, timeout=9.0)
+    unfinished(out, **settings).add("split", kept_episode(task))
+    assert comes_back(concurrency=3, timeout=9.0, model=f"{tmp_path}/", sites={"SHOPPING": "http://one", "sandbox": {}})
     assert not comes_back(temperature=0.5)
-    assert not comes_back()  # that run began another evaluation
-    keep()
-    assert not comes_back(resume=False)
+    assert "an evaluation that was interrupted here had other settings" in capsys.readouterr().out
+    assert not comes_back(sites={"SHOPPING": "http://two"})
     for file in (weights, tasks):
-        keep()
-        assert comes_back()
+        before = file.read_text()
         file.write_text("two")
         assert not comes_back()
+        file.write_text(before)
+
+    assert comes_back()  # none of these has deleted it
+    assert not comes_back(resume=False)
+    assert not comes_back()
+
+
+def test_episodes_are_kept_until_the_report_is_written_and_all_have_a_verdict(main, site, tmp_path, capsys, monkeypatch):
+    url, seen = chat_server(site, "exit(message='')")
+    start = {"start_url": site({"/": SHELF})}
+    spec = {"eval_types": ["url_match"], "reference_url": start["start_url"]}
+    good = make_task(**spec) | start
+    broken = good | {"task_id": 8, "serve": "false {port}", "start_url": "http://127.0.0.1:{port}/"}
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps([good, broken]))
+    out = tmp_path / "run"
+
+    def play():
+        main(policy_url=url, policy_model="p", tasks=str(tasks), out=str(out), max_turns=[1])
+        return capsys.readouterr().out
+
+    def full(*_):
+        raise ValueError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "report", full)
+        with pytest.raises(ValueError, match="the disk is full"):
+            play()
+    shown = play()
+    assert len(seen) == 1
+    assert "1 episodes had no verdict; repeat the command to play only these" in shown
+    summary, records = read_run(out)
+    assert (summary["n"], summary["env_errors"]) == (1, 1)
+    assert [record["status"] for record in records] == ["ok", "env_error"]
 
 
 def pointing_task(number, wanted, unwanted, shop):

@@ -1019,7 +1019,7 @@ def test_a_checkpoint_that_was_rewritten_since_the_start_is_refused_unless_force
     weights = safetensors.read_bytes()
     save(random_policy(chat, seed=5), start)
     assert len(safetensors.read_bytes()) == len(weights)
-    with pytest.raises(ValueError, match=f"other weights in {start}, which have been rewritten.*--force"):
+    with pytest.raises(ValueError, match=f"other weights in {start}, which have been rewritten or removed.*--force"):
         again(teach, steps=3)
 
     # 2) The same bytes are the same weights, whatever their date.

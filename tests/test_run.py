@@ -144,6 +144,22 @@ def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "summary.json").read_text()) == {"n": 1}
 
 
+def test_what_a_killed_process_was_writing_is_removed_by_the_next_one(tmp_path):
+    (tmp_path / "report.html.123.tmp").write_text("half of it")
+    runs.Run(tmp_path, {}).claim()
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_damaged_line_is_named_with_its_number(tmp_path):
+    rows = tmp_path / "trajectories.jsonl"
+    rows.write_text('{"split": "a"}\nnot JSON\n')
+    with pytest.raises(ValueError, match=f"cannot use {rows}, line 2 .repair or delete it"):
+        runs.keep_rows(rows, lambda row: True)
+    rows.write_text('{"split": "a"}\n{"split": "b"}\n{"spl')
+    runs.keep_rows(rows, lambda row: row["split"] == "b")
+    assert rows.read_text() == '{"split": "b"}\n'
+
+
 def test_a_damaged_file_is_one_sentence_that_names_it(tmp_path):
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"cannot use .*a\.json: it holds \[1\], not an object"):
@@ -251,7 +267,7 @@ def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):
     for file in files:
         before = file.read_text()
         file.write_text("others")
-        with pytest.raises(ValueError, match=f"other tasks in {spec}, which have been rewritten"):
+        with pytest.raises(ValueError, match=f"other tasks in {spec}, which have been rewritten or removed"):
             runs.resume(cfg, model, optimizer, may_change=set())
         file.write_text(before)
     assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
