@@ -783,7 +783,7 @@ def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
     return splits
 
 
-def decisive(cfg: Config, sites: dict) -> str:
+def evaluation_key(cfg: Config, sites: dict) -> str:
     """A hash of what decides the episodes of an evaluation. Programs that judge, and our code, are not in it."""
     settings = asdict(cfg)
     for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
@@ -799,14 +799,14 @@ def decisive(cfg: Config, sites: dict) -> str:
 class Unfinished:
     """The episodes of an evaluation under way. If it is interrupted, the same command plays only the others.
 
-    They lie in OUT/unfinished/KEY/, KEY being `decisive`: with other settings, weights, task files or addresses the
+    They lie in OUT/unfinished/KEY/, KEY being `evaluation_key`: with other settings, weights, task files or addresses the
     evaluation begins anew. Episodes without a verdict are not kept, so they are played again.
     """
 
     def __init__(self, directory: run.Run, cfg: Config, sites: dict):
         # 1) Read what is there.
         self.folder = directory.path / "unfinished"
-        own = self.folder / decisive(cfg, sites)
+        own = self.folder / evaluation_key(cfg, sites)
         if run.rank() == 0 and not cfg.resume:
             run.forget(own)
         run.barrier()
@@ -823,8 +823,8 @@ class Unfinished:
 
         # 3) Tell.
         if self.episodes:
-            run.print0(f"{len(self.episodes)} episodes were judged before this evaluation was interrupted and are "
-                       "not played again (--no-resume plays them)")
+            run.print0(f"{len(self.episodes)} episodes of this evaluation have been judged already and are not played "
+                       "again (--no-resume plays them)")
         elif len(list(self.folder.iterdir())) > 1:
             run.print0("an evaluation that was interrupted here had other settings, weights, tasks or sites; "
                        "its episodes stay until this one has ended")

@@ -839,7 +839,7 @@ def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
     assert len(seen) == 5
     shown = play()
     assert process.returncode == 0
-    assert "4 episodes were judged before" in shown
+    assert "4 episodes of this evaluation have been judged already" in shown
     assert len(seen) == 7
 
     summary, records = read_run(out)
