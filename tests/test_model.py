@@ -711,7 +711,7 @@ def test_resumed_training_equals_never_having_stopped(tmp_path):
     assert len(list(path.iterdir())) == 1
 
     foreign = tiny_model(num_hidden_layers=1)
-    with pytest.raises(ValueError, match="t/00002: it belongs to another model"):
+    with pytest.raises(ValueError, match="t/00002 .--no-resume starts over.: it belongs to another model"):
         load_training(path, foreign, optimizer_of(foreign))
 
 
