@@ -830,6 +830,7 @@ class Unfinished:
                        "its episodes stay until this one has ended")
 
     def read(self, file: Path):
+        """Adds a file's episodes to those that are there."""
         *lines, _ = file.read_text(encoding="utf-8").split("\n")  # the last is empty, or cut off by a kill
         for line in lines:
             with run.reading(f"{file} (--no-resume does without it)"):
@@ -847,6 +848,7 @@ class Unfinished:
         return replace(episode, task={**task, **episode.task})  # MiniWoB++: the page made up the sentence
 
     def add(self, batch: str, trajectory: Trajectory):
+        """Writes an episode at once, if it has a verdict."""
         if trajectory.status != "ok":
             return
         episode = asdict(trajectory)

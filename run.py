@@ -12,6 +12,7 @@ A run's directory, runs/NAME/:
     config.json          the model's configuration; under "run", every knob, commit, torch, device
     metrics.jsonl        one object a step
     trajectories.jsonl   one episode a line
+    unfinished/          the episodes of an evaluation that has not ended (evaluate.Unfinished)
     state/00012/         the training state at the 12th save, in one part per rank; `resume` continues from it
     report.html          all of it to look at, in one file without a network
     model.safetensors    the weights: the directory is also a checkpoint
@@ -427,8 +428,9 @@ class Run:
                 self.lock.seek(0)
                 raise ValueError(f"{self.path} is in use by process {self.lock.read()}; wait for it, "
                                  "stop it, or give another --out.") from None
-            for leftover in self.path.glob("*.tmp"):  # of a process that was killed while it wrote
-                leftover.unlink()
+            for pattern in ("*.json", "*.jsonl", "report.html"):  # what a killed process was writing in `replace`
+                for leftover in self.path.glob(f"{pattern}.[0-9]*.tmp"):
+                    leftover.unlink(missing_ok=True)
             self.lock.truncate(0)
             print(os.getpid(), end="", file=self.lock, flush=True)
 

@@ -145,9 +145,10 @@ def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_was_writing_is_removed_by_the_next_one(tmp_path):
-    (tmp_path / "report.html.123.tmp").write_text("half of it")
+    for name in ("report.html.123.tmp", "summary.json.9.tmp", "demos.jsonl.77.tmp", "thesis.tmp"):
+        (tmp_path / name).write_text("half of it")
     runs.Run(tmp_path, {}).claim()
-    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", "thesis.tmp"]  # one is not ours
 
 
 def test_a_damaged_line_is_named_with_its_number(tmp_path):
