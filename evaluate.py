@@ -783,30 +783,32 @@ def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
     return splits
 
 
-def evaluation_key(cfg: Config, sites: dict) -> str:
-    """A hash of what decides the episodes of an evaluation. Programs that judge, and our code, are not in it."""
+def evaluation_key(cfg: Config, sites: dict, tasks: list[dict]) -> str:
+    """A hash of what decides the episodes of an evaluation of tasks. Our code, and that of sites, is not in it."""
     settings = asdict(cfg)
     for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
         settings.pop(knob, None)
     checkpoint = checkpoint_of(cfg)
     policy = [str(Path(checkpoint or "")), run.fingerprint(checkpoint)]
-    tasks = run.inputs_of(cfg)["tasks"]
+    files = run.inputs_of(cfg)["tasks"]
+    programs = {task["eval"]["verify"] for task in tasks if "verify" in task["eval"]["eval_types"]}
+    judges = {program: run.fingerprint(program) for program in sorted(programs)}
     addresses = {name: sites[name] for name in webarena.HOSTS if name in sites}
-    text = json.dumps([settings, policy, tasks, addresses])
+    text = json.dumps([settings, policy, files, judges, addresses])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Unfinished:
     """The episodes of an evaluation under way. If it is interrupted, the same command plays only the others.
 
-    They lie in OUT/unfinished/KEY/, KEY being `evaluation_key`: with other settings, weights, task files or addresses the
-    evaluation begins anew. Episodes without a verdict are not kept, so they are played again.
+    They lie in OUT/unfinished/KEY/, KEY being `evaluation_key`: with other settings, weights, task files, judges or
+    addresses the evaluation begins anew. Episodes without a verdict are not kept, so they are played again.
     """
 
-    def __init__(self, directory: run.Run, cfg: Config, sites: dict):
+    def __init__(self, directory: run.Run, cfg: Config, sites: dict, tasks: list[dict]):
         # 1) Read what is there.
         self.folder = directory.path / "unfinished"
-        own = self.folder / evaluation_key(cfg, sites)
+        own = self.folder / evaluation_key(cfg, sites, tasks)
         if run.rank() == 0 and not cfg.resume:
             run.forget(own)
         run.barrier()
@@ -884,7 +886,8 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
     last limit.
     """
     tasks_of = load_splits(cfg, env)
-    env.unfinished = Unfinished(directory, cfg, env.sites)
+    all_tasks = sum(tasks_of.values(), [])
+    env.unfinished = Unfinished(directory, cfg, env.sites, all_tasks)
     summaries = {}
     for limit in cfg.max_turns:
         settings = replace(cfg, max_turns=limit)

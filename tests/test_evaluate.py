@@ -849,8 +849,8 @@ def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
     assert not (out / "unfinished").exists()
 
 
-def unfinished(out, sites=None, **settings) -> evaluate.Unfinished:
-    return evaluate.Unfinished(runs.Run(out, {}), Config(**settings), sites or {})
+def unfinished(out, sites=None, loaded=(), **settings) -> evaluate.Unfinished:
+    return evaluate.Unfinished(runs.Run(out, {}), Config(**settings), sites or {}, loaded)
 
 
 def kept_episode(task) -> Trajectory:
@@ -909,9 +909,12 @@ def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tm
     weights.write_text("one")
     tasks = tmp_path / "tasks.json"
     tasks.write_text("[]")
-    task = make_task()
+    judge = tmp_path / "check.py"
+    judge.write_text("one")
+    task = make_task(eval_types=["verify"], verify=str(judge))
     out = tmp_path / "run"
-    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}", "sites": {"SHOPPING": "http://one"}}
+    sites = {"SHOPPING": "http://one"}
+    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}", "sites": sites, "loaded": [task, fuzzy("a lamp")]}
 
     def comes_back(**others) -> bool:
         """Whether the episode is found under other settings, or after something has changed."""
@@ -922,7 +925,7 @@ def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tm
     assert not comes_back(temperature=0.5)
     assert "an evaluation that was interrupted here had other settings" in capsys.readouterr().out
     assert not comes_back(sites={"SHOPPING": "http://two"})
-    for file in (weights, tasks):
+    for file in (weights, tasks, judge):
         before = file.read_text()
         file.write_text("two")
         assert not comes_back()
