@@ -1,8 +1,8 @@
 """Behavior cloning, the paper's first stage: from demonstrations to a policy that RL starts from.
 
-    L = - E_(h_t, a_t) log pi(a_t | h_t)          (paper §3.1; the mean is over action tokens)
+    L = - E_(h_j, a_j) log pi(a_j | h_j)          (paper §3.1; the mean is over action tokens)
 
-compress.py builds h_t exactly as in a rollout: a page is whole only in the turn that acts on it.
+compress.py builds h_j exactly as in a rollout: a page is whole only in the turn that acts on it.
 Only the tokens of responses count in the loss.
 
     python bc.py                                   # clone the sandbox's experts -> runs/bc
@@ -101,6 +101,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
         made[knob] = getattr(cfg, knob)
     if recorded_already(directory.path / name, tasks, made):
+        run.print0(f"{directory.path / name} is there already; delete it to record the demonstrations again")
         return
     experts = {}  # slot -> the expert of the episode that it plays
 
@@ -109,7 +110,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
             experts[slot] = sandbox.expert(trajectory.task, cfg.cot)
         thought, action = experts[slot](trajectory.turns[-1].observation)
         response = format_response(thought, action, chat.think)
-        ids = chat.encode(response, ours=True) + [chat.end_id]
+        ids = chat.encode(response, tags=True) + [chat.end_id]
         return ids, [], True  # no log-probs: nothing was sampled
 
     with sandbox.start() as sites:
@@ -260,15 +261,14 @@ def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, b
     return grad_norm, not finite
 
 
-def lr_by_size(model, *, small: float, large: float) -> float:
-    """`small` up to ten million parameters; above that `large`, since more would undo the pretraining.
+def lr_by_size(model, *, small_model: float, large_model: float) -> float:
+    """The learning rate for a model of at most ten million parameters, or for a larger one.
 
-    Ten times as much with LoRA, whose update starts at zero.
-
-    SmolLM2-135M, 60 steps: the loss rises from 1.87 to 3.58 at 1e-3, and falls to 1.18 at 2e-5.
+    A larger one is pretrained, and a high rate would undo that: in 60 steps of SmolLM2-135M the loss rises from
+    1.87 to 3.58 at 1e-3, and falls to 1.18 at 2e-5. With LoRA, whose update starts at zero, ten times as much.
     """
     parameters = sum(weight.numel() for weight in model.parameters())
-    lr = small if parameters <= 1e7 else large
+    lr = small_model if parameters <= 1e7 else large_model
     return 10 * lr if model.lora else lr
 
 
@@ -367,7 +367,7 @@ def main(cfg: Config, make_optimizer=adamw):
     check_context(model, cfg.max_context)
     model.recompute = cfg.recompute
     if cfg.lr is None:
-        cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
+        cfg = replace(cfg, lr=lr_by_size(model, small_model=5e-4, large_model=2e-5))
     optimizer = make_optimizer(model, cfg.lr)
     first = run.resume(cfg, model, optimizer, may_change=set(), method=type(optimizer).__name__)
     directory = run.open_run(cfg, device, first)

@@ -1,12 +1,13 @@
 """Everything that turns an episode into tokens: chat formats, context compression, training rows.
 
-Under dynamic context compression (paper §3.2) the policy draws action a_t from
+Under dynamic context compression (paper §3.2) the policy draws response a_j from
 
-    h_t = system, task, s'_1, a_1, ..., s'_{t-1}, a_{t-1}, s_t
+    h_j = system, task, s'_1, a_1, ..., s'_{j-1}, a_{j-1}, s_j
 
-where s_t is a whole page and s' a placeholder of a few tokens: only the current page is seen, but
-every past response stays. `trunk` and `past` decide what the history keeps. Rollout samples from h_t and
-training scores under the same ids. Sampled ids are kept as drawn, never decoded and encoded again.
+j is a turn; the paper counts turns from 1, the code from 0. s_j is a whole page and s' a placeholder of a few
+tokens: only the current page is seen, but every past response stays. `trunk` and `past_turn` decide what the
+history keeps. Rollout samples from h_j and training scores under the same ids. Sampled ids are kept as drawn,
+never decoded and encoded again.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
 and the pages that the episodes of a group share. Each row attends to exactly what it would see alone.
@@ -41,7 +42,7 @@ CUT = "\n[the page goes on; it was cut here to fit the context]"
 
 @dataclass
 class Turn:
-    """One page and one response. The whole response, its thought included, is the action a_t.
+    """One page and one response. The whole response, its thought included, is the action a_j.
 
     Lengths are recorded here, never inferred from pad or end ids.
     """
@@ -53,8 +54,8 @@ class Turn:
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
-    action: str = ""            # the call that was executed, "" if none could be read
-    error: str = ""             # why the call failed; the next observation opens with this
+    action: str = ""            # the call that was read, "" if none could be
+    error: str = ""             # why it could not be read, or failed; the next observation opens with this
     advantage: float = 0.0      # what this turn adds to its trajectory's
     shot: dict | None = None    # a picture before the action: its file and the frame in it
 
@@ -71,7 +72,13 @@ class Trajectory:
     status: str = "ok"
     fault: str = ""             # how the world broke the first attempt, if this is the second
     advantage: float = 0.0
-    checks: list = field(default_factory=list)  # reasons for the success: (name, passed, detail)
+    checks: list = field(default_factory=list)  # of the judge: (name, passed, detail); or how the world failed
+
+    @property
+    def broken_by(self) -> str:
+        """How the world failed, of an episode whose status is "env_error"."""
+        _, _, detail = self.checks[0]
+        return detail
 
     def to_json(self, chat: "Chat", **extra) -> dict:
         """The episode as one line of trajectories.jsonl."""
@@ -82,11 +89,11 @@ class Trajectory:
                      "checks"):
             record[name] = getattr(self, name)
         record.update(extra)
-        record["turns"] = [self.turn_json(chat, t) for t in range(len(self.turns))]
+        record["turns"] = [self.turn_json(chat, j) for j in range(len(self.turns))]
         return record
 
-    def turn_json(self, chat: "Chat", t: int) -> dict:
-        turn = self.turns[t]
+    def turn_json(self, chat: "Chat", j: int) -> dict:
+        turn = self.turns[j]
         record = {}
         for name in ("url", "observation", "response", "action", "error"):
             record[name] = getattr(turn, name)
@@ -95,7 +102,7 @@ class Trajectory:
         record["tokens"] = [decode([i], skip_special_tokens=False) for i in turn.action_ids]
         record["logps"] = [round(logp, 4) for logp in turn.logps]
         record["truncated"] = not turn.ended
-        record["context_tokens"] = len(context(chat, self, t))
+        record["context_tokens"] = len(context(chat, self, j))
         record["page_cut"] = turn.page_cut
         if turn.shot:
             record["shot"] = turn.shot
@@ -252,12 +259,12 @@ class Chat:
         chat.compress = task["agent"]["compress"]
         return chat
 
-    def encode(self, text: str, ours: bool = False) -> list[int]:
+    def encode(self, text: str, tags: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token.
 
-        ours: the text is not from outside, so <think> and </think> may become tokens (Qwen3's).
+        tags: <think> and </think> may become tokens (Qwen3's): in prompts and responses, never in pages.
         """
-        if ours and self.tags:
+        if tags and self.tags:
             return self._encode_with_tags(text)
         ids = self.bare_tokenizer.encode(text, add_special_tokens=False).ids
         if self.control_ids.isdisjoint(ids):
@@ -290,8 +297,8 @@ class Chat:
         name = getattr(family, role)
         if family.trim:
             content = content.strip()
-        ours = role == "system"
-        if ours:
+        is_system = role == "system"
+        if is_system:
             content = family.preface + content
 
         ids = self.control(family.start)
@@ -299,9 +306,9 @@ class Chat:
         if family.role_end:
             ids += self.encode(name)
             ids += self.control(family.role_end)
-            ids += self.encode(family.gap + content, ours)
+            ids += self.encode(family.gap + content, tags=is_system)
         else:
-            ids += self.encode(name + family.gap + content, ours)
+            ids += self.encode(name + family.gap + content, tags=is_system)
         return ids
 
     def message(self, role: str, content: str) -> list[int]:
@@ -326,8 +333,8 @@ class Chat:
             ids.append(self.end_id)
         return ids + self.encode(self.format.after)
 
-    def dropped(self, t: int) -> range:
-        """The earlier turns that turn t no longer sees: none. A fork may replace this (forks/klong.py)."""
+    def dropped(self, j: int) -> range:
+        """The earlier turns that turn j no longer sees: none. A fork may replace this (forks/klong.py)."""
         return range(0)
 
 
@@ -352,28 +359,28 @@ def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
 # -------------------------------------------------------------------- dynamic context compression
 
 
-def past(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
-    """Turn t in the history of later turns: the placeholder for its page, then its response."""
-    turn = trajectory.turns[t]
+def past_turn(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
+    """Turn j in the history of later turns: the placeholder for its page, then its response."""
+    turn = trajectory.turns[j]
     page = turn.observation_ids
     if chat.compress:
-        page = chat.user_ids(trajectory.task, t, PLACEHOLDER)
+        page = chat.user_ids(trajectory.task, j, PLACEHOLDER)
     return page + chat.past_response(turn.action_ids)
 
 
-def trunk(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
-    """System prompt and the turns before t as turn t sees them; the first one states the task."""
+def trunk(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
+    """System prompt and the turns before j as turn j sees them; the first one states the task."""
     ids = chat.system_ids()
-    dropped = chat.dropped(t)
-    for k in range(t):
+    dropped = chat.dropped(j)
+    for k in range(j):
         if k not in dropped:
-            ids += past(chat, trajectory, k)
+            ids += past_turn(chat, trajectory, k)
     return ids
 
 
-def context(chat: Chat, trajectory: Trajectory, t: int) -> list[int]:
-    """h_t: the ids that the t-th response (from 0) was sampled from."""
-    return trunk(chat, trajectory, t) + trajectory.turns[t].observation_ids
+def context(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
+    """h_j: the ids that the j-th response (from 0) was sampled from."""
+    return trunk(chat, trajectory, j) + trajectory.turns[j].observation_ids
 
 
 def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
@@ -381,14 +388,14 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
     out = [{"role": "system", "content": chat.system}]
     last = len(trajectory.turns) - 1
     dropped = chat.dropped(last)
-    for t, turn in enumerate(trajectory.turns):
-        if t in dropped:
+    for j, turn in enumerate(trajectory.turns):
+        if j in dropped:
             continue
         page = turn.observation
-        if chat.compress and t < last:
+        if chat.compress and j < last:
             page = PLACEHOLDER
-        out.append({"role": "user", "content": user_text(trajectory.task, t, page)})
-        if t < last:
+        out.append({"role": "user", "content": user_text(trajectory.task, j, page)})
+        if j < last:
             out.append({"role": "assistant", "content": turn.response})
     return out
 
@@ -399,9 +406,9 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     Returns (observation_ids, page as shown, whether it was cut), or None: system prompt, task and
     past responses are never cut, and they alone leave no room.
     """
-    t = len(trajectory.turns)
-    room = budget - len(trunk(chat, trajectory, t))
-    ids = chat.user_ids(trajectory.task, t, page)
+    j = len(trajectory.turns)
+    room = budget - len(trunk(chat, trajectory, j))
+    ids = chat.user_ids(trajectory.task, j, page)
     if len(ids) <= room:
         return ids, page, False
 
@@ -411,7 +418,7 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     while True:  # encoding a decoded prefix with the marker can take a few more ids than counted
         prefix = page_ids[:max(keep, 0)]
         shown = chat.bare_tokenizer.decode(prefix) + CUT
-        ids = chat.user_ids(trajectory.task, t, shown)
+        ids = chat.user_ids(trajectory.task, j, shown)
         if len(ids) <= room:
             return ids, shown, True
         if keep <= 0:
@@ -430,15 +437,15 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success
-    for t, recorded in enumerate(record["turns"]):
+    for j, recorded in enumerate(record["turns"]):
         page = recorded["observation"]
         if page is None:
             page = PLACEHOLDER
         ended = not recorded.get("truncated")
-        action_ids = chat.encode(recorded["response"], ours=True)
+        action_ids = chat.encode(recorded["response"], tags=True)
         if ended:
             action_ids.append(chat.end_id)
-        observation_ids = chat.user_ids(task, t, page)
+        observation_ids = chat.user_ids(task, j, page)
         turn = Turn(recorded["url"], page, observation_ids, action_ids=action_ids, logps=[],
                     response=recorded["response"], ended=ended)
         trajectory.turns.append(turn)
@@ -450,12 +457,12 @@ def replay(chat: Chat, record: dict) -> Trajectory:
 
 @dataclass(eq=False)
 class Row:
-    """One turn: h_t, then a_t (n_action ids, which are trained), then ids that a fork may append."""
+    """One turn: h_j, then a_j (n_action ids, which are trained), then ids that a fork may append."""
     ids: list[int]
     n_action: int
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
-    logps: list[float] | None = field(default_factory=list)  # of a_t when sampled; None: a replayed episode
+    logps: list[float] | None = field(default_factory=list)  # of a_j when sampled; None: a replayed episode
     tau: Trajectory | None = None  # the episode that it comes from ...
     turn: Turn | None = None       # ... and the turn
     after: list[bool] = field(default_factory=list)  # for each appended id: does the fork score it?
@@ -472,12 +479,12 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     A turn whose page is not known (in imported data) trains nothing; it stays in the history of later turns.
     """
     rows = []
-    for t, turn in enumerate(trajectory.turns):
+    for j, turn in enumerate(trajectory.turns):
         if not turn.action_ids:
             continue  # the environment broke the episode before the response
         if turn.observation == PLACEHOLDER:
             continue  # the page is not known
-        ids = context(chat, trajectory, t) + turn.action_ids
+        ids = context(chat, trajectory, j) + turn.action_ids
         advantage = trajectory.advantage + turn.advantage
         row = Row(ids, n_action=len(turn.action_ids), advantage=advantage, logps=turn.logps,
                   tau=trajectory, turn=turn)
@@ -485,8 +492,8 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     return rows
 
 
-def shared(before: Row, row: Row) -> int:
-    """The length of the two rows' common beginning: what `pack` need not write again.
+def common_length(before: Row, row: Row) -> int:
+    """How many ids at the beginning of `row` are those of `before`: what `pack` need not write again.
 
     The id right before the action never counts. The model predicts an id from the one written before it,
     so an action that began a segment would be predicted from the end of another row.
@@ -513,7 +520,7 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     for row in sorted(rows, key=lambda row: row.ids):
         needed = len(row.ids)
         if before is not None:
-            needed -= shared(before, row)
+            needed -= common_length(before, row)
         if needed > room:
             batches.append([])
             room = max_tokens
@@ -529,9 +536,9 @@ def pack(batch: list[Row], device="cpu") -> dict:
 
     Each row is written from where it differs from the row before it, at the latest from the id right before
     its action. What is written is a segment: (start, stop, context start, context stop), indices into the
-    flat ids. The context is the first ids of an earlier segment, and all that this segment itself attends
-    to. So the ids g h, below, attend to e and, through the segment of e, to a b. For example, of three rows
-    whose last id trains:
+    flat ids. The context is the beginning of an earlier segment. A segment attends to itself, to its context,
+    and to all that the earlier segment attends to as its own context. Below, g h has the context e, which
+    begins the segment e f, whose context is a b. So g h attends to a b e. The last id of each row trains:
 
         rows       a b c d       a b e f       a b e g h
         ids        a b c d     | e f         | g h
@@ -549,7 +556,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
         # 1) How many of its ids are written already?
         n_shared = 0
         if i > 0:
-            n_shared = shared(batch[i - 1], row)
+            n_shared = common_length(batch[i - 1], row)
 
         # 2) Where? Drop the previous row's segments that begin behind the shared ids. The last one that
         #    stays holds the last shared id; its ids up to that one are the context.

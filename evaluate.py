@@ -85,9 +85,9 @@ def alternatives(references: str) -> list[str]:
 
 
 def includes(ref: str, text: str, parts=True) -> bool:
-    """Whether ref is in text: as a word if it is one (no 170 in 000000170), else as a substring.
+    """Whether ref is in text. If it is one word, as a word: 170 is not in 000000170. Else as a substring.
 
-    parts: a word may also be a part of what stands between slashes (170/171).
+    parts: the word may also stand between slashes: 170 is in 170/171.
     """
     ref = clean(ref)
     text = clean(text)
@@ -467,7 +467,7 @@ def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperatur
     async def act(trajectory: Trajectory, slot: int):
         text, ended = await endpoint.chat(compress.messages(chat, trajectory), temperature=temperature,
                                           max_tokens=settings.max_new_tokens)
-        ids = chat.encode(browser.readable(text), ours=True)
+        ids = chat.encode(browser.readable(text), tags=True)
         if ended:
             ids.append(chat.end_id)
         return ids, [], ended  # without log-probs: nothing is trained on it
@@ -508,7 +508,7 @@ def require_verdicts(played: list[Trajectory], out: Path):
     """
     if any(tau.status == "ok" for tau in played):
         return
-    reason = played[0].checks[0][2]
+    reason = played[0].broken_by
     remedy = "open the site in a browser"
     if "/chat/completions" in reason:
         remedy = "check the endpoint's address, its model's name and OPENAI_API_KEY"
@@ -789,7 +789,7 @@ def evaluation_key(cfg: Config, sites: dict, tasks: list[dict]) -> str:
     for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
         settings.pop(knob, None)
     checkpoint = checkpoint_of(cfg)
-    policy = [str(Path(checkpoint or "")), run.fingerprint(checkpoint)]
+    policy = [str(Path(checkpoint or "")), run.checkpoint_marks(checkpoint)]
     files = run.inputs_of(cfg)["tasks"]
     programs = {task["eval"]["verify"] for task in tasks if "verify" in task["eval"]["eval_types"]}
     judges = {program: run.fingerprint(program) for program in sorted(programs)}

@@ -20,10 +20,11 @@ likelier: minimize - A log pi(token), a cross-entropy whose weight A may be nega
 reward with the group's mean (the baseline), in standard deviations: of G = 4 episodes with r = 1, 0,
 0, 0 the first has A = 1.5, the others -0.5.
 
-Why rho: a batch is used for several optimizer steps, and after the first the weights are no longer
-those that sampled (pi_old). rho corrects for that (importance sampling): averaged over tokens that
-pi_old drew, rho A is what A would be over tokens that pi draws in the same contexts. d rho = rho d log
-pi, so at rho = 1 the gradient of rho A is that of A log pi. Why min and clip: they end a token's
+Why rho: a batch is used for several optimizer steps, and after the first one the weights are no longer
+those that sampled (pi_old). rho corrects for that (importance sampling): the average of rho A over
+tokens that pi_old drew equals the average of A over tokens that pi draws in the same contexts. The
+gradient of rho is rho times that of log pi. So at rho = 1, rho A and A log pi have the same gradient.
+Why min and clip: they end a token's
 gradient once it has moved enough in the direction that A asks for, which is rho > 1 + eps if A > 0, and
 rho < 1 - eps if A < 0. Other tokens share the weights, so rho can drift on: clipping does not bound how
 far the policy moves.
@@ -31,7 +32,8 @@ far the policy moves.
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
 how undecided pi still is. The loss itself says little: in the first update rho is 1, so the loss is
 minus the weighted sum of A (plus beta KL). With --paper that sum is 0 for every group. By default longer
-episodes weigh more, so it says which episodes were longer, not whether the policy gets better.
+episodes weigh more, and failed responses lose their positive A. So the loss says how long episodes were
+and how many responses failed, and not whether the policy gets better.
 
     python mgrpo.py                   # the sandbox, on CPU cores; clones the experts first (bc.py)
     torchrun --nproc_per_node 8 mgrpo.py --paper --model runs/bc-qwen3b --tasks train.json
@@ -202,7 +204,7 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
 
 
 def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
-    """Training rows of the groups that train, each with the weight of its action tokens in L.
+    """Makes the training rows of the groups that train, each with the weight of its action tokens in L.
 
     Means count the groups and tokens of all ranks.
     """
@@ -404,22 +406,22 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     """
     cfg = method.cfg
     sums = {}
-    batches = bc.balanced_micro_batches(rows, cfg.max_tokens)
-    for i, batch in enumerate(batches):
+    micro_batches = bc.balanced_micro_batches(rows, cfg.max_tokens)
+    for i, micro_batch in enumerate(micro_batches):
         # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
-        inputs = compress.pack(batch, method.device)
-        logp_N, entropy_N, hidden_ND = method.score(batch, inputs)
+        inputs = compress.pack(micro_batch, method.device)
+        logp_N, entropy_N, hidden_ND = method.score(micro_batch, inputs)
         logp_ref_N = reference_logps(method, inputs, logp_N)
-        remember_missing(batch, logp_N)
+        fill_missing_logps(micro_batch, logp_N)
 
         # 2) Loss and backward. The weights divide by the counts of all ranks already, and FSDP divides
         #    by the number of ranks once more, so multiply by it.
-        loss, metrics = method.loss(batch, logp_N, logp_ref_N, hidden_ND)
+        loss, metrics = method.loss(micro_batch, logp_N, logp_ref_N, hidden_ND)
         (loss * run.world_size()).backward()
 
         # 3) Measure. PADDING adds nothing but its keys: all_sum below adds the ranks' lists of values, so
         #    every rank needs the same keys in the same order.
-        gap_N = (logp_N.detach() - sampled_logps(batch, method.device)).abs()
+        gap_N = (logp_N.detach() - sampled_logps(micro_batch, method.device)).abs()
         metrics["entropy"] = entropy_N.sum().item()
         metrics["logp_gap"] = gap_N.sum().item()
         metrics["loss"] = loss.item()
@@ -427,9 +429,9 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
         metrics["tokens"] = inputs["tokens_BT"].numel()
         for key, value in metrics.items():
             sums.setdefault(key, 0.0)
-            if batch[0] is not bc.PADDING:
+            if micro_batch[0] is not bc.PADDING:
                 sums[key] += value
-        tick((i + 1) / len(batches))
+        tick((i + 1) / len(micro_batches))
 
     # 4) Add up over the ranks, and step.
     summed = run.all_sum(list(sums.values())).tolist()
@@ -445,8 +447,8 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     return totals
 
 
-def remember_missing(batch: list[Row], logp_N):
-    """Gives rows of a fork's replayed episodes the log-probs of this forward pass, as if pi had sampled them."""
+def fill_missing_logps(batch: list[Row], logp_N):
+    """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
     counts = [row.n_action for row in batch]
     for row, logp in zip(batch, logp_N.detach().split(counts)):
         if row.logps is None:
@@ -471,6 +473,12 @@ def update_metrics(updates: list[dict]) -> dict:
     # All ids of the packed rows, contexts as well: what was computed.
     line["tokens_trained"] = int(sum(one["tokens"] for one in updates))
     return line
+
+
+def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> dict:
+    """A step's line of metrics.jsonl, without its times and a fork's own metrics."""
+    rewards = [tau.reward for tau in episodes if tau.status == "ok"]
+    return {"step": step, "reward": mean(rewards), **figures(episodes), **update_metrics(updates)}
 
 
 # ------------------------------------------------------------------------------------ the script --
@@ -522,7 +530,7 @@ def open_method(cfg: Config, Method, device) -> MGRPO:
     chat = compress.open_chat(cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
     if cfg.lr is None:
-        lr = bc.lr_by_size(model, small=3e-4, large=1e-6)
+        lr = bc.lr_by_size(model, small_model=3e-4, large_model=1e-6)
         cfg = replace(cfg, lr=lr)
     return Method(cfg, chat, model, reference, optimizer, device)
 
@@ -553,7 +561,10 @@ def due(step: int, every: int, cfg: Config) -> bool:
 
 
 def is_best(line: dict, out: Path) -> bool:
-    """Whether no earlier step did as well on the same tasks. Rank 0 decides: it sees the file."""
+    """Whether this step's held-out success beats that of every earlier step on the same tasks.
+
+    Rank 0 decides for all ranks: it sees the file.
+    """
     rate = line.get("held_out_success")
     if rate is None:
         return False
@@ -599,8 +610,6 @@ def show_progress(tick, i: int, n: int, share: float):
     tick(f"({percent_done}%)")
 
 
-PATIENCE = 3  # steps in a row without an episode that could be judged, until a run gives up
-
 # A logp_gap above this is more than rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.
 ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
@@ -634,6 +643,9 @@ def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
     return tasks, held_out
 
 
+PATIENCE = 3  # steps in a row without an episode that could be judged, until a run gives up
+
+
 def main(cfg: Config, Method=MGRPO):
     """The script. A fork passes its own Method."""
     check(cfg, Method)
@@ -665,10 +677,11 @@ def main(cfg: Config, Method=MGRPO):
             tick = run.ticker(f"step {step + 1}/{cfg.steps}: ")
             episodes = method.collect(batch, env, step, tick)
             all_episodes = run.gather(episodes)
-            # Sites may be down for a while. If they stay down, the run stops here and resumes later.
-            broken_steps += 1
+            # Sites may be down for a while. If they stay down, the run stops here and resumes with this step.
             if any(tau.status == "ok" for tau in all_episodes):
                 broken_steps = 0
+            else:
+                broken_steps += 1
             if broken_steps == PATIENCE:
                 save_state(method, directory, step)
                 require_verdicts(all_episodes, directory.path)  # raises, since none was judged
@@ -692,10 +705,7 @@ def main(cfg: Config, Method=MGRPO):
 
             # 4) Log.
             ended = time.monotonic()
-            rewards = [tau.reward for tau in all_episodes if tau.status == "ok"]
-            line = {"step": step, "reward": mean(rewards)}
-            line.update(figures(all_episodes))
-            line.update(update_metrics(updates))
+            line = step_metrics(step, all_episodes, updates)
             line.update(measured)
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled

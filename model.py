@@ -42,90 +42,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-# ------------------------------------------------------------------------------------- config.json
-
-SUPPORTED = {  # feature: its supported values; (): only models without it
-    "model_type": ("llama", "qwen2", "qwen3"),
-    "hidden_act": ("silu",),
-    "rope_type": ("default", "llama3"),
-    "rope_scaling": (),  # without a type
-    "partial_rotary_factor": (),
-    "layer_types": (),  # besides full attention
-    "use_sliding_window": (),
-    "sliding_window": (),
-    "quantization_config": (),
-    "attention_bias": (),  # Qwen2 has biases without the flag
-    "mlp_bias": (),
-}
-
-
-@dataclass
-class ModelConfig:
-    """The part of Hugging Face's config.json that `forward` needs. raw: all of it, for `save`."""
-    raw: dict
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: dict | None
-    tie_word_embeddings: bool
-
-    @classmethod
-    def from_dict(cls, raw: dict, source: str | Path = "config.json") -> ModelConfig:
-        """Raises ValueError naming `source` if it is damaged or asks for what we do not support."""
-        with reading(source):
-            # 1) Two spellings are in use; transformers goes by rope_scaling if a file has both. The newer
-            #    one also holds rope_theta.
-            rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-            rope_type = rope.get("rope_type") or rope.get("type") or "default"
-            refuse_unsupported(raw, rope, rope_type)
-
-            # 2) What a file may leave out or set to null.
-            width = raw["hidden_size"]
-            heads = raw["num_attention_heads"]
-            values = {
-                "num_key_value_heads": heads,
-                "head_dim": width // heads,
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 1e4,
-                "tie_word_embeddings": False,
-            }
-
-            # 3) What it says.
-            for key, value in (raw | rope).items():
-                if value is not None:
-                    values[key] = value
-            values["raw"] = raw
-            values["rope_scaling"] = rope if rope_type == "llama3" else None
-            return cls(**{field.name: values[field.name] for field in fields(cls)})
-
-
-def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
-    """Raises ValueError if a config asks for a feature that `forward` does not compute."""
-    asked = dict(raw)
-    asked["rope_type"] = rope_type
-    asked["rope_scaling"] = None
-    if rope_type == "default":
-        unread = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        asked["rope_scaling"] = {key: rope[key] for key in unread}
-    part = (raw | rope).get("partial_rotary_factor")
-    asked["partial_rotary_factor"] = None if part == 1 else part
-    asked["layer_types"] = set(raw.get("layer_types") or ()) - {"full_attention"}
-    if raw.get("use_sliding_window") is False:  # Qwen's configs name a window that they do not use
-        asked["sliding_window"] = None
-    for feature, supported in SUPPORTED.items():
-        value = asked.get(feature)
-        if value and value not in supported:
-            raise ValueError(f"{feature} {value!r:.60} is not supported; "
-                             f"supported: {', '.join(supported) or 'none'}")
-
-
 # ----------------------------------------------------------------- the decoder, from the outside in
 
 
@@ -136,7 +52,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.lora = 0  # the rank of the adapters that `adapt` has added
-        self.base = ("", {})  # with adapters: the checkpoint of the frozen weights, their fingerprint
+        self.frozen_from = ("", {})  # with adapters: the checkpoint of the frozen weights, their fingerprint
         self.recompute = False  # activation checkpointing, see `recomputed`
         self.heads = {}  # a fork's own modules; a plain dict, so checkpoints leave them out
 
@@ -157,14 +73,14 @@ class Transformer(nn.Module):
 
         positions_BT: each token's position in its sequence, 0..T-1 by default.
         cache, rows: write keys and values into these slots; attend to all earlier positions there.
-        end: read the first `end` positions of the cache, without asking the GPU for the highest one.
-        The caller must know that no position is beyond it.
+        end: attend to the first `end` positions of the cache; the caller knows that all positions are below
+        it. None: look for the highest one, for which Python waits for the GPU.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB. Let it return new tensors:
         FSDP2 warns of views.
         segments: for packed training only; compress.pack makes them and has an example. One tuple (start,
         stop, context_start, context_stop) for each piece of the only row (B = 1); give positions_BT as well.
-        A segment's tokens see each other causally. They also see tokens context_start..context_stop, which
-        begin an earlier segment, and the whole context of that segment.
+        A segment's tokens see each other causally. They also see tokens context_start..context_stop, the
+        beginning of an earlier segment, and all that this earlier segment sees as its own context.
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -311,7 +227,7 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
 
         nothing before the queries    T = C    causal
         keys before the queries       T < C    causal, aligned at the lower right: prefill in chunks, packed segments
-        decoding, one row             T = 1    everything
+        decoding without a mask       T = 1    everything: all rows hold equally many keys
         with a mask                            what mask_B1TC says: rows hold different numbers of keys
 
     NOTE SDPA's is_causal aligns its triangle at the upper left, which is wrong for C > T.
@@ -547,6 +463,90 @@ class GraphedStep:
         return graph, logits_SV
 
 
+# ------------------------------------------------------------------------------------- config.json
+
+SUPPORTED = {  # feature: the values that `forward` computes; (): refused if a config asks for it at all
+    "model_type": ("llama", "qwen2", "qwen3"),
+    "hidden_act": ("silu",),
+    "rope_type": ("default", "llama3"),
+    "rope_scaling": (),  # what is left of it if it names no type: keys that we do not read
+    "partial_rotary_factor": (),
+    "layer_types": (),  # besides full attention
+    "use_sliding_window": (),
+    "sliding_window": (),
+    "quantization_config": (),
+    "attention_bias": (),  # Qwen2 has biases without the flag
+    "mlp_bias": (),
+}
+
+
+@dataclass
+class ModelConfig:
+    """The part of Hugging Face's config.json that `forward` needs. raw: all of it, for `save`."""
+    raw: dict
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict | None
+    tie_word_embeddings: bool
+
+    @classmethod
+    def from_dict(cls, raw: dict, source: str | Path = "config.json") -> ModelConfig:
+        """Raises ValueError naming `source` if it is damaged or asks for what we do not support."""
+        with reading(source):
+            # 1) Two spellings are in use; transformers goes by rope_scaling if a file has both. The newer
+            #    one also holds rope_theta.
+            rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+            rope_type = rope.get("rope_type") or rope.get("type") or "default"
+            refuse_unsupported(raw, rope, rope_type)
+
+            # 2) What a file may leave out or set to null.
+            width = raw["hidden_size"]
+            heads = raw["num_attention_heads"]
+            values = {
+                "num_key_value_heads": heads,
+                "head_dim": width // heads,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1e4,
+                "tie_word_embeddings": False,
+            }
+
+            # 3) What it says.
+            for key, value in (raw | rope).items():
+                if value is not None:
+                    values[key] = value
+            values["raw"] = raw
+            values["rope_scaling"] = rope if rope_type == "llama3" else None
+            return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+
+def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
+    """Raises ValueError if a config asks for a feature that `forward` does not compute."""
+    asked = dict(raw)
+    asked["rope_type"] = rope_type
+    asked["rope_scaling"] = None
+    if rope_type == "default":
+        unread = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        asked["rope_scaling"] = {key: rope[key] for key in unread}
+    part = (raw | rope).get("partial_rotary_factor")
+    asked["partial_rotary_factor"] = None if part == 1 else part
+    asked["layer_types"] = set(raw.get("layer_types") or ()) - {"full_attention"}
+    if raw.get("use_sliding_window") is False:  # Qwen's configs name a window that they do not use
+        asked["sliding_window"] = None
+    for feature, supported in SUPPORTED.items():
+        value = asked.get(feature)
+        if value and value not in supported:
+            raise ValueError(f"{feature} {value!r:.60} is not supported; "
+                             f"supported: {', '.join(supported) or 'none'}")
+
+
 # ------------------------------------------------------------- checkpoints in Hugging Face's layout
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -612,7 +612,7 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.
     missing = model.state_dict()  # the tensors still to fill
     if r:
-        model.base = (base, fingerprint(resolve(base)))
+        model.frozen_from = (base, fingerprint(resolve(base)))
         with reading(path / ADAPTERS):
             initial = adapters or new_adapters(missing)
             for name, adapter in initial.items():
@@ -822,7 +822,7 @@ def merge(state: dict) -> dict:
 
 def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     """The adapters in PEFT's layout, with a mark of the frozen weights that they belong to."""
-    base, weights = model.base
+    base, weights = model.frozen_from
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -100,7 +100,7 @@ class Unjudged(Environment):
 def ending(trajectory: Trajectory, cfg: Config) -> str:
     """Why an episode ended."""
     if trajectory.status != "ok":
-        return f"the environment failed: {trajectory.checks[0][2]}"
+        return f"the environment failed: {trajectory.broken_by}"
     if trajectory.answer is not None:
         return f"the agent exited; its answer: {trajectory.answer or '(none)'}"
     if len(trajectory.turns) == cfg.max_turns:
@@ -197,7 +197,7 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
             call = Call(wish.name, wish.argument)
             if wish.element is not None:
                 call.element = str(wish.element)
-            action = ACTIONS[call.name].run
+            action = ACTIONS[call.name].method
             try:
                 await session.execute(call.name, action, *call.given())
             except ActionError as problem:
@@ -259,7 +259,7 @@ class Replay:
                 self.lost = step
         if response is None:  # all steps are done, or one is lost
             response = self.leave()
-        ids = self.chat.encode(response, ours=True)
+        ids = self.chat.encode(response, tags=True)
         return [*ids, self.chat.end_id], [], True
 
     def leave(self) -> str:
@@ -405,7 +405,7 @@ def record(cfg: Config, task: dict):
 def require_complete(trajectory: Trajectory, policy: Replay, cfg: Config):
     """Raises ValueError if a replay did not get to its end."""
     if trajectory.status != "ok":
-        raise ValueError(f"nothing was recorded: the environment failed ({trajectory.checks[0][2]}).")
+        raise ValueError(f"nothing was recorded: the environment failed ({trajectory.broken_by}).")
     context_full = trajectory.answer is None  # before the replay could exit
     if context_full or (policy.lost and trajectory.turns[-1].page_cut):
         raise ValueError(f"nothing was recorded: these pages do not fit into --max-context "

@@ -5,11 +5,12 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
     - `ACTIONS` is the only list of actions, for the prompt, the parser and the executor.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn computes only what its context does not share with the last.
-    - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
-      environment fails, the episode ends as "env_error" (`EnvError`) and does not count as a reward of 0.
-    - Equal seeds draw equal random numbers: those of an episode depend only on (seed, task, member). Log-probs
-      round with the batch that they are computed in, and who shares a batch depends on how fast the
-      sites answer. With --concurrency 1 every batch is one episode's, and runs are equal bit for bit.
+    - The agent's mistakes are data: its next observation says what went wrong (`ActionError`).
+    - If the environment fails (`ENV_FAILED`), the episode is played once more. If it fails again, it ends as
+      "env_error" and is left out; it does not count as a reward of 0.
+    - Equal seeds give equal random numbers: an episode's depend only on (seed, task, member). But the last digits
+      of log-probs depend on which episodes share a batch, and that depends on how fast the sites answer. With
+      --concurrency 1 every batch is one episode's, and runs are equal bit for bit.
 
 This file knows the browser (worlds/browser.py) as something to observe and to act on, and the task's
 side as one object, `env`:
@@ -19,7 +20,7 @@ side as one object, `env`:
     env.prepare(task)             the task is played next: its site may start while an episode is judged
     env.end_prepared()            awaited when all is played: ends what was prepared in vain
     env.watch(session, tau)       called before each action, for pictures
-    env.score(task, answer, page, checks) -> 0.0 or 1.0, once, at the end; appends to checks
+    env.score(task, answer, page, why) -> 0.0 or 1.0, once, at the end; appends its checks to `why`
     env.keep(tau)                 called with each finished episode
     env.visible                   whether to play in a window
 
@@ -78,7 +79,7 @@ class Settings(BrowserSettings):
 @dataclass(frozen=True)
 class Action:
     help: str
-    run: Callable[..., Awaitable[None]] | None  # a method of Session; None: ends the episode
+    method: Callable[..., Awaitable[None]] | None  # of Session; None: the action ends the episode
     argument: str = ""     # an example for the prompt; "": the call takes no argument
     element: bool = False  # whether the call needs an element's id
     shorthand: str = ""    # how the call is written instead of do(action=...)
@@ -192,8 +193,8 @@ def read_call(text: str) -> Written | None:
     return None
 
 
-def read_lines(lines: list[str]) -> Written | None:
-    """A call over several lines. They may end inside a text of the call, where Python wants a \\n."""
+def read_call_over_lines(lines: list[str]) -> Written | None:
+    """A call over several lines. A line may end inside a string of the call, where Python wants a \\n."""
     as_written = "\n".join(lines)
     in_one_line = "\\n".join(lines)
     return read_call(as_written.strip()) or read_call(in_one_line.strip())
@@ -209,10 +210,10 @@ def find_call(answer: str) -> Written:
 
     # Drop comments behind the call, but only until it can be read: a text inside the call may have
     # lines that are empty or begin with "#".
-    call = read_lines(lines)
+    call = read_call_over_lines(lines)
     while call is None and len(lines) > 1 and NO_CALL.match(lines[-1]):
         lines.pop()
-        call = read_lines(lines)
+        call = read_call_over_lines(lines)
     if call is None:
         first = lines[0].strip()[:80]
         raise ActionError(f"cannot read the action {first!r}; write exactly one call a round")
@@ -453,7 +454,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             if call.name == "exit":
                 trajectory.answer = call.argument
             else:
-                await session.execute(call.name, ACTIONS[call.name].run, *call.given())
+                await session.execute(call.name, ACTIONS[call.name].method, *call.given())
         except ActionError as problem:
             error = str(problem)
             turn.error = error
@@ -469,7 +470,8 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, setti
     timeout = settings.timeout
     async with contextlib.AsyncExitStack() as stack:
         try:
-            # 1) Start the site, log in, and open the start page.
+            # 1) Start the site, log in, and open the start page. `timeout` is for one page; opening and judging
+            #    may load several, so they get a multiple of it.
             await browser.revive()
             task = await stack.enter_async_context(env.enter(browser, task))
             trajectory.task = task
@@ -541,7 +543,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
                               member=job.member, slot=slot, before_verdict=draw_ahead)
             trajectory = await attempt()
             if trajectory.status != "ok":
-                _, _, fault = trajectory.checks[0]
+                fault = trajectory.broken_by
                 trajectory = await attempt()
                 trajectory.fault = fault
             finished[job.number] = trajectory
@@ -580,7 +582,7 @@ def progress(played: list[Trajectory], total: int, seconds: float) -> str:
              f"{turns / seconds:.1f} turns/s, {left:.0f} s left, env errors {done - len(ok)}"]
 
     faults = [tau.fault for tau in played if tau.fault]
-    faults += [tau.checks[0][2] for tau in played if tau.status != "ok"]
+    faults += [tau.broken_by for tau in played if tau.status != "ok"]
     # Without addresses, so that equal faults of different pages are counted together.
     kinds = Counter(re.sub(r"( at)? http\S+", "", fault) for fault in faults)
     for kind, count in kinds.most_common():
@@ -625,13 +627,13 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
         rngs: dict[int, random.Random] = {}  # slot -> the random numbers of its episode
 
         async def act(trajectory: Trajectory, slot: int):
-            t = len(trajectory.turns) - 1
-            if t == 0:
+            j = len(trajectory.turns) - 1
+            if j == 0:
                 rngs[slot] = random.Random(f"{seed}/{task_key(trajectory.task)}/{trajectory.member}")
-            h_t = compress.context(chat, trajectory, t)
+            h_j = compress.context(chat, trajectory, j)
 
             def draw():
-                return engine.respond(h_t, slot, rngs[slot])
+                return engine.respond(h_j, slot, rngs[slot])
 
             if choose is None:
                 return await draw()

@@ -338,12 +338,19 @@ def fingerprint(path: str | Path | None) -> dict:
     return marks
 
 
+def checkpoint_marks(path: str | Path | None) -> dict:
+    """`fingerprint` of a checkpoint's weights, and of its agent.json, which decides the prompt."""
+    if not path:
+        return {}
+    return {**fingerprint(path), **fingerprint(Path(path) / "agent.json")}
+
+
 def inputs_of(cfg) -> dict:
-    """{flag: {path: `fingerprint`}} of what a run reads: its checkpoint, demonstrations and task files."""
+    """{flag: {path: its marks}} of what a run reads: its checkpoint, demonstrations and task files."""
     inputs = {}
-    for flag in ("model", "data", "tasks"):
+    for flag, marks_of in (("model", checkpoint_marks), ("data", fingerprint), ("tasks", fingerprint)):
         paths = getattr(cfg, flag, None) or ""
-        inputs[flag] = {path: fingerprint(path) for path in paths.split(",")}
+        inputs[flag] = {path: marks_of(path) for path in paths.split(",")}
     return inputs
 
 
@@ -383,7 +390,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
         if extra["method"] != method:
             other.append(f"the method {extra['method']}, not {method}")
-        contents = {"model": "weights", "data": "demonstrations", "tasks": "tasks"}
+        contents = {"model": "weights or agent.json", "data": "demonstrations", "tasks": "tasks"}
         for flag, marks in inputs_of(cfg).items():
             paths = getattr(cfg, flag, None)
             same_paths = was.get(flag) == paths  # the first loop says so if not
@@ -478,7 +485,7 @@ class Run:
         """Removes what an earlier run left, its policy too, so that nobody takes it for this run's."""
         if rank() != 0:
             return
-        with writing(self.path):
+        try:
             for pattern in ("state", "best", "screenshots", "step-*", "adapter", "unfinished"):
                 for directory in self.path.glob(pattern):
                     forget(directory)
@@ -486,6 +493,8 @@ class Run:
             for pattern in ("model*.safetensors", *records):
                 for file in self.path.glob(pattern):
                     file.unlink()
+        except OSError as error:
+            raise ValueError(f"cannot clear {self.path}: {error}; a part of the earlier run may be gone") from error
 
 
 def ask_git(*arguments: str) -> str:
@@ -511,14 +520,16 @@ def open_run(cfg, device, first: int) -> Run:
     """Claims cfg.out for a run that goes on at step `first`, 0 for a new one. `Run.begin` changes what is there."""
     # 1) A new run overwrites --out, so nothing that it reads may be there.
     out = Path(cfg.out).resolve()
-    data = getattr(cfg, "data", None)  # mgrpo.py has none
-    inputs = {"--model": cfg.model, "--data": data}
-    adapters = Path(cfg.model or "/") / "adapter" / "adapter_config.json"
-    if adapters.exists():
-        inputs["the frozen weights of --model,"] = read_json(adapters)["base_model_name_or_path"]
-    for name, path in inputs.items():
-        path = Path(path or "/").resolve()
-        if first == 0 and path.exists() and out in (path, path.parent):
+    inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}  # mgrpo.py has no --data
+    if cfg.model:
+        adapters = Path(cfg.model) / "adapter" / "adapter_config.json"
+        if adapters.exists():
+            inputs["the frozen weights of --model,"] = read_json(adapters)["base_model_name_or_path"]
+    for name, place in inputs.items():
+        if first > 0 or not place:
+            continue
+        path = Path(place).resolve()
+        if path.exists() and out in (path, path.parent):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
 

@@ -1,13 +1,13 @@
 """Histories longer than the context, after KLong (arXiv 2602.17547): a window over the turns.
 
-    first(t) = max(0, ceil((t + 1 - W) / (W - O))) * (W - O)
-    h_t      = system, turns 0 ... min(P, t)-1, turns max(P, first(t)) ... t-1, page s_t
+    first(j) = max(0, ceil((j + 1 - W) / (W - O))) * (W - O)
+    h_j      = system, turns 0 ... min(P, j)-1, turns max(P, first(j)) ... j-1, page s_j
 
-t is a turn, as in compress.py (mgrpo.py's j). It sees the P pinned turns (turn 0 states the task) and the
+Turns are counted from 0. Turn j sees the P pinned turns (turn 0 states the task) and the
 newest turns, itself included: P + W at most. The window grows to W turns; then it drops the oldest W - O
 at once, except pinned ones, so O earlier turns stay. For P = 1, W = 6, O = 3:
 
-    t = 5 sees 0 1 2 3 4;   t = 6 sees 0, 3 4 5;   t = 8 sees 0, 3 4 5 6 7;   t = 9 sees 0, 6 7 8
+    j = 5 sees 0 1 2 3 4;   j = 6 sees 0, 3 4 5;   j = 8 sees 0, 3 4 5 6 7;   j = 9 sees 0, 6 7 8
 
 The turns under one position of the window are a sub-trajectory with a history of its own. All of them share
 the episode's advantage, every response trains once, and the overlap is context only. So L is mgrpo.py's.
@@ -59,10 +59,10 @@ class Config(mgrpo.Config):
     stage_steps: int = 3         # steps of each stage but the last
 
 
-def dropped(t: int, *, window: int, overlap: int, pinned: int) -> range:
-    """The earlier turns that turn t no longer sees: from the pinned ones to where the window begins."""
+def dropped(j: int, *, window: int, overlap: int, pinned: int) -> range:
+    """The earlier turns that turn j no longer sees: from the pinned ones to where the window begins."""
     stride = window - overlap
-    too_many = max(0, t + 1 - window)
+    too_many = max(0, j + 1 - window)
     moves = -(-too_many // stride)  # rounded up
     first = moves * stride
     return range(pinned, max(pinned, first))
@@ -108,8 +108,8 @@ class KLong(mgrpo.MGRPO):
         rows, metrics = super().learn_from(episodes, step)
         windows = set()
         for row in rows:
-            t = row.tau.turns.index(row.turn)
-            windows.add((id(row.tau), self.chat.dropped(t)))
+            j = row.tau.turns.index(row.turn)
+            windows.add((id(row.tau), self.chat.dropped(j)))
         trained = len({id(row.tau) for row in rows})
         windows, trained = run.all_sum([len(windows), trained]).tolist()
         metrics["turns_allowed"] = turns_allowed(step, self.cfg)

@@ -245,7 +245,7 @@ async def execute(session, text):
     """Executes an action as an episode does. Raises ActionError."""
     import rollout
     call = rollout.parse(text)
-    await session.execute(call.name, rollout.ACTIONS[call.name].run, *call.given())
+    await session.execute(call.name, rollout.ACTIONS[call.name].method, *call.given())
 
 
 async def act(session, text) -> str:

@@ -77,7 +77,7 @@ def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_
         return [i for i in ids if i in tags]
 
     text = "<think>hm</think><answer>exit()</answer>"
-    ids = chat.encode(text, ours=True)
+    ids = chat.encode(text, tags=True)
     assert tags_among(ids) == tags
     assert chat.decode(ids) == text
 
@@ -89,7 +89,7 @@ def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_
     assert tags_among(row.ids[-row.n_action:]) == tags
 
     plain = Chat(family_tokenizer("qwen2.5"), "")
-    assert plain.encode(text, ours=True) == plain.encode(text)
+    assert plain.encode(text, tags=True) == plain.encode(text)
 
 
 def test_truncation_and_padding_set_in_a_tokenizer_file_are_ignored(checkpoint, tmp_path):

@@ -911,6 +911,8 @@ def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tm
     tasks.write_text("[]")
     judge = tmp_path / "check.py"
     judge.write_text("one")
+    prompt = tmp_path / "agent.json"
+    prompt.write_text("{}")
     task = make_task(eval_types=["verify"], verify=str(judge))
     out = tmp_path / "run"
     sites = {"SHOPPING": "http://one"}
@@ -925,7 +927,7 @@ def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tm
     assert not comes_back(temperature=0.5)
     assert "an evaluation that was interrupted here had other settings" in capsys.readouterr().out
     assert not comes_back(sites={"SHOPPING": "http://two"})
-    for file in (weights, tasks, judge):
+    for file in (weights, prompt, tasks, judge):
         before = file.read_text()
         file.write_text("two")
         assert not comes_back()

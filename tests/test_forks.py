@@ -73,7 +73,7 @@ def cross_entropy(p, y):
 
 
 def test_states_are_those_of_each_context_alone(chat, model):
-    """Packed rows, any micro-batch: the last token of h_t, of h_t + a_t, or of the task."""
+    """Packed rows, any micro-batch: the last token of h_j, of h_j + a_j, or of the task."""
     episodes = episodes_of(ragged_groups(chat))
     turns = shared.response_rows(chat, episodes)
     assert len(turns) == sum(len(tau.turns) for tau in episodes)

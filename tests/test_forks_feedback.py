@@ -161,7 +161,7 @@ def groups_of(chat):
 
 
 def obvious_feedback(chat, tau, t, limit):
-    """(ids of h_t, a_t and the start of the next message; the ids to predict), written out.
+    """(ids of h_j, a_j and the start of the next message; the ids to predict), written out.
 
     Both are empty after the last turn.
     """
@@ -263,8 +263,8 @@ def obvious_loss(chat, episodes, advantages, model, cfg, limit):
         for t, turn in enumerate(tau.turns):
             if id(tau) in advantages:
                 A = advantages[id(tau)]
-                h_t = context(chat, tau, t)
-                logps = logps_of(h_t, turn.action_ids)
+                h_j = context(chat, tau, t)
+                logps = logps_of(h_j, turn.action_ids)
                 for logp, logp_old in zip(logps, turn.logps):
                     rho = (logp - logp_old).exp()
                     clipped = rho.clamp(1 - cfg.eps, 1 + cfg.eps)

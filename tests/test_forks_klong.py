@@ -78,7 +78,7 @@ def test_the_example_in_the_docstring():
 
 
 def obvious_context(chat, tau, t, W, O, P):
-    """h_t, message by message, from the turns that turn t sees."""
+    """h_j, message by message, from the turns that turn t sees."""
     *earlier, now = visible(t, W, O, P)
     ids = chat.system_ids()
     for k in earlier:
@@ -93,9 +93,9 @@ def test_rows_are_the_contexts_under_the_window(windowed):
 
     rows = trajectory_rows(windowed, tau)
     for t, row in enumerate(rows):
-        h_t = obvious_context(windowed, tau, t, 4, 2, 1)
-        assert context(windowed, tau, t) == h_t
-        assert row.ids == h_t + tau.turns[t].action_ids
+        h_j = obvious_context(windowed, tau, t, 4, 2, 1)
+        assert context(windowed, tau, t) == h_j
+        assert row.ids == h_j + tau.turns[t].action_ids
         assert row.n_action == 3
 
     said = messages(windowed, tau)
@@ -227,11 +227,11 @@ def test_the_gradient_is_that_of_one_row_a_turn(windowed, model):
     for tau in group:
         A = (tau.reward - 1 / 3) / (1 / 3) ** 0.5
         for t, turn in enumerate(tau.turns):
-            h_t = obvious_context(windowed, tau, t, 4, 2, 1)
-            ids = torch.tensor([h_t + turn.action_ids])
+            h_j = obvious_context(windowed, tau, t, 4, 2, 1)
+            ids = torch.tensor([h_j + turn.action_ids])
             logp_TV = model(ids)[0].log_softmax(-1)
             for k, token in enumerate(turn.action_ids):
-                logp = logp_TV[len(h_t) + k - 1, token]
+                logp = logp_TV[len(h_j) + k - 1, token]
                 rho = (logp - turn.logps[k]).exp()
                 clipped = rho.clamp(0.8, 1.2)
                 expected = expected - min(rho * A, clipped * A) / tokens

@@ -1019,7 +1019,7 @@ def test_a_checkpoint_that_was_rewritten_since_the_start_is_refused_unless_force
     weights = safetensors.read_bytes()
     save(random_policy(chat, seed=5), start)
     assert len(safetensors.read_bytes()) == len(weights)
-    with pytest.raises(ValueError, match=f"other weights in {start}, which have been rewritten or removed.*--force"):
+    with pytest.raises(ValueError, match=f"other weights or agent.json in {start}, which have been rewritten or removed.*--force"):
         again(teach, steps=3)
 
     # 2) The same bytes are the same weights, whatever their date.
@@ -1050,7 +1050,7 @@ def test_a_checkpoint_that_was_rewritten_while_the_run_went_on_is_refused_as_wel
 
     lines = play(rewrites, "x", model=str(start), beta=0.1, save_every=1)
     assert len(lines) == 2
-    with pytest.raises(ValueError, match="other weights in"):
+    with pytest.raises(ValueError, match="other weights or agent.json in"):
         play(teach, "x", model=str(start), beta=0.1, save_every=1)
 
 

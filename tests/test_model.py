@@ -1054,7 +1054,7 @@ def test_training_goes_on_with_the_adapters_of_the_checkpoint_which_are_its_refe
     save(model, tmp_path / "next")
     again = load(tmp_path / "next", dtype)
     assert torch.equal(scores(again), scores(model))
-    assert again.base == clone.base  # whatever becomes of the clone
+    assert again.frozen_from == clone.frozen_from  # whatever becomes of the clone
 
     with pytest.raises(ValueError, match="clone: its adapters have rank 4; give --lora 4 .* or --lora 0"):
         load(tmp_path / "clone", lora=8)

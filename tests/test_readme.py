@@ -529,7 +529,7 @@ def test_the_methods_in_the_readme_have_the_figures_of_the_raw_files():
     for row in rows:
         assert row in README
 
-    # "TSR and WebRL end below M-GRPO there, the only intervals besides the clone's that leave out 0."
+    # "TSR and WebRL end below M-GRPO there: besides the clone's, only their intervals leave out 0."
     for row in rows:
         below = []
         for low, high in re.findall(r"\[(-?[\d.]+), (-?[\d.]+)\]", row):

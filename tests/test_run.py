@@ -216,12 +216,13 @@ def test_a_run_refuses_to_go_on_with_other_settings(stopped):
     assert runs.resume(faster, model, optimizer, may_change=set()) == 2
 
 
-def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped):
+@pytest.mark.parametrize("name", ["model.safetensors", "agent.json"])
+def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped, name):
     """The reference policy is read from --model again: it once changed silently when that had been trained anew."""
     cfg, model, optimizer = stopped
-    weights = runs.Path(cfg.model) / "model.safetensors"
-    weights.write_bytes(b"other weights")
-    with pytest.raises(ValueError, match=f"other weights in {cfg.model}"):
+    rewritten = runs.Path(cfg.model) / name
+    rewritten.write_bytes(b"other weights, or another prompt")
+    with pytest.raises(ValueError, match=f"other weights or agent.json in {cfg.model}"):
         runs.resume(cfg, model, optimizer, may_change=set())
 
     forced = replace(cfg, force=True)
@@ -249,6 +250,18 @@ def test_a_run_refuses_to_go_on_with_other_demonstrations(tmp_path):
     data.write_text("one\n")
     with pytest.raises(ValueError, match=f"other demonstrations in {data}"):
         runs.resume(cfg, model, optimizer, may_change=set())
+
+
+def test_a_run_that_cannot_be_cleared_is_not_called_unharmed(tmp_path, monkeypatch):
+    """Its training state may be gone when its best checkpoint turns out to be in use."""
+    (tmp_path / "best").mkdir()
+
+    def busy(_):
+        raise OSError("best is in use")
+
+    monkeypatch.setattr(runs, "forget", busy)
+    with pytest.raises(ValueError, match=f"cannot clear {tmp_path}: best is in use; a part of the earlier run may be gone"):
+        runs.Run(tmp_path, {}).clear()
 
 
 def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):

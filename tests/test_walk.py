@@ -50,12 +50,12 @@ TEMPERATURE = 0.7
 LR = 1e-2  # with which three updates reach the clip
 
 
-def log_probs_by_hand(model, h_t, action_ids) -> list:
-    """Each token's log-prob, from a forward pass over h_t and the whole response, alone. Differentiable."""
-    logits_TV = model(torch.tensor([h_t + action_ids]))[0] / TEMPERATURE
+def log_probs_by_hand(model, h_j, action_ids) -> list:
+    """Each token's log-prob, from a forward pass over h_j and the whole response, alone. Differentiable."""
+    logits_TV = model(torch.tensor([h_j + action_ids]))[0] / TEMPERATURE
     out = []
     for k, token in enumerate(action_ids):
-        logits_V = logits_TV[len(h_t) + k - 1]
+        logits_V = logits_TV[len(h_j) + k - 1]
         out.append(logits_V[token] - logits_V.exp().sum().log())
     return out
 
@@ -63,7 +63,7 @@ def log_probs_by_hand(model, h_t, action_ids) -> list:
 def turn_record(chat, page, thought, action) -> dict:
     """A turn of a group.json. Its log-probs are still to be filled in."""
     response = f"<think>{thought}</think><answer>{action}</answer>"
-    ids = chat.encode(response, ours=True) + [chat.end_id]
+    ids = chat.encode(response, tags=True) + [chat.end_id]
     return {
         "url": "/shop",
         "observation": page,
@@ -122,8 +122,8 @@ def recorded(checkpoint) -> dict:
     with torch.no_grad():
         for tau, episode in zip(group, episodes):
             for t, turn in enumerate(episode["turns"]):
-                h_t = context(chat, tau, t)
-                logps = log_probs_by_hand(model, h_t, turn["action_ids"])
+                h_j = context(chat, tau, t)
+                logps = log_probs_by_hand(model, h_j, turn["action_ids"])
                 turn["logps"] = [logp.item() for logp in logps]
     return record
 

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 import mgrpo  # noqa: E402
 from compress import (PLACEHOLDER, Chat, Row, Trajectory, Turn, context, micro_batches, open_chat, pack,  # noqa: E402
-                      past, replay)
+                      past_turn, replay)
 from model import Transformer, generate, load, token_logprobs  # noqa: E402
 from rollout import actions_help  # noqa: E402
 
@@ -190,7 +190,7 @@ def message_sizes(given: Material) -> str:
     lines = [f"system prompt: {len(chat.system_ids())} ids"]
     for t, turn in enumerate(tau.turns):
         placeholder = len(chat.user_ids(tau.task, t, PLACEHOLDER))
-        response = len(past(chat, tau, t)) - placeholder
+        response = len(past_turn(chat, tau, t)) - placeholder
         page = len(turn.observation_ids)
         lines.append(f"turn {t + 1}: message with its page {page} ids, with the placeholder {placeholder}; "
                      f"then its response and what closes it {response}")

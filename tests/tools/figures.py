@@ -386,8 +386,8 @@ def lengths(chat: Chat) -> list[int]:
     tau = expert_episode(chat)
     sizes = []
     for t in range(len(tau.turns)):
-        h_t = context(chat, tau, t)
-        sizes.append(len(h_t))
+        h_j = context(chat, tau, t)
+        sizes.append(len(h_j))
     return sizes
 
 
@@ -469,15 +469,15 @@ def reuse(chat: Chat, model) -> Reuse:
     engine.model = counter
     turns = []
     for t, turn in enumerate(tau.turns):
-        h_t = context(chat, tau, t)
+        h_j = context(chat, tau, t)
         before = counter.tokens
-        request = Request(0, h_t, random.Random(0))
+        request = Request(0, h_j, random.Random(0))
         engine.prefill(request)
         computed = counter.tokens - before
-        kept = len(h_t) - 1 - computed  # prefill leaves the last id to `decode`
+        kept = len(h_j) - 1 - computed  # prefill leaves the last id to `decode`
         turns.append((kept, computed))
         # While it decodes, the engine feeds the last id of the context and all of the response but its last.
-        engine.held[0] += [h_t[-1], *turn.action_ids[:-1]]
+        engine.held[0] += [h_j[-1], *turn.action_ids[:-1]]
     return turns
 
 

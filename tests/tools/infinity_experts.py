@@ -504,7 +504,7 @@ class Players:
             self.lost[key] = f"turn {turn}: {problem}"
             thought, action = response_to("", done("N/A"))
         response = format_response(thought, action, self.chat.think)
-        ids = [*self.chat.encode(response, ours=True), self.chat.end_id]
+        ids = [*self.chat.encode(response, tags=True), self.chat.end_id]
         self.answered[slot] = time.monotonic()
         return ids, [], True
 

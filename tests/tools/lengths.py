@@ -49,8 +49,8 @@ def contexts(chat: Chat, episodes: list[Trajectory]) -> list[list[int]]:
     for episode in episodes:
         of_turns = []
         for t in range(len(episode.turns)):
-            h_t = context(chat, episode, t)
-            of_turns.append(len(h_t))
+            h_j = context(chat, episode, t)
+            of_turns.append(len(h_j))
         of_episodes.append(of_turns)
     return of_episodes
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import run  # noqa: E402,F401  first: it sets up OpenMP before torch loads
 
-from compress import Chat, Trajectory, micro_batches, open_chat, pack, past, replay  # noqa: E402
+from compress import Chat, Trajectory, micro_batches, open_chat, pack, past_turn, replay  # noqa: E402
 from compress import trajectory_rows  # noqa: E402
 from svg import picture, text  # noqa: E402
 
@@ -66,7 +66,7 @@ def row_parts(chat: Chat, episode: Trajectory, t: int) -> Parts:
 
     parts = [("system", len(chat.system_ids()))]
     for k in range(t):
-        remembered = len(past(chat, episode, k))
+        remembered = len(past_turn(chat, episode, k))
         response = len(chat.past_response(episode.turns[k].action_ids))
         parts.append((past_page, remembered - response))
         parts.append(("context", response))

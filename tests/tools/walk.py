@@ -244,11 +244,11 @@ class Walk:
 
 
 @torch.no_grad()
-def logits_of_response(model, h_t: list[int], action_ids: list[int]):
+def logits_of_response(model, h_j: list[int], action_ids: list[int]):
     """(N, V): what the model says before each token of a response, by the plain forward pass."""
-    tokens_BT = torch.tensor([h_t + action_ids])
+    tokens_BT = torch.tensor([h_j + action_ids])
     logits_BTV = model(tokens_BT)
-    return logits_BTV[0, len(h_t) - 1:-1]
+    return logits_BTV[0, len(h_j) - 1:-1]
 
 
 @torch.no_grad()
@@ -274,8 +274,8 @@ def largest_gap(walk: Walk) -> float:
 def logits_at_parting(walk: Walk, model):
     """(V,): what the model says where the responses part."""
     parting = walk.parting
-    h_t = context(walk.chat, parting.right, parting.turn)
-    return logits_of_response(model, h_t, parting.right_ids)[parting.token]
+    h_j = context(walk.chat, parting.right, parting.turn)
+    return logits_of_response(model, h_j, parting.right_ids)[parting.token]
 
 
 def probabilities_at_parting(walk: Walk, model):
@@ -358,7 +358,7 @@ def logit_slopes(walk: Walk, model) -> dict:
 
 
 @torch.no_grad()
-def attention_of(model, h_t: list[int], action_ids: list[int]):
+def attention_of(model, h_j: list[int], action_ids: list[int]):
     """(L, N, T): where the model looks when it predicts each response token, the mean over a layer's heads.
 
     Row n holds the weights of the position before token n: that position predicts it. They are computed
@@ -383,10 +383,10 @@ def attention_of(model, h_t: list[int], action_ids: list[int]):
 
     policy.attend = watched
     try:
-        model(torch.tensor([h_t + action_ids]))
+        model(torch.tensor([h_j + action_ids]))
     finally:
         policy.attend = attend
-    return torch.stack(layers)[:, len(h_t) - 1:-1]
+    return torch.stack(layers)[:, len(h_j) - 1:-1]
 
 
 def look(walk: Walk, model):
@@ -394,12 +394,12 @@ def look(walk: Walk, model):
     parting = walk.parting
     tau = parting.right
     for t, turn in enumerate(tau.turns):
-        h_t = context(walk.chat, tau, t)
-        logits_NV = logits_of_response(model, h_t, turn.action_ids)
+        h_j = context(walk.chat, tau, t)
+        logits_NV = logits_of_response(model, h_j, turn.action_ids)
         p_NV = policy.log_probs(logits_NV, walk.cfg.temperature).exp()
         p_N5, ids_N5 = p_NV.topk(5)
         walk.likeliest.append([list(zip(ids, p)) for ids, p in zip(ids_N5.tolist(), p_N5.tolist())])
-        walk.attention.append(attention_of(model, h_t, turn.action_ids))
+        walk.attention.append(attention_of(model, h_j, turn.action_ids))
         if t == parting.turn:
             walk.draws = random_numbers(walk.record, tau, t)
             uniform_N = torch.tensor(walk.draws, dtype=torch.float64)

@@ -25,7 +25,7 @@ def texts(chat: Chat, ids: list[int]) -> list[str]:
 
 
 def history(chat: Chat, tau: Trajectory, t: int) -> list[dict]:
-    """h_t in parts: {"name", "tokens"}."""
+    """h_j in parts: {"name", "tokens"}."""
     parts = []
     for name, ids in parts_of(chat, tau, t):
         parts.append({"name": name, "tokens": texts(chat, ids)})

@@ -20,7 +20,7 @@ import compress
 import evaluate
 import mgrpo
 import rollout
-from compress import PLACEHOLDER, Chat, Row, Trajectory, context, past, trunk
+from compress import PLACEHOLDER, Chat, Row, Trajectory, context, past_turn, trunk
 from model import load, sample
 
 # ---------------------------------------------------------------------------------- Markdown's pieces
@@ -171,12 +171,12 @@ well."""
 
 
 def parts_of(chat: Chat, tau: Trajectory, t: int) -> list[tuple[str, list[int]]]:
-    """h_t of a turn, cut into (what it is, its ids)."""
+    """h_j of a turn, cut into (what it is, its ids)."""
     parts = [("system prompt", chat.system_ids())]
     for k in range(t):
         placeholder = chat.user_ids(tau.task, k, PLACEHOLDER)
         parts.append((f"turn {k + 1}: its page, replaced by a placeholder", placeholder))
-        response = past(chat, tau, k)[len(placeholder):]
+        response = past_turn(chat, tau, k)[len(placeholder):]
         sampled = len(tau.turns[k].action_ids)
         name = f"turn {k + 1}: its response, as sampled"
         if len(response) > sampled:
@@ -192,7 +192,7 @@ def history(walk) -> str:
     blocks = []
     for name, ids in parts_of(chat, tau, t):
         blocks.append(f"*{name}* ({len(ids)} tokens)\n\n{fenced(spelled(chat, ids))}")
-    h_t = context(chat, tau, t)
+    h_j = context(chat, tau, t)
     past_ids = len(trunk(chat, tau, t))
     page_tokens = len(chat.encode(tau.turns[t].observation))
     whole = len(chat.system_ids())
@@ -201,13 +201,13 @@ def history(walk) -> str:
     whole += len(tau.turns[t].observation_ids)
     return "\n\n".join([f"""## 3. What exactly stands before the response?
 
-The policy does not see the page alone. It sees the *context* $h_t$, one list of {len(h_t)} token ids:
+The policy does not see the page alone. It sees the *context* $h_j$, one list of {len(h_j)} token ids:
 {past_ids} of the past (the *trunk*: the system prompt's {len(chat.system_ids())} and the past turns), then
-{len(h_t) - past_ids} of the present page (the {page_tokens} of stop 2; the other {len(h_t) - past_ids - page_tokens}
+{len(h_j) - past_ids} of the present page (the {page_tokens} of stop 2; the other {len(h_j) - past_ids - page_tokens}
 are the chat format and the line `Round {t}`). Every past response is in the trunk; every past page is replaced by the
 placeholder `{PLACEHOLDER}`. This is *dynamic context compression*. With whole pages the context would have {whole} ids, and the gap grows with every turn.
 
-{code(compress.past, "turn = trajectory", "return")}
+{code(compress.past_turn, "turn = trajectory", "return")}
 
 `trunk` puts the system prompt and the past turns one after the other, and then comes the page:
 
@@ -326,10 +326,10 @@ def calls_table(walk) -> tuple[str, int]:
     """What the episodes in the walk's context called there, and how they ended; (table, how many they are)."""
     parting, t = walk.parting, walk.parting.turn
     marks = {parting.right.turns[t].action: "right call", parting.wrong.turns[t].action: "wrong call"}
-    h_t = context(walk.chat, parting.right, t)
+    h_j = context(walk.chat, parting.right, t)
     by_call = {}
     for tau in walk.trained:
-        if t < len(tau.turns) and context(walk.chat, tau, t) == h_t:
+        if t < len(tau.turns) and context(walk.chat, tau, t) == h_j:
             by_call.setdefault(tau.turns[t].action, []).append(tau)
     rows = []
     for call, episodes in by_call.items():
@@ -353,7 +353,7 @@ def acting(walk) -> str:
     right, t = parting.right, parting.turn
     call = rollout.parse(walk.turn.response)
     wrong_turn = parting.wrong.turns[t]
-    method = rollout.ACTIONS[call.name].run
+    method = rollout.ACTIONS[call.name].method
     if method is None:
         does = "It ends the episode."
     else:
