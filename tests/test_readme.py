@@ -809,6 +809,26 @@ def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
         assert " and ".join(intervals) in page
 
 
+def test_the_run_of_smollm2_that_fell_has_the_figures_of_the_raw_files():
+    folder = ROOT / "assets/results/smollm2/sandbox-seed31-lr4e-4"
+    page = (ROOT / "assets/results.md").read_text()
+    steps = [json.loads(line) for line in (folder / "r1-metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 13
+    for line in steps:
+        groups = f"{line['groups_kept']} of 8" if line["step"] == 0 else line["groups_kept"]
+        responses = round(line["turns"] * line["n"])
+        held_out = ""
+        if "held_out_success" in line:
+            held_out = f"{100 * line['held_out_success']:.1f}"
+        row = (f"| {line['step'] + 1} | {100 * line['success_rate']:.1f}% | {groups} | {line['change'][0]:.3f} "
+               f"| {line['invalid_actions']} of {responses} | {held_out} |")
+        assert row in page
+
+    clone = json.loads((folder / "bc.json").read_text())["splits"]
+    seen, unseen = map(rate_and_interval, clone.values())
+    assert f"{seen} of 100 unseen\ninstances, {unseen} of 60 of unseen templates" in page
+
+
 def test_policies_of_the_small_tier_solve_nothing_of_the_long_one():
     file = ROOT / "assets/results/long/small-tier/seed33.jsonl"
     runs = [json.loads(line) for line in file.read_text().splitlines()]
