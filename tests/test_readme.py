@@ -809,6 +809,35 @@ def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
         assert " and ".join(intervals) in page
 
 
+def test_smollm2_on_miniwob_has_the_figures_of_the_raw_files():
+    page = (ROOT / "assets/language_model.md").read_text()
+    seconds = []
+    gains = []
+    leads = []  # over filtered cloning
+    for seed, episodes in ((31, 960), (32, 640), (33, 640)):
+        folder = ROOT / f"assets/results/smollm2/miniwob/seed{seed}"
+        steps = [json.loads(line) for line in (folder / "r1-metrics.jsonl").read_text().splitlines()]
+        seconds.append(sum(step["seconds_rollout"] + step["seconds_train"] for step in steps))
+        assert sum(step["episodes"] for step in steps) == episodes
+
+        tested = {}
+        for policy in ("bc", "r1", "filtered"):
+            splits = json.loads((folder / f"{policy}.json").read_text())["splits"]
+            tested[policy] = splits["miniwob:click-link,click-tab,click-option,choose-list:0-39"]
+        for policy, name in (("r1", f"M-GRPO, {len(steps)} steps"), ("filtered", f"filtered cloning, {episodes} episodes")):
+            of_tasks = tested[policy]["per_template"].values()
+            rates = " | ".join(f"{100 * of_task['success_rate']:.1f}" for of_task in of_tasks)
+            assert f"| {name} (seed {seed}) | {rates} | {rate_and_interval(tested[policy])} |" in page
+        rate = {policy: 100 * figures["success_rate"] for policy, figures in tested.items()}
+        gains.append(rate["r1"] - rate["bc"])
+        leads.append(rate["r1"] - rate["filtered"])
+
+    minutes = [round(one / 60) for one in seconds]
+    assert "{}, {} and {} minutes".format(*minutes) in page
+    assert table.shown(gains).replace(" [", " on average [") in page
+    assert table.shown(leads).replace(" [", " points on average [") in page
+
+
 def test_the_run_of_smollm2_that_fell_has_the_figures_of_the_raw_files():
     folder = ROOT / "assets/results/smollm2/sandbox-seed31-lr4e-4"
     page = (ROOT / "assets/results.md").read_text()
