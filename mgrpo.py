@@ -24,10 +24,10 @@ Why rho: a batch is used for several optimizer steps, and after the first one th
 those that sampled (pi_old). rho corrects for that (importance sampling): the average of rho A over
 tokens that pi_old drew equals the average of A over tokens that pi draws in the same contexts. The
 gradient of rho is rho times that of log pi. So at rho = 1, rho A and A log pi have the same gradient.
-Why min and clip: they end a token's
-gradient once it has moved enough in the direction that A asks for, which is rho > 1 + eps if A > 0, and
-rho < 1 - eps if A < 0. Other tokens share the weights, so rho can drift on: clipping does not bound how
-far the policy moves.
+
+Why min and clip: they end a token's gradient once it has moved enough in the direction that A asks for,
+which is rho > 1 + eps if A > 0, and rho < 1 - eps if A < 0. Other tokens share the weights, so rho can
+drift on: clipping does not bound how far the policy moves.
 
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
 how undecided pi still is. The loss itself says little: in the first update rho is 1, so the loss is

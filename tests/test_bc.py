@@ -536,15 +536,17 @@ def test_the_experts_are_scored_by_the_score_that_a_fork_puts_in_its_place(recor
     assert asked == [task["task_id"]]
 
 
-def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(record):
+def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(record, capsys):
     def thinks(think, **changes):
         [recorded] = record(think, **changes)
         return "<think>" in recorded["turns"][0]["response"]
 
     assert thinks(True)
     assert record.plays == 1
+    assert "is there already" not in capsys.readouterr().out
     assert thinks(True)
     assert record.plays == 1
+    assert "d.jsonl is there already; delete it to record the demonstrations again" in capsys.readouterr().out
 
     # another prompt
     assert not thinks(False)

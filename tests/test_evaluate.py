@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -916,7 +917,8 @@ def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tm
     task = make_task(eval_types=["verify"], verify=str(judge))
     out = tmp_path / "run"
     sites = {"SHOPPING": "http://one"}
-    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}", "sites": sites, "loaded": [task, fuzzy("a lamp")]}
+    loaded = [task, fuzzy("a lamp")]
+    settings = {"model": str(tmp_path), "tasks": f"sandbox:test,{tasks}", "sites": sites, "loaded": loaded}
 
     def comes_back(**others) -> bool:
         """Whether the episode is found under other settings, or after something has changed."""
@@ -965,6 +967,31 @@ def test_episodes_are_kept_until_the_report_is_written_and_all_have_a_verdict(ma
     summary, records = read_run(out)
     assert (summary["n"], summary["env_errors"]) == (1, 1)
     assert [record["status"] for record in records] == ["ok", "env_error"]
+
+
+def test_an_interrupted_evaluation_is_judged_by_the_program_as_it_is_now(main, site, tmp_path, monkeypatch):
+    """Verdicts of the earlier program were once kept."""
+    url, seen = chat_server(site, "exit(message='')")
+    judge = tmp_path / "check.py"
+    judge.write_text("def verify(server_url):\n    return True, ''\n")
+    task = make_task(eval_types=["verify"], verify="check.py") | {"start_url": site({"/": SHELF})}
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps([task]))
+    out = tmp_path / "run"
+    play = partial(main, policy_url=url, policy_model="p", tasks=str(tasks), out=str(out), max_turns=[1])
+
+    def full(*_):
+        raise ValueError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "report", full)
+        with pytest.raises(ValueError, match="the disk is full"):
+            play()
+    judge.write_text("def verify(server_url):\n    return False, ''\n")
+    play()
+    assert len(seen) == 2
+    summary, _ = read_run(out)
+    assert summary["success_rate"] == 0.0
 
 
 def pointing_task(number, wanted, unwanted, shop):

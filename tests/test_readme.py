@@ -811,9 +811,14 @@ def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
 
 def test_smollm2_on_miniwob_has_the_figures_of_the_raw_files():
     page = (ROOT / "assets/language_model.md").read_text()
+    results = (ROOT / "assets/results.md").read_text()
     seconds = []
     gains = []
     leads = []  # over filtered cloning
+    successes = []  # that filtered cloning cloned
+    cloning = []  # its optimizer steps
+    unparsable = []
+    impossible = []  # responses that asked for what the page could not do
     for seed, episodes in ((31, 960), (32, 640), (33, 640)):
         folder = ROOT / f"assets/results/smollm2/miniwob/seed{seed}"
         steps = [json.loads(line) for line in (folder / "r1-metrics.jsonl").read_text().splitlines()]
@@ -832,6 +837,27 @@ def test_smollm2_on_miniwob_has_the_figures_of_the_raw_files():
         gains.append(rate["r1"] - rate["bc"])
         leads.append(rate["r1"] - rate["filtered"])
 
+        for step in steps:
+            held_out = ""
+            if "held_out_success" in step:
+                held_out = f"{100 * step['held_out_success']:.1f}"
+            row = (f"| {seed} | {step['step'] + 1} | {100 * step['success_rate']:.1f} | {step['groups_kept']} of 8 "
+                   f"| {step['entropy']:.3f} | {step['logp_gap']:.1e} | {step['invalid_actions']} "
+                   f"| {step['response_tokens']:.1f} | {step['seconds_rollout']:.0f}, {step['seconds_train']:.0f} | {held_out} |")
+            assert row in results
+
+        sampled, = json.loads((folder / "filtered-sampled.json").read_text())["splits"].values()
+        assert sampled["n"] == episodes
+        successes.append(round(sampled["success_rate"] * episodes))
+        cloning.append(len((folder / "filtered-metrics.jsonl").read_text().splitlines()))
+        unparsable.append(tested["r1"]["invalid_actions"])
+        impossible.append(tested["r1"]["failed_actions"])
+
+    flat = " ".join(page.split())
+    assert "{} of 960, {} of 640 and {} of 640 episodes succeeded".format(*successes) in flat
+    assert "took {}, {} and {} optimizer steps".format(*cloning) in flat
+    assert "{}, {} and {} were unparsable, and {}, {} and {} asked".format(*unparsable, *impossible) in flat
+    assert table.shown(leads).replace(" [", " points [") in README
     minutes = [round(one / 60) for one in seconds]
     assert "{}, {} and {} minutes".format(*minutes) in page
     assert table.shown(gains).replace(" [", " on average [") in page
