@@ -377,6 +377,16 @@ def test_choosing_again_in_a_multiple_select_takes_back(site, browse):
     browse(test, site({"/": page}))
 
 
+def test_options_that_are_called_the_same_are_told_apart_by_their_groups(site, browse):
+    async def test(session):
+        assert "size <0> = Men: S (Men: S | Women: S | Any)" in (await session.observe())[1]
+        choose = lambda option: act(session, str(Call("Select Dropdown Option", option, "0")))
+        assert "size <0> = Women: S (" in await choose("Women: S")
+        assert "size <0> = Men: S (" in await choose("S")
+    page = "<select aria-label=size><optgroup label=Men><option>S<optgroup label=Women><option>S<option>Any</select>"
+    browse(test, site({"/": page}))
+
+
 def test_an_option_that_no_person_can_choose_is_refused(site, browse):
     async def test(session):
         await session.observe()

@@ -360,6 +360,56 @@ def test_every_id_beside_a_dialog_can_be_clicked(site, browse):
     browse(test, site({"/": f"{page}<div style='{DIM}'><a href=#no>no</a> <a href=#yes>yes</a></div>"}))
 
 
+# ------------------------------------------------------------------------------------------- what lies on the middle
+
+TITLE = "onclick=\"document.title = '{}'\""
+MIDDLES = {  # a page -> what the agent reads, the title after a click on each id
+    "a field under its hint": (
+        "<div style='position: relative; width: 200px'><input aria-label=word style='width: 200px' " + TITLE.format("word")
+        + "><span style='position: absolute; left: 4px; top: 3px; width: 150px'>Enter keyword</span></div>",
+        "<input>word <0></input>\nEnter keyword", ["word"]),
+    "a link under its badge": (
+        "<div style='position: relative; width: 600px'><a href=# style='display: block; padding: 20px' " + TITLE.format("invoice")
+        + ">Invoice 17</a><span style='position: absolute; left: 280px; top: 15px; background: #eee'>paid</span></div>",
+        "<a>Invoice 17 <0></a>\npaid", ["invoice"]),
+    "a button half in a panel that cannot be scrolled to it": (
+        "<div style='display: flex'><button style='width: 200px' " + TITLE.format("left") + ">Left</button>"
+        "<div style='overflow: auto; width: 300px; height: 60px'><button style='margin-left: -80px; width: 120px' "
+        + TITLE.format("right") + ">Right</button></div></div>",
+        "<button>Left <0></button>\n<button>Right <1></button>", ["left", "right"]),
+    "a part of a ring": (
+        "<svg width=200 height=200><path d='M100 10 A90 90 0 1 1 10 100 L50 100 A50 50 0 1 0 100 50 Z' aria-label='Europe 75%' "
+        + TITLE.format("Europe") + " /></svg>", "<path>Europe 75% <0></path>", ["Europe"]),
+    # It moves with the page, not with the panel that it is written in, so no scrolling of the panel frees it.
+    "a button below another one": (
+        "<div style='overflow-x: auto; width: 300px'>list<ul style='position: absolute; left: 500px; top: 100px; margin: 0'>"
+        "<li><button>Delete</button></ul></div><div style='position: absolute; left: 490px; top: 90px; z-index: 5'>"
+        "<button style='width: 300px; height: 60px' " + TITLE.format("keep") + ">Keep</button></div>",
+        "list\n<button>Keep <0></button>", ["keep"]),
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_what_something_lies_on_is_pressed_where_it_is_free(name, site, browse):
+    async def test(session):
+        _, page = await session.observe()
+        assert page == reads
+        for i, title in enumerate(titles):
+            await click(session, i)
+            assert await session.page.title() == title
+    page, reads, titles = MIDDLES[name]
+    browse(test, site({"/": page}))
+
+
+def test_all_of_a_page_that_runs_from_right_to_left_can_be_clicked(site, browse):
+    async def test(session):
+        await session.observe()
+        await click(session, 8)
+        assert await session.page.title() == "8"
+    cells = "".join(f"<td style='min-width: 300px'><button {TITLE.format(i)}>col {i}</button>" for i in range(9))
+    browse(test, site({"/": f"<html dir=rtl><table><tr>{cells}</table>"}))
+
+
 # ------------------------------------------------------------------------------------------------- what nobody sees
 
 DRAWER = "<div style='position: fixed; width: 300px; height: 90px; {}'>your cart <button>pay</button></div>"
@@ -379,6 +429,16 @@ UNSEEN = {
                          "shop\nfoot"),
     "a message that has gone": ("shop<p style='opacity: 0'>Saved!</p>", "shop"),
     "a text that comes when the page is scrolled": ("shop<p style='margin-top: 900px; opacity: 0'>soon</p>", "shop\nsoon"),
+    "a link for those who press Tab": ("<a href=/ style='position: absolute; left: -9999px'>Skip</a>shop", "shop"),
+    "a drawer that moves with the page": ("<div style='position: absolute; left: -300px; width: 280px'><a href=/>home</a></div>shop",
+                                          "shop"),
+    "a card on what dims the page": ("<style>body { margin: 0 }</style><p>shop<div style='position: fixed; inset: 0; background: gray'>"
+                                     "</div><div style='position: relative; width: 280px; margin: 200px auto'><button>Sign in</button></div>",
+                                     BEHIND + "\n<button>Sign in <0></button>"),
+    "a dialog in a shadow root": (
+        "<a href=/>shop</a><x-box></x-box><script>const root = document.querySelector('x-box').attachShadow({mode: 'open'});"
+        "root.innerHTML = '<dialog>sure? <button>yes</button></dialog>'; root.querySelector('dialog').showModal()</script>",
+        BEHIND + "\nsure? <button>yes <0></button>"),
     "a link that the mouse does not hit": ("<a href=/ style='pointer-events: none'>next</a>", "next"),
     "a switch that the mouse hits on its label": ("<label><input type=checkbox style='pointer-events: none'>mail</label>",
                                                   "<checkbox>mail <0> = off</checkbox>"),

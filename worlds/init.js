@@ -1,7 +1,8 @@
 // Chromium runs this in every document before the document's own scripts. It records what page.js needs and
-// the DOM does not show. All of it hangs on the window under symbols (frames add to the page's first two):
+// the DOM does not show. All of it hangs on the window under symbols (frames add to the page's first three):
 //
 //   'click handlers'  the elements that listen for clicks through addEventListener
+//   'modals'          the dialogs that were opened as modal ones: no selector finds those in shadow roots
 //   'refusals'        what the browser refused without a word: element -> why
 //   'work'            waits for what the page's scripts have begun and what may change the page: requests,
 //                     scripts and styles, workers and sockets, short timers, animation frames, transitions
@@ -193,6 +194,14 @@
     if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
         && this !== document.body && this !== document.documentElement) heard.add(this);
     return add.call(this, type, ...rest);
+  };
+
+  // ---- modal dialogs
+
+  const modals = shared('modals', new Set()), {showModal} = HTMLDialogElement.prototype;
+  HTMLDialogElement.prototype.showModal = function () {
+    modals.add(this);
+    return showModal.call(this);
   };
 
   // ---- refusals

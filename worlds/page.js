@@ -8,7 +8,8 @@
 // `el.matches(':disabled')`, and it takes the properties it cannot do without from the prototypes.
 Object.defineProperty(window, 'page.js', {value: (() => {
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
-  const ELEMENT = 1, TEXT = 3, DOCUMENT = 9;  // values of nodeType
+  const MODALS = Symbol.for('modals');
+  const ELEMENT = 1, TEXT = 3, DOCUMENT = 9, FRAGMENT = 11;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
     const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);
     return get ? node => get.call(node) : (node, ...rest) => value.call(node, ...rest);
@@ -21,6 +22,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const elementsIn = real(Element, 'children'), bodyOf = real(Document, 'body');
   const scrollerOf = real(Document, 'scrollingElement');
   const titleOf = real(Document, 'title'), byId = real(Document, 'getElementById');
+  const byIdInShadow = real(DocumentFragment, 'getElementById');
   const sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
   const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
   const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
@@ -158,14 +160,29 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const root = el.getRootNode();
     return (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
   };
+  // The box that el moves with and that may cut it off.
+  const boxAround = el => /fixed|absolute/.test(getComputedStyle(el).position) ? el.offsetParent : parentOf(el);
+
+  // Parked outside of its document, where nobody can scroll to.
+  const parked = el => {
+    const page = scrollerOf(el.ownerDocument);
+    const box = boxOf(el);
+    if (!page || !box) return false;
+    for (let panel = boxAround(el); panel && panel !== page; panel = boxAround(panel)) {
+      if (/auto|scroll/.test(getComputedStyle(panel).overflow)) return false;
+    }
+    const toTheLeft = getComputedStyle(page).direction === 'rtl';
+    const leftmost = toTheLeft ? page.clientWidth - page.scrollWidth : 0;
+    return box.right + page.scrollLeft <= leftmost || box.bottom + page.scrollTop <= 0;
+  };
+
   // The part of el's box that the boxes around it do not cut off, as a cell does with a link that is too long for it.
   // The whole box if they cut off all of it.
   const uncutBox = (el, whole) => {
     let {left, right, top, bottom} = whole;
     let at = drawn(el);
     while (at) {
-      const {position} = getComputedStyle(at);
-      const box = /fixed|absolute/.test(position) ? at.offsetParent : parentOf(at);
+      const box = boxAround(at);
       if (!box || box === bodyOf(el.ownerDocument)) break;
       const {overflow, display} = getComputedStyle(box);
       const hides = !/visible|auto|scroll/.test(overflow);
@@ -183,8 +200,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const height = bottom - top;
     return width < 1 || height < 1 ? whole : new DOMRect(left, top, width, height);
   };
-  // The middle of what is seen of el's box, and what the mouse hits there.
-  const middleOf = remembered(el => {
+  // Where to aim at el, and what the mouse hits there: the middle of what is seen of its box or, if something lies on
+  // that, one of eight places around it.
+  const aimOf = remembered(el => {
     const root = el.getRootNode();
     const whole = boxOf(el);
     if (!whole) return {root};
@@ -197,8 +215,25 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const middle = aimAt(whole);
     const inReach = middle.x >= 0 && middle.x < innerWidth;  // by scrolling up or down
     const good = middle.hit ? contains(el, middle.hit) : inReach;
-    return good ? middle : aimAt(uncutBox(el, whole));
+    if (good) return middle;
+
+    const uncut = uncutBox(el, whole);
+    const {left, top, width, height} = uncut;
+    const inUncut = aimAt(uncut);
+    const lines = [0.5, 0.15, 0.85];
+    const places = lines.flatMap(down => lines.map(across => [across, down]));
+    const around = places.map(([across, down]) => {
+      const x = left + width * (across - 0.05);
+      const y = top + height * (down - 0.05);
+      return aimAt(new DOMRect(x, y, width / 10, height / 10));
+    });
+    return [inUncut, ...around].find(({hit}) => hit && contains(el, hit)) ?? inUncut;
   });
+  // Whether a press there reaches el, what el is a part of, or its label.
+  const reached = el => {
+    const {hit} = aimOf(el);
+    return !hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el;
+  };
 
   // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
   // most pages they save the question for each element below the window.
@@ -211,16 +246,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!staysInMiddle(document)) return false;
     const there = atPoint(document, x, innerHeight / 2);
     const layer = layerOf(there, /fixed/);
-    return middleOf(el).root === document && !!layer && !contains(layer, el);
+    return aimOf(el).root === document && !!layer && !contains(layer, el);
   };
   // Of an element that something lies on: whether scrolling one of the panels around it, or the page, frees it.
   const scrollingFrees = el => {
-    const {x, y, hit} = middleOf(el);
+    const {x, y, hit} = aimOf(el);
     const layer = layerOf(hit, /fixed|sticky/);
     const layerStays = layer && !contains(layer, el);
     const page = scrollerOf(el.ownerDocument);
-    for (let at = el; parentOf(at) && getComputedStyle(at).position !== 'fixed'; at = parentOf(at)) {
-      const panel = parentOf(at);
+    for (let panel = boxAround(el); panel; panel = boxAround(panel)) {
       const edges = panel.getBoundingClientRect();
       if (panel !== page) {
         const scrolls = /auto|scroll/.test(getComputedStyle(panel).overflow);
@@ -243,15 +277,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
   const covered = remembered(el => {
-    const {x, y, hit} = middleOf(el);
+    const {x, y, hit} = aimOf(el);
     const boxless = hit === undefined;
     if (boxless) return !el.matches('input[type=checkbox],input[type=radio]');
+    if (parked(el) && !labelsOf(el).length) return true;
 
     const beyondSides = x < 0 || x >= innerWidth;
     if (beyondSides || y < 0 || y >= innerHeight) return coveredInMiddle(el, beyondSides ? innerWidth / 2 : x);
 
-    const hitsIt = !hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el;
-    return !hitsIt && !scrollingFrees(el);
+    return !reached(el) && !scrollingFrees(el);
   });
 
   // The layer that keeps the mouse from all of the page: a dialog with what dims the rest. 25 points show it.
@@ -274,11 +308,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.
   const inFront = (el, style, cover) => {
     if (el === cover) return true;
-    if (!/fixed|absolute/.test(style.position)) return false;
-    const {hit} = middleOf(el);
+    if (style.position === 'static') return false;
+    const {hit} = aimOf(el);
     const layer = hit && layerOf(hit, /fixed/);
     return contains(el, hit) && (!layer || layer === el || !contains(el, layer));
   };
+
+  // Whether a modal dialog is open in a document. No selector finds one in a shadow root, so init.js keeps them.
+  const hasModal = body => !!body.querySelector('dialog:modal')
+    || [...window[MODALS] ?? []].some(each => each.ownerDocument === body.ownerDocument && each.matches(':modal'));
 
   const childrenOf = el => {
     if (/^(i?frame|object)$/.test(el.localName) && el.contentDocument) return [bodyOf(el.contentDocument)];
@@ -386,7 +424,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   // Whether a click on this part of a card reaches the card and none of its controls.
   const reaches = (part, card) => {
-    const {hit} = middleOf(part);
+    const {hit} = aimOf(part);
     return !inControl(contains(card, hit) ? hit : part, card) && !covered(part);
   };
   // The text that a card is called by: the first of more than two characters, since the letters of an avatar
@@ -612,7 +650,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const labelsText = el => labelsOf(el).map(labelText).find(text => text);
   const textOfIds = (el, name) => {
     if (!el.hasAttribute(name)) return '';
-    const others = attribute(el, name).split(' ').map(id => id && byId(el.ownerDocument, id));
+    const root = rootOf(el);
+    const find = {[DOCUMENT]: byId, [FRAGMENT]: byIdInShadow}[nodeType(root)];
+    const others = attribute(el, name).split(' ').map(id => id && find?.(root, id));
     return tidy(others.map(other => other?.textContent).join(' '));
   };
   // What a style sheet writes into an empty editor.
@@ -675,6 +715,14 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return all && alike.length > 1 ? '' : 'selected';
   };
 
+  // An option as a dropdown offers it, with its group if another one is called the same.
+  const optionsCalled = remembered(el => Map.groupBy(el.options, option => tidy(option.label)));
+  const offered = (el, option) => {
+    const name = tidy(option.label);
+    const group = closest(option, 'optgroup');
+    return group && optionsCalled(el).get(name).length > 1 ? `${tidy(group.label)}: ${name}` : name;
+  };
+
   const valueOf = el => {
     const kind = kindOf(el);
     const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
@@ -686,11 +734,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       return on ? 'on' : 'off';
     }
     if (kind === 'select') {
-      const texts = options => [...options].map(option => tidy(option.label)).join(' | ');
-      let offered = texts([...el.options].slice(0, 60));
+      const texts = options => [...options].map(option => offered(el, option)).join(' | ');
+      let choice = texts([...el.options].slice(0, 60));
       const rest = el.options.length - 60;
-      if (rest > 0) offered += ` | ... ${rest} more`;
-      return tidy(`${texts(el.selectedOptions)} (${offered})`);
+      if (rest > 0) choice += ` | ... ${rest} more`;
+      return tidy(`${texts(el.selectedOptions)} (${choice})`);
     }
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
@@ -855,7 +903,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       pre = /pre|break/.test(style.whiteSpace);
       clips = clipsOf(node, style, clips);
       if (node === bodyOf(node.ownerDocument)) {
-        behind ||= !!node.querySelector('dialog:modal');
+        behind ||= hasModal(node);
         pairUp(node);
       }
       if (behind) {
@@ -960,7 +1008,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   // Whether the mouse can hit el where it is now, or the label that stands for it.
   const atHand = el => {
-    const {hit} = middleOf(el);
+    const {hit} = aimOf(el);
     return contains(el, hit) || hit?.closest('label')?.control === el;
   };
   // Scrolls el to the middle of what people can scroll. If it is out of their reach, as in a window that is too
@@ -989,16 +1037,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!el) return {error: `there is no element ${id} on this page`};
     if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
     // A control that is styled away may have no size, or be parked where nobody can scroll to: press its label.
-    const parked = r => r && (r.right + scrollX <= 0 || r.bottom + scrollY <= 0);
     const labels = labelsOf(el);
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
-    const styledAway = parked(el.getBoundingClientRect()) || !boxOf(el);
+    const styledAway = parked(el) || !boxOf(el);
     const aim = styledAway && label || el;
     const inFrame = aim.ownerDocument !== document;
     if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
-    const r = middleOf(aim).box || aim.getClientRects()[0];
-    if (!r || parked(r)) return {error: `element ${id} is hidden now`};
-    if (covered(aim)) return {error: `something else lies on top of element ${id}`};
+    const r = aimOf(aim).box || aim.getClientRects()[0];
+    if (!r || parked(aim)) return {error: `element ${id} is hidden now`};
+    if (covered(aim) || !reached(aim)) return {error: `something else lies on top of element ${id}`};
     const {left, top, width, height} = outward(el, r);
     const x = left + width / 2, y = top + height / 2;
     if (x < 0 || x >= innerWidth || y < 0 || y >= innerHeight) return {error: `element ${id} is hidden now`};
@@ -1019,10 +1066,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const plain = s => tidy(s).toLowerCase();
     const text = plain(wanted);
     const open = [...el.options].filter(option => !option.matches(':disabled'));
-    let found = open.find(option => plain(option.label) === text);
+    let found = open.find(option => plain(offered(el, option)) === text)
+      ?? open.find(option => plain(option.label) === text);
     if (!found && text) found = open.find(option => plain(option.label).includes(text));
     if (!found) {
-      const some = open.slice(0, 60).map(option => option.label.trim()).join(', ');
+      const some = open.slice(0, 60).map(option => offered(el, option)).join(', ');
       return 'its options are: ' + some + (open.length > 60 ? ', ...' : '');
     }
     found.selected = !(el.multiple && found.selected);  // takes a chosen one back
