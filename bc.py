@@ -29,7 +29,7 @@ import rollout
 from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay,
                       trajectory_rows)
 from evaluate import Environment
-from model import check_context, clip_gradients, config_json, load_for_training, save, token_logprobs
+from model import check_context, check_vocabulary, clip_gradients, config_json, load_for_training, save, token_logprobs
 from worlds import sandbox, webarena
 
 
@@ -49,7 +49,7 @@ class Config(rollout.Settings):
     batch: int = 16              # responses per step, over all ranks
     lr: float | None = None      # peak of a cosine; None: 5e-4, or 2e-5 above 10 million parameters; LoRA: x 10
     warmup: float = 0.05         # share of the steps in which lr rises
-    clip: float = 1.0            # largest gradient norm
+    max_grad_norm: float = 1.0   # a longer gradient is scaled down to this norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
     lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
@@ -244,14 +244,14 @@ def average_head_gradients(model):
             parameter.grad /= run.world_size()
 
 
-def optimizer_step(model, optimizer, loss: float, clip: float) -> tuple[float, bool]:
+def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple[float, bool]:
     """Clips the gradient and steps; skips the step if loss or gradient is not finite.
 
     A fork's heads step as well, but are not clipped. Returns (gradient norm, skipped). Loss and norm come
     from all ranks, so the ranks decide alike.
     """
     average_head_gradients(model)
-    grad_norm = clip_gradients(model, clip)
+    grad_norm = clip_gradients(model, max_grad_norm)
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     if finite:
         optimizer.step()
@@ -320,7 +320,7 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
 
     # 3) Step.
     loss = float(run.all_sum([loss_sum])[0])
-    grad_norm, skipped = optimizer_step(model, optimizer, loss, cfg.clip)
+    grad_norm, skipped = optimizer_step(model, optimizer, loss, cfg.max_grad_norm)
     return loss, grad_norm, skipped
 
 
@@ -365,6 +365,7 @@ def main(cfg: Config, make_optimizer=adamw):
     chat = open_chat(cfg.model, rollout.actions_help())
     model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
     check_context(model, cfg.max_context)
+    check_vocabulary(model, chat.tokenizer)
     model.recompute = cfg.recompute
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small_model=5e-4, large_model=2e-5))

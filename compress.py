@@ -20,7 +20,7 @@ actions in contexts they were not sampled from (tests/tools/flat_sequence.py mea
 
 Dimension key: B rows, T tokens.
 """
-from run import read_json  # first, before torch
+from run import read_json, reading  # first, before torch
 
 import copy
 import json
@@ -54,6 +54,7 @@ class Turn:
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
+    page_known: bool = True     # False in imported data that lacks it: then the turn is history only
     action: str = ""            # the call that was read, "" if none could be
     error: str = ""             # why it could not be read, or failed; the next observation opens with this
     advantage: float = 0.0      # what this turn adds to its trajectory's
@@ -338,6 +339,17 @@ class Chat:
         return range(0)
 
 
+def check_agent(settings: dict, required: bool = False):
+    """Refuses settings, as agent.json has them, of other names or types. required: it must hold all three."""
+    kinds = {"system": str, "think": bool, "compress": bool}
+    for key, value in settings.items():
+        if key not in kinds or not isinstance(value, kinds[key]):
+            raise ValueError(f"{key} is {value!r:.60}; system takes a text, and think and compress take true or false")
+    missing = set(kinds) - set(settings)
+    if required and missing:
+        raise ValueError(f"its agent has no {' and no '.join(sorted(missing))}")
+
+
 def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
     """A checkpoint's chat. Its agent.json may set system, think and compress."""
     tokenizer = load_tokenizer(checkpoint)
@@ -345,11 +357,8 @@ def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
     settings = {}
     if path.exists():
         settings = read_json(path)
-    kinds = {"system": str, "think": bool, "compress": bool}
-    for key, value in settings.items():
-        if key not in kinds or not isinstance(value, kinds[key]):
-            raise ValueError(f"cannot use {path}: {key} is {value!r:.60}; system takes a text, and "
-                             "think and compress take true or false.")
+        with reading(path):
+            check_agent(settings)
     think = settings.get("think", True)
     compress = settings.get("compress", True)
     system = settings.get("system") or system_prompt(actions_help, think)
@@ -433,13 +442,15 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     """
     task = {key: record[key] for key in ("intent", "task_id", "sites")}
     if "agent" in record:
+        check_agent(record["agent"], required=True)
         task["agent"] = record["agent"]
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success
     for j, recorded in enumerate(record["turns"]):
         page = recorded["observation"]
-        if page is None:
+        page_known = page is not None
+        if not page_known:
             page = PLACEHOLDER
         ended = not recorded.get("truncated")
         action_ids = chat.encode(recorded["response"], tags=True)
@@ -447,7 +458,7 @@ def replay(chat: Chat, record: dict) -> Trajectory:
             action_ids.append(chat.end_id)
         observation_ids = chat.user_ids(task, j, page)
         turn = Turn(recorded["url"], page, observation_ids, action_ids=action_ids, logps=[],
-                    response=recorded["response"], ended=ended)
+                    response=recorded["response"], ended=ended, page_known=page_known)
         trajectory.turns.append(turn)
     return trajectory
 
@@ -482,8 +493,8 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     for j, turn in enumerate(trajectory.turns):
         if not turn.action_ids:
             continue  # the environment broke the episode before the response
-        if turn.observation == PLACEHOLDER:
-            continue  # the page is not known
+        if not turn.page_known:
+            continue
         ids = context(chat, trajectory, j) + turn.action_ids
         advantage = trajectory.advantage + turn.advantage
         row = Row(ids, n_action=len(turn.action_ids), advantage=advantage, logps=turn.logps,

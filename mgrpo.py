@@ -52,7 +52,7 @@ What other RL trainers have and this one leaves out, and what you would notice:
     no normalization over the batch: one success of 8 gets A = 2.5, whatever the other groups did
     no KL by default: nothing pulls pi back to the clone, and kl is logged as 0 (--beta 0.001)
     no entropy bonus: entropy is logged, but nothing keeps it up; if it falls, groups agree and drop out
-    no mini-batches: each update uses all rows of the step, so there are 3 updates a step by default
+    no mini-batches: each update uses all rows of the step; --updates-per-batch says how many updates there are
     no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
         to it; each episode under way reserves a KV cache of --max-context tokens
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
@@ -80,7 +80,8 @@ import compress
 import worlds
 from compress import Chat, Row, Trajectory
 from evaluate import SiteSettings, Environment, evaluate, figures, mean, percent, require_verdicts
-from model import as_reference, check_context, computing_dtype, config_json, load_for_training, save, token_logprobs
+from model import (as_reference, check_context, check_vocabulary, computing_dtype, config_json, load_for_training, save,
+                   token_logprobs)
 from rollout import actions_help, rollout
 from worlds.browser import BrowserSettings
 
@@ -106,7 +107,7 @@ class Config(SiteSettings):
     lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10
     warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
     decay: bool = True           # then lr falls, linearly, to 0 at the end
-    clip: float = 1.0            # largest gradient norm
+    max_grad_norm: float = 1.0   # a longer gradient is scaled down to this norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
     lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
@@ -124,7 +125,8 @@ class Config(SiteSettings):
     paper: bool = False          # WebAgent-R1's values (Appendix B) for all flags not given
 
 
-# Appendix B; G and max_turns are the released code's.
+# Appendix B. The paper does not give G, max_turns, updates_per_batch and the one pass: they are the released code's.
+# The last four are ours, for eight 80 GB GPUs.
 PAPER = dict(
     steps=40,  # one pass over its 647 tasks
     batch=16,
@@ -240,16 +242,16 @@ def withhold_credit(rows: list[Row]):
             row.advantage = min(row.advantage, 0.0)
 
 
-def per_token(values: list[float], batch: list[Row], device):
+def per_token(values: list[float], rows: list[Row], device):
     """One value per row -> (N,): the value at each of the row's action tokens."""
-    counts = torch.tensor([row.n_action for row in batch], device=device)
+    counts = torch.tensor([row.n_action for row in rows], device=device)
     return torch.tensor(values, device=device).repeat_interleave(counts)
 
 
-def sampled_logps(batch: list[Row], device):
+def sampled_logps(rows: list[Row], device):
     """(N,): the action tokens' log-probs when they were sampled."""
     logps = []
-    for row in batch:
+    for row in rows:
         logps += row.logps
     return torch.tensor(logps, device=device)
 
@@ -319,17 +321,18 @@ class MGRPO:
         """
         return task_batch(tasks, step, self.cfg)
 
-    def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, **search):
+    def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, choose=None):
         """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order.
 
-        search: more arguments of `rollout`, from a fork that draws several responses (forks/tsr.py).
+        tick(text) shows progress. choose: how a turn chooses among several responses; see `rollout` and
+        forks/tsr.py.
         """
         cfg = self.cfg
         seed = f"{cfg.seed}/{step}"
         env.reset(tasks, group=cfg.G, name=seed)
         mine = tasks[run.rank()::run.world_size()]
         playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group=cfg.G, seed=seed,
-                          temperature=cfg.temperature, tick=tick, **search)
+                          temperature=cfg.temperature, tick=tick, choose=choose)
         episodes = asyncio.run(playing)
         for tau in episodes:
             if tau.status == "ok":
@@ -368,7 +371,7 @@ class MGRPO:
         """How many optimizer steps the step's rows are used for."""
         return self.cfg.updates_per_batch
 
-    def score(self, batch: list[Row], inputs: dict):
+    def score(self, micro_batch: list[Row], inputs: dict):
         """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
 
         inputs: what `pack` made of the batch. A fork may score more of it than the actions, or keep the
@@ -376,16 +379,16 @@ class MGRPO:
         """
         return token_logprobs(self.model, **inputs, temperature=self.cfg.temperature)
 
-    def loss(self, batch: list[Row], logp_N, logp_ref_N, hidden_ND):
+    def loss(self, micro_batch: list[Row], logp_N, logp_ref_N, hidden_ND):
         """(loss of a micro-batch, its metrics as sums over its tokens: kl, clip_frac, and a fork's own).
 
         hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads. All
         ranks call this equally often: one with fewer micro-batches gets PADDING, whose weight is 0. To
         keep something from a step's first update for the later ones, put it on the row.
         """
-        logp_old_N = sampled_logps(batch, logp_N.device)
-        A_N = per_token([row.advantage for row in batch], batch, logp_N.device)
-        weight_N = per_token([row.weight for row in batch], batch, logp_N.device)
+        logp_old_N = sampled_logps(micro_batch, logp_N.device)
+        A_N = per_token([row.advantage for row in micro_batch], micro_batch, logp_N.device)
+        weight_N = per_token([row.weight for row in micro_batch], micro_batch, logp_N.device)
         return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N=A_N, weight_N=weight_N,
                           eps=self.cfg.eps, beta=self.cfg.beta)
 
@@ -399,10 +402,11 @@ def reference_logps(method: MGRPO, inputs: dict, logp_N):
     return logp_ref_N
 
 
-def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
+def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     """One optimizer step on the rows of all ranks; returns its metrics.
 
     logp_gap is the mean |log pi - log pi_old|. Before the first update it is rounding alone.
+    show(share): called with the share of the micro-batches that are done.
     """
     cfg = method.cfg
     sums = {}
@@ -431,14 +435,15 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
             sums.setdefault(key, 0.0)
             if micro_batch[0] is not bc.PADDING:
                 sums[key] += value
-        tick((i + 1) / len(micro_batches))
+        show((i + 1) / len(micro_batches))
 
     # 4) Add up over the ranks, and step.
     summed = run.all_sum(list(sums.values())).tolist()
     totals = dict(zip(sums, summed))
     total_loss = totals["loss"]
     n_actions = totals["actions"]
-    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss, cfg.clip)
+    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss,
+                                           cfg.max_grad_norm)
     for key in totals:
         if key not in ("loss", "actions", "tokens"):
             totals[key] /= n_actions  # these become means over the action tokens
@@ -447,10 +452,10 @@ def update(method: MGRPO, rows: list[Row], tick=run.ignore) -> dict:
     return totals
 
 
-def fill_missing_logps(batch: list[Row], logp_N):
+def fill_missing_logps(rows: list[Row], logp_N):
     """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
-    counts = [row.n_action for row in batch]
-    for row, logp in zip(batch, logp_N.detach().split(counts)):
+    counts = [row.n_action for row in rows]
+    for row, logp in zip(rows, logp_N.detach().split(counts)):
         if row.logps is None:
             row.logps = logp.tolist()
 
@@ -494,11 +499,12 @@ def check(cfg: Config, Method):
         raise ValueError(f"--G {cfg.G}: an episode is compared with others of its task; "
                          f"give at least {Method.smallest_group}.")
     Method.check(cfg)
+    worlds.check_files(cfg.tasks, cfg.held_out)
 
 
 def warm_start(cfg: Config) -> str:
     """The checkpoint to start from. Runs bc.py's stage if there is none."""
-    if cfg.model:
+    if cfg.model is not None:
         return cfg.model
     if not (Path("runs/bc") / "model.safetensors").exists():
         run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
@@ -529,6 +535,7 @@ def open_method(cfg: Config, Method, device) -> MGRPO:
     cfg = replace(cfg, model=warm_start(cfg))
     chat = compress.open_chat(cfg.model, actions_help())
     model, reference, optimizer = open_training(cfg, device)
+    check_vocabulary(model, chat.tokenizer)
     if cfg.lr is None:
         lr = bc.lr_by_size(model, small_model=3e-4, large_model=1e-6)
         cfg = replace(cfg, lr=lr)

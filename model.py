@@ -646,6 +646,14 @@ def check_context(model: Transformer, max_context: int):
         raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
 
 
+def check_vocabulary(model: Transformer, tokenizer: Tokenizer):
+    """Refuses a tokenizer with ids that the model has no embedding for."""
+    n_tokens = tokenizer.get_vocab_size()
+    if n_tokens > model.config.vocab_size:
+        raise ValueError(f"the tokenizer has {n_tokens} tokens, the model embeddings for {model.config.vocab_size}; "
+                         "resize the model's embeddings, or take the tokenizer that it was trained with.")
+
+
 def weight_files(path: Path) -> list[Path]:
     whole = path / "model.safetensors"
     if whole.exists():
@@ -678,6 +686,10 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
         config["run"] = run
     state = full_state(model)
     adapters = merge(state)
+    for name, weight in state.items():
+        if not weight.isfinite().all():
+            raise ValueError(f"{path} is not written: {name} holds numbers that are not finite. Lower --lr, or look at "
+                             "the weights that training started from.")
     if rank() == 0:
         with writing(path):
             write_checkpoint(path, config, state, like, model, adapters)
@@ -841,6 +853,14 @@ def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(weights)})
 
 
+def holds(checkpoint: str, weights) -> bool:
+    """Whether a checkpoint is there and holds these weights. weights: their `fingerprint`."""
+    try:
+        return fingerprint(resolve(checkpoint)) == weights
+    except ValueError:
+        return False
+
+
 def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
     """(the checkpoint of the frozen weights, rank, adapters by our names) of what `save` has written."""
     file = checkpoint / ADAPTERS
@@ -854,9 +874,9 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         if settings["lora_alpha"] != ALPHA:
             raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
         base = settings["base_model_name_or_path"]
-        if json.loads(marks["frozen"]) != fingerprint(resolve(base)):
-            raise ValueError(f"{base} no longer holds the weights that it was trained on; put them back, or "
-                             f"delete {file.parent} to use the merged weights")
+        if not holds(base, json.loads(marks["frozen"])):
+            raise ValueError(f"{base}, as seen from this folder, does not hold the weights that it was trained on; "
+                             f"put them there, or delete {file.parent} to use the merged weights")
         for name in tensors.keys():
             ours = name.removeprefix(PEFT).removesuffix(".weight")
             adapters[ours] = tensors.get_tensor(name)

@@ -176,6 +176,8 @@ def read_call(text: str) -> Written | None:
     """The call that a text is; None if it is not one call. Nothing in it runs."""
     def as_text(node):
         value = ast.literal_eval(node)
+        if value is None:
+            return ""
         if isinstance(value, str):
             # JSON writes an emoji as two halves, "\ud83d\ude00". Join them, and replace a half alone.
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -29,6 +29,7 @@ import fcntl
 import hashlib
 import inspect
 import json
+import math
 import re
 import shutil
 import signal
@@ -591,9 +592,10 @@ def with_size(report: Path) -> str:
 # --------------------------------------------------------------------------------- the command line
 
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
-COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps")
+COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps", "demos")
 NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature")
-ABOVE_ZERO = ("clip", "epochs")
+ABOVE_ZERO = ("max_grad_norm", "epochs")
+FINITE = ("lr", "beta", "temperature", "epochs")
 LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 
@@ -696,7 +698,10 @@ def refuse_out_of_range(given: dict):
     for name in ABOVE_ZERO:
         value = given.get(name, 1)
         if not value > 0:
-            raise ValueError(f"--{name} {value:g}: give more than 0.")
+            raise ValueError(f"--{name.replace('_', '-')} {value:g}: give more than 0.")
+    for name, value in given.items():
+        if isinstance(value, float) and (math.isnan(value) or math.isinf(value) and name in FINITE):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: give a finite number.")
     warmup = given.get("warmup", 0)
     if not 0 <= warmup <= 1:
         raise ValueError(f"--warmup {warmup:g}: it is a share of the steps, from 0 to 1.")

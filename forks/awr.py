@@ -19,8 +19,8 @@ Differs from the paper: V is a probability trained by cross-entropy, because r i
 regresses on lambda-returns. Each step trains on its own episodes and on --past earlier ones; the
 paper draws all from the buffer. V is a head on the policy's layers and does not train them; the
 paper's V is a network of its own, which would double the cost here. The released code standardizes
-A (mean 0, deviation 1) and does not divide it by an awr_beta. Here A stays as it is: where V is sure
-and right, A is near 0 and the weight near 1.
+A (mean 0, deviation 1) and divides it by a temperature of 1. Here A is not standardized and awr_beta is
+0.2: where V is sure and right, A is near 0 and the weight near 1.
 
 Differs from mgrpo.py: no groups, replayed episodes, a value head, another loss. So --eps and
 --credit-errors have no effect and --beta is refused.
@@ -110,8 +110,8 @@ class AWR(mgrpo.MGRPO):
         }
         return V_R.tolist(), metrics
 
-    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        return likelihood(batch, logp_N)
+    def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
+        return likelihood(micro_batch, logp_N)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@
     r_i  = 2 P R / (P + R),  R = that sum,  P = newly met checks / turns      --reward f1
     A_ij = r_i - mean(r) + k (e_ij - mean_j(e_ij))
 
-The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: all of them at
-once. e_ij is the part of R that turn j earned, also with --reward f1. P counts the judge's checks that are met,
-without the success and without those that the look at the start saw hold (so f1 is 0 where all held then). The
-term with k has mean 0 over an episode's turns: it moves credit between them. (Exactly so with --loss-norm paper
---credit-errors. By default a long turn weighs more, and a turn that failed gets no credit.) Success stays 0 or
-1, and every table counts that.
+The checks c are those that the judge makes anyway (evaluate.checks), and one more, the success: it is met if
+all others are. e_ij is the part of R that turn j earned, for both rewards. P leaves out the success and the
+checks that held at the start already (so f1 is 0 if all of them held then). The term with k has mean 0 over an
+episode's turns: it moves credit between them. (Exactly so with --loss-norm paper --credit-errors. By default a
+long turn weighs more, and a turn that failed gets no credit.) Success stays 0 or 1, and every table counts that.
 
 In PyTorch terms: if all attempts at a task fail, M-GRPO learns nothing from it. But one of them may have
 put the right item into the cart and forgotten to pay. Here it earns more than the others, so its tokens
@@ -211,8 +210,9 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
     turns = []
     for part in parts(tau.task):
         passing = part.place in ("url_match", "last")
-        # What no look saw and the judge finds. An exit changes no page, another last action may have.
-        needs_no_other_page = can_read(part, url="")  # of no address only what the agent's own page shows
+        # Who met a check that no look saw and that the judge finds met? An answer: the last turn. The address or
+        # the open page: the last turn as well, unless it was an exit, which changes no page.
+        needs_no_other_page = can_read(part, url="")  # false for pages with an address of their own
         by_last_turn = part.place == "answer" or (needs_no_other_page and tau.answer is None)
         by_judge = None
         if by_last_turn:
@@ -260,7 +260,7 @@ class Checklist(mgrpo.MGRPO):
         return super().collect(tasks, Watched(env, self.cfg.timeout), step, tick)
 
     def earnings(self, tau: Trajectory) -> list[tuple[int | None, float]]:
-        """(turn, part of the whole reward) of each check that was met, in the judge's order.
+        """(turn, gain) of each check that was met, in the judge's order. gain: what it adds to R.
 
         turn: as in checks_met; -1 for the success, which is no turn's and no check of its own.
         """
@@ -273,10 +273,8 @@ class Checklist(mgrpo.MGRPO):
         return out
 
     def reward(self, tau):
-        if tau.status != "ok":
-            return 0.0
         earned = self.earnings(tau)
-        recall = sum(part for _, part in earned)
+        recall = sum(gain for _, gain in earned)
         if self.cfg.reward == "checks" or recall == 0:
             return recall
         n_met = sum(turn != -1 for turn, _ in earned)
@@ -295,9 +293,9 @@ class Checklist(mgrpo.MGRPO):
         for tau in valid:
             tau.advantage = tau.reward - baseline
             e = [0.0] * len(tau.turns)
-            for turn, part in self.earnings(tau):  # parts of R, in f1 as well
+            for turn, gain in self.earnings(tau):  # of R, for f1 as well
                 if turn is not None and turn >= 0:
-                    e[turn] += part
+                    e[turn] += gain
             for turn, e_j in zip(tau.turns, e):  # a row's advantage is its episode's and its turn's
                 turn.advantage = self.cfg.turn_credit * (e_j - mean(e))
         return valid

@@ -66,7 +66,7 @@ class Critic(mgrpo.MGRPO):
         """All valid episodes train. Their advantage is known token by token, in `loss`."""
         return [tau for tau in group if tau.status == "ok"]
 
-    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+    def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
         # 1) V of each token, and the logit that it comes from.
         device = logp_N.device
         head = self.model.heads["value"]
@@ -76,26 +76,26 @@ class Critic(mgrpo.MGRPO):
         # 2) A as it was in the step's first update. A step's rows are new, but for PADDING, which has no
         #    episode: its A may be anything, as its weight is 0.
         rewards = []
-        for row in batch:
+        for row in micro_batch:
             reward = 0.0
             if row.tau:  # not PADDING
                 reward = row.tau.reward
             rewards.append(reward)
-        r_N = per_token(rewards, batch, device)
+        r_N = per_token(rewards, micro_batch, device)
         new_A_N = r_N - V_N
-        counts = [row.n_action for row in batch]
-        for row, A in zip(batch, new_A_N.split(counts)):
+        counts = [row.n_action for row in micro_batch]
+        for row, A in zip(micro_batch, new_A_N.split(counts)):
             first_update = not hasattr(row, "A")
             if first_update:
                 failed = row.turn and row.turn.error
                 if failed and not self.cfg.credit_errors:
                     A = A.clamp(max=0.0)  # as mgrpo.withhold_credit does
                 row.A = A
-        A_N = torch.cat([row.A for row in batch])
+        A_N = torch.cat([row.A for row in micro_batch])
 
         # 3) Both losses, weighted alike.
-        weight_N = per_token([row.weight for row in batch], batch, device)
-        logp_old_N = sampled_logps(batch, device)
+        weight_N = per_token([row.weight for row in micro_batch], micro_batch, device)
+        logp_old_N = sampled_logps(micro_batch, device)
         loss, metrics = mgrpo_loss(logp_N, logp_old_N, logp_ref_N,
                                    A_N=A_N, weight_N=weight_N,
                                    eps=self.cfg.eps, beta=self.cfg.beta)

@@ -58,7 +58,7 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment behind it is its --help."""
     out: str = "runs/digirl"     # the run's directory; at the end it is also the checkpoint
     # DigiRL
-    offline: int = 3             # steps that only collect; the policy first trains at the end of the last
+    offline: int = 3             # first steps in which only V_c and V_s learn; the policy does at the end of the last
     past: int = 768              # replayed episodes per step, over all ranks: as many as four steps play
     share: float = 0.1           # of the episodes to clone, those with the largest A_c (and ties)
     lam: float = 0.5             # w_j = lam^(turns still to come), the weight of the outcome
@@ -84,6 +84,8 @@ class DigiRL(mgrpo.MGRPO):
 
     @staticmethod
     def check(cfg):
+        if cfg.offline < 0:
+            raise ValueError(f"--offline {cfg.offline}: give at least 0 steps.")
         if cfg.offline > cfg.steps:
             raise ValueError(f"--offline {cfg.offline}: in {cfg.steps} steps the policy never learns; "
                              "give fewer, or more --steps.")
@@ -182,8 +184,8 @@ class DigiRL(mgrpo.MGRPO):
             row.tau.advantage = 1.0  # for trajectories.jsonl only: some of its turns are cloned
         return good
 
-    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        return likelihood(batch, logp_N)
+    def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
+        return likelihood(micro_batch, logp_N)
 
 
 if __name__ == "__main__":

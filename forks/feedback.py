@@ -26,7 +26,7 @@ Differs from the paper (of which we had the abstract and summaries): only change
 mostly repeats the last one, and --feedback-tokens of a page at most; the mean is over the tokens of the
 step, not of an episode, so an episode with many changes weighs more; lambda is 0.002, in the paper about 0.1.
 As there, all valid episodes teach, those of dropped groups as well, but only by this term. Metrics such as
-the entropy also count the responses of dropped groups.
+the entropy also count the responses of dropped groups, and each update computes them, which mgrpo.py's does not.
 
 feedback_loss is the mean over the n_feedback tokens, in nats per token. A model that never learned to write
 pages, such as the sandbox's small base, starts at 14. There a weight of 0.05 outdoes the policy loss: sampled
@@ -155,11 +155,11 @@ class Feedback(mgrpo.MGRPO):
         metrics["n_feedback"] = int(n_news)
         return rows, metrics
 
-    def score(self, batch, inputs):
+    def score(self, micro_batch, inputs):
         """Scores actions and feedback in one pass; keeps the feedback's log-probs for `loss`."""
         action_BT = inputs["action_BT"]
         news_BT = torch.zeros_like(action_BT)
-        for row, segment in zip(batch, inputs["segments"]):
+        for row, segment in zip(micro_batch, inputs["segments"]):
             _, stop, _, _ = segment  # start, stop, and those of its context
             start = stop - len(row.after)
             news_BT[0, start:stop] = torch.tensor(row.after, device=self.device)
@@ -170,8 +170,8 @@ class Feedback(mgrpo.MGRPO):
         self.logp_news = logp_M[~is_action_M]
         return logp_M[is_action_M], entropy_M[is_action_M], hidden_MD[is_action_M]
 
-    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        loss, metrics = super().loss(batch, logp_N, logp_ref_N, hidden_ND)
+    def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
+        loss, metrics = super().loss(micro_batch, logp_N, logp_ref_N, hidden_ND)
         total = -self.logp_news.sum()  # of the micro-batch
         # `update` divides metrics by the number of action tokens.
         metrics["feedback_loss"] = total.item() * self.n_actions / self.n_news

@@ -65,7 +65,7 @@ class Config(mgrpo.Config):
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, raft, dapo, gspo, cispo or masked
     eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
-    eps_high: float | None = None  # ... how far it may rise above 1; None: dapo's, gspo's and cispo's own, else eps
+    eps_high: float | None = None  # how far above 1 it may rise; None: dapo's, gspo's and cispo's own, else eps
     delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats a token
     refill: int = 0              # extra rounds: other tasks in place of groups whose rewards are all equal
 
@@ -104,7 +104,7 @@ def standardized(r):
 def dr_grpo(r):
     """Dr. GRPO (arXiv 2503.20783, section 3.2): A = r - mean, and a constant in place of the length.
 
-    Without std, groups with few successes or few failures push less beside the others than in GRPO. With
+    Without std, groups with few successes or few failures push less, compared with other groups, than in GRPO. With
     a constant length, every token of a long failure pushes as hard as those of a short one, which
     --loss-norm paper does not do.
     """
@@ -114,8 +114,9 @@ def dr_grpo(r):
 def maxrl(r):
     """MaxRL (arXiv 2602.02710, algorithm 1): A = (r - mean) / mean, for rewards of 0 or 1.
 
-    It maximizes log p (the first G terms of its series), not the chance of success p: every failure
-    pushes by -1 and a success by (1 - p) / p, so the rarer success is, the harder it pushes.
+    It maximizes the log of the chance of success (the first G terms of its series), not the chance itself.
+    With m, the group's mean, every failure pushes by -1 and a success by (1 - m) / m: the rarer success
+    is, the harder it pushes.
     """
     return (r - r.mean()) / r.mean()
 
@@ -124,8 +125,8 @@ def raft(r):
     """RAFT++ (arXiv 2504.11343): A = r, for rewards of 0 or 1.
 
     Only successes push (the tokens of failures still count in the mean of --loss-norm). It is filtered
-    cloning, but of episodes that the present policy played: beside GRPO it shows what failures teach,
-    beside filtered cloning what playing on teaches.
+    cloning, but of episodes that the present policy played: compared with GRPO it shows what
+    failures teach, compared with filtered cloning what further playing teaches.
     """
     return r
 
@@ -264,14 +265,14 @@ class Losses(mgrpo.MGRPO):
             tau.advantage = A_i
         return training
 
-    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
-        # 1) The tokens of the batch, and their weights.
+    def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
+        # 1) The tokens of the micro-batch, and their weights.
         device = logp_N.device
-        logp_old_N = sampled_logps(batch, device)
-        A_N = per_token([row.advantage for row in batch], batch, device)
-        lengths = [row.n_action for row in batch]
+        logp_old_N = sampled_logps(micro_batch, device)
+        A_N = per_token([row.advantage for row in micro_batch], micro_batch, device)
+        lengths = [row.n_action for row in micro_batch]
         t = Tokens(logp_N, logp_old_N, A_N, lengths)
-        weight_N = per_token([row.weight for row in batch], batch, device)
+        weight_N = per_token([row.weight for row in micro_batch], micro_batch, device)
 
         # 2) L.
         kl_N = mgrpo.kl_estimate(logp_N, logp_ref_N)
@@ -314,7 +315,7 @@ class Losses(mgrpo.MGRPO):
         return episodes
 
     def groups_that_train(self, episodes) -> int:
-        """How many, over all ranks. group_advantages sets A as well; `advantages` sets it anew later."""
+        """How many, over all ranks. group_advantages sets A as well; `advantages` overwrites it later."""
         training = 0
         for group in mgrpo.groups_of(episodes, self.cfg.G):
             if mgrpo.group_advantages(group):

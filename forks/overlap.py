@@ -109,9 +109,9 @@ def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> floa
     """
     total = 0.0
     count = 0
-    for batch in micro_batches(rows, cfg.max_tokens):
-        logp_N, _, _ = token_logprobs(sampler, **pack(batch, device), temperature=cfg.temperature)
-        gap_N = (logp_N - sampled_logps(batch, device)).abs()
+    for micro_batch in micro_batches(rows, cfg.max_tokens):
+        logp_N, _, _ = token_logprobs(sampler, **pack(micro_batch, device), temperature=cfg.temperature)
+        gap_N = (logp_N - sampled_logps(micro_batch, device)).abs()
         total += gap_N.sum().item()
         count += len(logp_N)
     total, count = run.all_sum([total, count]).tolist()
@@ -182,19 +182,19 @@ class Overlap(mgrpo.MGRPO):
     def tell(self, line: str):
         self.tick(line)
 
-    def loss(self, batch, logp_N, logp_ref_N, hidden_ND):
+    def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
         # In the step's first update, logp_N is still pi_start's: keep it on the row. Rows are new each step.
         # bc.PADDING is not, so its logp_start is of an earlier one; its weight is 0.
-        counts = [row.n_action for row in batch]
-        for row, logp in zip(batch, logp_N.detach().split(counts)):
+        counts = [row.n_action for row in micro_batch]
+        for row, logp in zip(micro_batch, logp_N.detach().split(counts)):
             if not hasattr(row, "logp_start"):
                 row.logp_start = logp
-        logp_start_N = torch.cat([row.logp_start for row in batch])
+        logp_start_N = torch.cat([row.logp_start for row in micro_batch])
 
         device = logp_N.device
-        A_N = per_token([row.advantage for row in batch], batch, device)
-        weight_N = per_token([row.weight for row in batch], batch, device)
-        return corrected_loss(logp_N, logp_start_N, sampled_logps(batch, device), logp_ref_N,
+        A_N = per_token([row.advantage for row in micro_batch], micro_batch, device)
+        weight_N = per_token([row.weight for row in micro_batch], micro_batch, device)
+        return corrected_loss(logp_N, logp_start_N, sampled_logps(micro_batch, device), logp_ref_N,
                               A_N=A_N, weight_N=weight_N, cfg=self.cfg)
 
 

@@ -1,4 +1,4 @@
-"""What several forks need: heads that predict success, a replay buffer, and regression on actions.
+"""What several forks need: heads that predict success, a replay buffer, and a weighted log-likelihood.
 
     add_heads(model, optimizer, "value")           heads on the policy, resumed with it
     x_RD = states(model, rows, cfg, device)        hidden states where responses begin, or end
@@ -9,9 +9,9 @@
     response_rows(chat, episodes)                  the rows of all their responses
     rewards_of(episodes)                           their rewards as a tensor
     without_messages(page)                         a page without errors and notes
-    past_records(cfg)                              its newest 2,000 episodes (among=N: more), from its own records
-    recall(chat, cfg, 192, step)                   some of them to train on, drawn at random
-    likelihood(batch, logp_N)                      a loss: weighted log-likelihood
+    past_records(cfg)                              the run's newest 2,000 training episodes, as records (among=N: more)
+    recall(chat, cfg, 192, step)                   192 of them, drawn at random: this rank's share
+    likelihood(micro_batch, logp_N)                a loss: weighted log-likelihood
 
 A head is two linear layers on the policy's last hidden state. There are two ways to train one. `fit`
 reads detached `states`, so it does not train the policy; states are small, so the ranks share them,
@@ -40,7 +40,7 @@ def add_heads(model: Transformer, optimizer, *names: str, lr: float = 1e-3):
     """Gives the policy heads. They start at a chance of 0.5.
 
     Only the training state holds them: they resume with the run, but a checkpoint has none. Their
-    learning rate is constant, and --clip leaves them out.
+    learning rate is constant, and --max-grad-norm leaves them out.
     """
     width = model.config.hidden_size
     scale = width ** -0.5
@@ -71,8 +71,8 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
     found = {}
     # All ranks enter, also one without rows: they gather the weights together.
     with unsharded(model) as whole:
-        for batch in micro_batches(rows, cfg.max_tokens):
-            inputs = pack(batch, device)
+        for micro_batch in micro_batches(rows, cfg.max_tokens):
+            inputs = pack(micro_batch, device)
             action_BT = inputs.pop("action_BT")
             next_BT = action_BT.roll(-1, dims=1)
             if end:
@@ -84,7 +84,7 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
                 return x_BTD[edge_BT]
 
             x_RD = whole(**inputs, head=at_edges).float()
-            for row, x_D in zip(batch, x_RD, strict=True):
+            for row, x_D in zip(micro_batch, x_RD, strict=True):
                 found[id(row)] = x_D
 
     if not rows:
@@ -173,10 +173,10 @@ def without_messages(page: str) -> str:
     return "\n".join(lines)
 
 
-def likelihood(batch: list[Row], logp_N):
+def likelihood(micro_batch: list[Row], logp_N):
     """- sum weight A log pi, and its metrics. A, at least 0, says how much a response is worth imitating."""
-    worths = [row.weight * row.advantage for row in batch]
-    worth_N = per_token(worths, batch, logp_N.device)
+    worths = [row.weight * row.advantage for row in micro_batch]
+    worth_N = per_token(worths, micro_batch, logp_N.device)
     loss = -(worth_N * logp_N).sum()
     return loss, {"kl": 0.0, "clip_frac": 0.0}
 

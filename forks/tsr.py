@@ -22,10 +22,10 @@ and search; evaluation plays the policy alone.
 Differs from the paper: no beams over whole trajectories and no lookahead. Its code tries a candidate
 in a new environment of the same seed, after replaying the actions so far, and compares rewards;
 with a browser, each candidate would cost an episode. Ours looks at page and response and knows no
-task, so it can only avoid responses that look unusable (14 to 28% of the turns drew again, seeds 31 and 32). Most
-responses have the highest rating, so we stop drawing at the first of these: q is the same
-(--likeliest has another q). The paper's code trains on the quarter of groups whose rewards vary most;
-we train, as mgrpo.py does, on all whose rewards vary.
+task, so it can only avoid responses that look unusable (14 to 28% of the turns drew again, seeds 31 and 32).
+Most responses have the highest rating, so we stop drawing at the first of these: q is the same. The paper's
+code trains on the quarter of groups whose rewards vary most; we train, as mgrpo.py does, on all whose rewards
+vary.
 
 Differs from mgrpo.py: `collect` passes `best_of` to the rollout. By default it also samples at temperature
 1, not 0.7, so assets/results.md compares search and temperature together with M-GRPO.
@@ -37,7 +37,6 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
 import run  # before torch
@@ -57,7 +56,6 @@ class Config(mgrpo.Config):
     # TSR
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws
     candidates: int = 8          # N, responses that a turn may draw; 1: no search
-    likeliest: bool = False      # of the best rated take the likeliest (per token), not the first: less variety
 
 
 def shows(page: str, response: str, element: str | None) -> bool:
@@ -106,16 +104,12 @@ async def best_of(chat: Chat, cfg: Config, draws_per_turn: list[int], trajectory
     highest = None
     for n in range(1, cfg.candidates + 1):
         response = await draw()
-        ids, logps, _ = response
+        ids, _, _ = response
         rated = rating(chat.decode(ids), trajectory)
-        likelihood = 0.0  # of equally rated responses the first one stays
-        if cfg.likeliest:
-            likelihood = mean(logps)
-        score = (rated, likelihood)
-        if highest is None or score > highest:
+        if highest is None or rated > highest:  # of equally rated responses the first one stays
             best = response
-            highest = score
-        if rated == BEST and not cfg.likeliest:
+            highest = rated
+        if rated == BEST:
             break
     draws_per_turn.append(n)
     return best

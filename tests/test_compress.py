@@ -491,6 +491,25 @@ def test_a_replay_reads_what_a_record_wrote(chat):
     unknown = replay(chat, record)
     assert unknown.turns[0].observation == PLACEHOLDER
     assert trunk(chat, unknown, 3) == trunk(chat, trajectory, 3)
+    assert [row.turn for row in trajectory_rows(chat, unknown)] == unknown.turns[1:]
+
+
+def test_a_page_that_reads_like_the_placeholder_is_trained_on(chat):
+    """Text on pages is data. Such a turn once trained nothing, and the weights of a batch no longer summed to 1."""
+    trajectory = make_trajectory(chat, 2)
+    trajectory.turns[0].observation = PLACEHOLDER
+    rows = trajectory_rows(chat, trajectory)
+    assert [row.turn for row in rows] == trajectory.turns
+
+
+@pytest.mark.parametrize("agent, says", [
+    ({"system": "x"}, "its agent has no compress and no think"),
+    ({"system": 5, "think": True, "compress": True}, "system is 5"),
+])
+def test_a_record_whose_agent_cannot_be_followed_is_refused(chat, agent, says):
+    record = make_trajectory(chat, 1).to_json(chat)
+    with pytest.raises(ValueError, match=says):
+        replay(chat, record | {"agent": agent})
 
 
 def test_a_row_is_the_context_and_the_response_id_for_id(chat):

@@ -609,7 +609,7 @@ def test_a_critic_trains_jointly_with_the_policy(chat, model, budget, credit_err
         turn.error = "no such element"
     broken = trajectory(chat, 0.0, [4], status="env_error")
     cfg = critic.Config(
-        clip=1e9,
+        max_grad_norm=1e9,
         max_tokens=budget,
         temperature=1.0,
         value_weight=0.7,
@@ -676,7 +676,7 @@ def hard_and_easy(chat):
             turn.response = chat.decode(turn.action_ids)
         return tau
 
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
+    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
         played = []
         for task in tasks:
             for i in range(group):

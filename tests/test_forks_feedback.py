@@ -298,7 +298,7 @@ def test_an_update_has_the_gradient_of_both_losses(chat, model, budget):
         optimizer,
         G=3,
         temperature=0.7,
-        clip=1e9,
+        max_grad_norm=1e9,
         max_tokens=budget,
         feedback=0.3,
         feedback_tokens=20,

@@ -210,7 +210,7 @@ def test_the_cache_restarts_only_where_the_window_moves(played, windowed):
 
 def test_the_gradient_is_that_of_one_row_a_turn(windowed, model):
     """Sub-trajectories share the episode's advantage; every response counts once."""
-    cfg = dict(G=3, temperature=1.0, clip=1e9, loss_norm="token")
+    cfg = dict(G=3, temperature=1.0, max_grad_norm=1e9, loss_norm="token")
     group = []
     for i in range(3):
         success = float(i == 0)

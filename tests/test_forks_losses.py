@@ -367,7 +367,7 @@ def test_the_update_is_that_of_each_response_alone(chat, name):
         for response in episode:
             responses.append([logp.detach() for logp in response])
         return responses
-    cfg = losses.Config(loss=name, G=4, clip=1e9, temperature=1.0)
+    cfg = losses.Config(loss=name, G=4, max_grad_norm=1e9, temperature=1.0)
     kept = those_that_train(four)
     new = of_each_episode(kept, alone)
     old = of_each_episode(kept, when_sampled)
@@ -479,7 +479,7 @@ def updates_on_ranks(name, chat, device):
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
     # Where a gradient is as small as its rounding, AdamW's default eps of 1e-8 would step by the rounding.
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-5, weight_decay=0.0)
-    cfg = losses.Config(loss=name, G=3, max_tokens=300, clip=1e9)
+    cfg = losses.Config(loss=name, G=3, max_tokens=300, max_grad_norm=1e9)
     method = losses.Losses(cfg, chat, model, None, optimizer, device)
 
     own_groups = groups(chat, 0)[rank()::world_size()]

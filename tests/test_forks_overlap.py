@@ -36,7 +36,7 @@ METHODS[overlap] = overlap.Overlap
 
 def overlap_of(chat, model=None, optimizer=None, **changes):
     """A method in its only step, so that no batch is played ahead."""
-    settings = {"steps": 1, "G": 4, "temperature": 1.0, "clip": 1e9}
+    settings = {"steps": 1, "G": 4, "temperature": 1.0, "max_grad_norm": 1e9}
     settings.update(changes)
     cfg = overlap.Config(**settings)
     return method_of(chat, model, cfg, optimizer, Method=overlap.Overlap)
@@ -251,7 +251,7 @@ def sampled(chat, before=runs.ignore, after=runs.ignore):
             turn.action_ids, turn.logps = generate(whole, h, 6, temperature, seed=turn_seed)
         return tau
 
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
+    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
         before(seed, env)
         played = []
         with unsharded(model) as whole:
@@ -517,7 +517,7 @@ def on_ranks(checkpoint, out):
         batch=5,
         G=2,
         max_tokens=300,
-        clip=1e9,
+        max_grad_norm=1e9,
         lr=1e-3,
     )
     method = overlap.Overlap(cfg, chat, model, None, optimizer, device)

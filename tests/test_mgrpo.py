@@ -389,7 +389,7 @@ def test_the_update_is_the_gradient_of_the_equation(chat):
         cfg = Config(
             loss_norm="paper",
             beta=0.1,
-            clip=1e9,
+            max_grad_norm=1e9,
             max_tokens=budget,
             temperature=1.0,
         )
@@ -420,7 +420,7 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
     """--updates-per-batch: the old log-probs stay those of the rollout while the policy moves."""
     model = random_policy(chat)
     kept = sampled_groups(chat, model)
-    cfg = Config(loss_norm="paper", clip=1e9, temperature=1.0)
+    cfg = Config(loss_norm="paper", max_grad_norm=1e9, temperature=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     method = method_of(chat, model, cfg, optimizer)
 
@@ -517,7 +517,7 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
     groups = make_groups(chat)
     even = [trajectory(chat, 1.0, [3, 2], seed=50 + i) for i in range(4)]
     reference = random_policy(chat, seed=1)
-    cfg = Config(loss_norm="paper", beta=0.5, clip=1e9, temperature=1.0)
+    cfg = Config(loss_norm="paper", beta=0.5, max_grad_norm=1e9, temperature=1.0)
 
     def gradient(collected):
         kept = [group for group in with_advantages(collected) if group]
@@ -536,7 +536,7 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, tick=None):
+    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
         assert temperature == settings.temperature  # and there is no top_p in training
         played = []
         for task in tasks:
@@ -566,6 +566,7 @@ def without_browser(monkeypatch):
 
     monkeypatch.setattr(worlds, "open_sites", open_sites)
     monkeypatch.setattr(worlds, "load_tasks", load_tasks)
+    monkeypatch.setattr(worlds, "check_files", runs.ignore)
     monkeypatch.setattr(runs, "report", report)
 
 
@@ -1235,6 +1236,14 @@ def test_a_rollout_that_is_cancelled_lets_its_forward_pass_end_first(chat, monke
     monkeypatch.setattr(rollout, "play", plays)
     model = random_policy(chat)
     asyncio.run(cancelled())
+
+
+def test_a_task_file_that_is_not_there_is_told_before_anything_is_cloned_or_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(mgrpo, "warm_start", None)  # would raise another error
+    for flag in ("tasks", "held_out"):
+        cfg = Config(out=str(tmp_path / "x"), **{flag: "sandbox:dev,/no/such.json"})
+        with pytest.raises(ValueError, match="cannot read the task file /no/such.json"):
+            mgrpo.main(cfg)
 
 
 def test_a_context_beyond_the_models_positions_is_refused(chat, play, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
-from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, check_context, computing_dtype,
-                   config_json, full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample,
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, check_context, check_vocabulary,
+                   computing_dtype, config_json, full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample,
                    save, shard, token_logprobs, unsharded)
 from run import init_dist, load_training, save_training
 
@@ -1068,7 +1069,10 @@ def test_adapters_are_not_put_on_other_weights_than_they_were_trained_on(tmp_pat
     model = lora_policy(tmp_path)
     save(model, path)
     save(tiny_model(seed=1), base)
-    with pytest.raises(ValueError, match=f"{base} no longer holds .* delete {adapter} to use"):
+    with pytest.raises(ValueError, match=f"{base}, as seen from this folder, does not hold .* delete {adapter} to use"):
+        load(path)
+    shutil.rmtree(base)
+    with pytest.raises(ValueError, match=f"{base}, as seen from this folder, does not hold .* delete {adapter} to use"):
         load(path)
 
     shutil.rmtree(adapter)
@@ -1087,7 +1091,7 @@ def test_nor_on_other_weights_of_the_same_name_on_the_hub(tmp_path, monkeypatch)
     assert same_weights(load(tmp_path / "x"), model)
 
     save(tiny_model(seed=1), tmp_path / "hub")
-    with pytest.raises(ValueError, match="me/base no longer holds the weights"):
+    with pytest.raises(ValueError, match="me/base, as seen from this folder, does not hold the weights"):
         load(tmp_path / "x")
 
 
@@ -1108,6 +1112,28 @@ def test_a_context_longer_than_the_models_own_is_refused():
     check_context(model, 9999)
     with pytest.raises(ValueError, match="--max-context 4097: the model knows 4096 positions"):
         check_context(tiny_model(), 4097)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused():
+    """As after adding tokens of a chat format without resizing the model."""
+    model = tiny_model()
+    n = model.config.vocab_size
+    check_vocabulary(model, SimpleNamespace(get_vocab_size=lambda: n))
+    with pytest.raises(ValueError, match=f"the tokenizer has {n + 1} tokens, the model embeddings for {n}"):
+        check_vocabulary(model, SimpleNamespace(get_vocab_size=lambda: n + 1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, value):
+    """Training once said "saved", and "next: mgrpo.py"."""
+    model = tiny_model()
+    save(model, tmp_path / "x")
+    before = (tmp_path / "x/model.safetensors").read_bytes()
+    with torch.no_grad():
+        model.model.norm.weight[0] = value
+    with pytest.raises(ValueError, match="x is not written: .*norm.weight holds numbers that are not finite"):
+        save(model, tmp_path / "x")
+    assert (tmp_path / "x/model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("metadata", [{"format": "pt"}, None])

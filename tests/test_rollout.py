@@ -61,6 +61,7 @@ CALLS = [
     ('do(action="exit", message="$24")', Call("exit", "$24")),
     ('do("exit", "N/A")', Call("exit", "N/A")),
     ("exit(message=-3.50)", Call("exit", "-3.50")),
+    ("exit(message=None)", Call("exit", "")),
     ('exit(answer="12")', Call("exit", "12")),
     ('exit(message="\\ud83d\\ude00 \\ud83d")', Call("exit", "\U0001f600 \ufffd")),
     ('do(\n  action="Click",  # the lamp\n  element="3"\n)', Call("Click", None, "3")),
@@ -814,7 +815,7 @@ def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, 
     others = chromium("browser")
     kills = [(1, 1), (1, 1), (n_tasks - 1, 0)]  # the first of these twice: there is no third attempt
 
-    async def scripted_rollout(model, chat, tasks, env, settings, *, group, seed, temperature, tick):
+    async def scripted_rollout(model, chat, tasks, env, settings, *, group, seed, temperature, tick, **_):
         async def act(tau, slot):
             who = (tau.task["task_id"], tau.member)
             if who in kills:

@@ -518,8 +518,11 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
     ("--warmup", "3", "it is a share of the steps, from 0 to 1"),  # a habit: warm-up in steps
     ("--warmup", "-0.1", "it is a share of the steps, from 0 to 1"),
     ("--lr", "-0.001", "give at least 0"),
+    ("--lr", "inf", "give a finite number"),
+    ("--epochs", "inf", "give a finite number"),
+    ("--demos", "0", "give at least 1"),
     ("--lora", "-3", "give at least 0"),
-    ("--clip", "0", "give more than 0"),  # elsewhere it means that nothing is clipped; here nothing would train
+    ("--max-grad-norm", "0", "give more than 0"),  # elsewhere it means that nothing is clipped; here nothing would train
 ])
 def test_a_number_out_of_its_range_is_refused(flag, value, message, monkeypatch):
     with pytest.raises(ValueError, match=f"{flag} {value}: {message}"):

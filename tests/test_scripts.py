@@ -465,7 +465,7 @@ def train_critic(checkpoint, out):
     chat = Chat(load_tokenizer(checkpoint), "You browse the web.")
     model = shard(tiny_model(vocab_size=chat.tokenizer.get_vocab_size()))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
-    cfg = critic.Config(G=3, max_tokens=300, clip=1e9)
+    cfg = critic.Config(G=3, max_tokens=300, max_grad_norm=1e9)
     method = critic.Critic(cfg, chat, model, None, optimizer, device)
     head = model.heads["value"]
     generator = torch.Generator().manual_seed(0)

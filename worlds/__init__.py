@@ -25,6 +25,17 @@ def sources(spec: str) -> list[str]:
     return re.split(r",(?=sandbox|miniwob|infinity:|[^,]*[./])", spec)
 
 
+def check_files(*specs: str | None):
+    """Raises ValueError if a task file cannot be read. That is quick, so it comes before a model is loaded."""
+    for spec in specs:
+        if not spec:
+            continue
+        for source in sources(spec):
+            kind = source.partition(":")[0]
+            if kind not in ("sandbox", "miniwob", "infinity"):
+                webarena.read_rows(source)
+
+
 @contextlib.contextmanager
 def open_sites(*specs: str | None):
     """Yields {SITE: address} and serves what the specs ask for until the block ends.

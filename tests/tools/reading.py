@@ -17,7 +17,7 @@ import run  # noqa: F401  first: it sets up OpenMP before torch loads
 
 import torch
 
-from compress import PLACEHOLDER, Chat, Row, micro_batches, open_chat, pack, replay, trajectory_rows
+from compress import Chat, Row, micro_batches, open_chat, pack, replay, trajectory_rows
 from model import Transformer, load
 from rollout import actions_help
 from worlds.sandbox import exercises, websites
@@ -64,11 +64,7 @@ def judge_batch(model: Transformer, chat: Chat, batch: list[Row]) -> list[Verdic
 def judge(model: Transformer, chat: Chat, record: dict) -> list[Verdict]:
     """Verdicts on the responses of an exercise that are learned."""
     tau = replay(chat, record)
-    rows = trajectory_rows(chat.of_record(tau.task), tau)
-    learned = []
-    for row, turn in zip(rows, tau.turns):
-        if turn.observation != PLACEHOLDER:
-            learned.append(row)
+    learned = trajectory_rows(chat.of_record(tau.task), tau)
 
     verdicts = []
     for batch in micro_batches(learned, max_tokens=10**9):

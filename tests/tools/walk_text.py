@@ -869,9 +869,9 @@ direction, since its token {wrong} has a negative advantage.
 Most tokens hardly pull at all: where p is 1, the factor 1 - p is 0. Only {len(unsure)} of the {n_tokens} tokens
 of the group were drawn with a probability below 0.99. There the policy made its decisions, and there it learns.
 
-All of them pull at once, at weights that they share. If the norm of the gradient exceeds {cfg.clip:g}, the gradient
-is scaled to norm {cfg.clip:g}. (This has nothing to do with the clip of stop 9. It keeps one large gradient from ruling AdamW's
-running means.) AdamW uses the scaled gradient; the table shows the norm before scaling. The learning rate here is that of the first step, {walk.lr:g}{warming}:
+All of them pull at once, at weights that they share. If the norm of the gradient exceeds {cfg.max_grad_norm:g}, the gradient
+is scaled to norm {cfg.max_grad_norm:g}. (This has nothing to do with the clip of stop 9. It keeps one large gradient from
+ruling AdamW's running means.) AdamW uses the scaled gradient; the table shows the norm before scaling. The learning rate here is that of the first step, {walk.lr:g}{warming}:
 
 {code(bc.optimizer_step, "grad_norm = ", "optimizer.step()")}
 
