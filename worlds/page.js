@@ -168,12 +168,14 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const page = scrollerOf(el.ownerDocument);
     const box = boxOf(el);
     if (!page || !box) return false;
-    for (let panel = boxAround(el); panel && panel !== page; panel = boxAround(panel)) {
-      if (/auto|scroll/.test(getComputedStyle(panel).overflow)) return false;
-    }
     const toTheLeft = getComputedStyle(page).direction === 'rtl';
     const leftmost = toTheLeft ? page.clientWidth - page.scrollWidth : 0;
-    return box.right + page.scrollLeft <= leftmost || box.bottom + page.scrollTop <= 0;
+    const outside = box.right + page.scrollLeft <= leftmost || box.bottom + page.scrollTop <= 0;
+    if (!outside) return false;
+    for (let panel = boxAround(el); panel && panel !== page; panel = boxAround(panel)) {
+      if (/auto|scroll/.test(getComputedStyle(panel).overflow)) return false;  // that can scroll to it
+    }
+    return true;
   };
 
   // The part of el's box that the boxes around it do not cut off, as a cell does with a link that is too long for it.
@@ -280,7 +282,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const {x, y, hit} = aimOf(el);
     const boxless = hit === undefined;
     if (boxless) return !el.matches('input[type=checkbox],input[type=radio]');
-    if (parked(el) && !labelsOf(el).length) return true;
+    const before = x < 0 || y < 0;
+    if (before && parked(el) && !labelsOf(el).length) return true;
 
     const beyondSides = x < 0 || x >= innerWidth;
     if (beyondSides || y < 0 || y >= innerHeight) return coveredInMiddle(el, beyondSides ? innerWidth / 2 : x);
