@@ -8,6 +8,7 @@ import re
 import runpy
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 from statistics import mean, stdev
@@ -33,7 +34,7 @@ FILES = ["model", "compress", "rollout", "evaluate", "bc", "mgrpo"]
 GUIDES = README + YOUR_SITE + SCALE
 # [(script, arguments)] of every indented line that calls a script
 COMMANDS = re.findall(r"^    .*?\b((?:\w+/)*\w+\.py) +(.*?)(?: +#.*)?$", GUIDES, re.MULTILINE)
-MADE_BY_THE_READER = ("forks/short.py", "forks/mine.py", "bakery/site.py", "bakery/tasks.py", "bakery/expert.py", "site.py")
+MADE_BY_THE_READER = ("forks/short.py", "forks/stops.py", "forks/mine.py", "bakery/site.py", "bakery/tasks.py", "bakery/expert.py", "site.py")
 
 
 def documents() -> list:
@@ -940,6 +941,39 @@ def test_the_steps_on_webarena_infinity_are_those_of_the_raw_file():
                 f"| {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} |")
         [row] = [row for row in section.splitlines() if row.startswith(first)]
         assert row.endswith(rest)
+
+
+def test_the_run_with_a_reward_only_after_exit_has_the_figures_of_the_raw_files():
+    raw = ROOT / "assets/results/smollm2/infinity/stops"
+    page = (ROOT / "assets/language_model.md").read_text()
+    _, section = page.split("\n### A reward only after `exit`\n")
+    steps = read_lines(raw / "r1-metrics.jsonl")
+    for line in steps:
+        assert (f"| {line['step'] + 1} | {100 * line['reward']:.1f} of {100 * line['success_rate']:.1f} "
+                f"| {line['groups_kept']} of 6 | {100 * line['exited']:.0f}% | {line['entropy']:.3f} "
+                f"| {line['logp_gap']:.1e} | {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} |\n") in section
+
+    def means(name):
+        first, second = [statistics.mean(100 * line[name] for line in part) for part in (steps[:5], steps[5:])]
+        return first, second
+    first, second = means("success_rate")
+    assert f"{first:.1f}% over steps 1 to 5 and {second:.1f}% over the same tasks" in section
+    first, second = means("reward")
+    assert f"what is rewarded is {first:.1f} and {second:.1f}%" in section
+
+    clone = json.loads((raw / "held-out-clone.json").read_text())
+    trained = json.loads((raw / "held-out-r1.json").read_text())
+    on_the_way = [f"{100 * line['held_out_success']:.1f}" for line in steps if "held_out_success" in line]
+    assert (f"{', '.join(on_the_way)} and {rate_and_interval(trained).replace(' [', '% [')} after 4, 8 and 10 steps, "
+            f"its clone {rate_and_interval(clone).replace(' [', '% [')}") in section
+    by_task = json.loads((raw / "held-out-by-task.json").read_text())
+    before = json.loads((raw.parent / "held-out-by-task.json").read_text())
+    assert by_task["clone"] == before["clone"]  # "the same six tasks as before"
+    differences = [100 * (by_task["r1"][task] - by_task["clone"][task]) for task in by_task["clone"]]
+    assert (differences.count(100), differences.count(-100)) == (3, 4)  # "three are won and four lost"
+    mean = statistics.mean(differences)
+    half = 2.045 * statistics.stdev(differences) / math.sqrt(30)  # Student's t, 29 degrees of freedom
+    assert f"{-mean:.1f} points fewer [{mean - half:.1f}, {mean + half:.1f}]" in section
 
 
 def test_the_bakerys_table_has_the_figures_of_the_raw_files(tmp_path):
