@@ -442,8 +442,7 @@ def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     totals = dict(zip(sums, summed))
     total_loss = totals["loss"]
     n_actions = totals["actions"]
-    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss,
-                                           cfg.max_grad_norm)
+    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss, cfg.max_grad_norm)
     for key in totals:
         if key not in ("loss", "actions", "tokens"):
             totals[key] /= n_actions  # these become means over the action tokens

@@ -940,6 +940,17 @@ def test_with_other_settings_weights_tasks_or_sites_an_evaluation_begins_anew(tm
     assert not comes_back()
 
 
+def interrupt(play, monkeypatch):
+    """An evaluation that ends before its results are written."""
+    def full(*_):
+        raise ValueError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "report", full)
+        with pytest.raises(ValueError, match="the disk is full"):
+            play()
+
+
 def test_episodes_are_kept_until_the_report_is_written_and_all_have_a_verdict(main, site, tmp_path, capsys, monkeypatch):
     url, seen = chat_server(site, "exit(message='')")
     start = {"start_url": site({"/": SHELF})}
@@ -954,13 +965,7 @@ def test_episodes_are_kept_until_the_report_is_written_and_all_have_a_verdict(ma
         main(policy_url=url, policy_model="p", tasks=str(tasks), out=str(out), max_turns=[1])
         return capsys.readouterr().out
 
-    def full(*_):
-        raise ValueError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "report", full)
-        with pytest.raises(ValueError, match="the disk is full"):
-            play()
+    interrupt(play, monkeypatch)
     shown = play()
     assert len(seen) == 1
     assert "1 episodes had no verdict; repeat the command to play only these" in shown
@@ -980,13 +985,7 @@ def test_an_interrupted_evaluation_is_judged_by_the_program_as_it_is_now(main, s
     out = tmp_path / "run"
     play = partial(main, policy_url=url, policy_model="p", tasks=str(tasks), out=str(out), max_turns=[1])
 
-    def full(*_):
-        raise ValueError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "report", full)
-        with pytest.raises(ValueError, match="the disk is full"):
-            play()
+    interrupt(play, monkeypatch)
     judge.write_text("def verify(server_url):\n    return False, ''\n")
     play()
     assert len(seen) == 2

@@ -222,8 +222,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const uncut = uncutBox(el, whole);
     const {left, top, width, height} = uncut;
     const inUncut = aimAt(uncut);
-    const lines = [0.5, 0.15, 0.85];
-    const places = lines.flatMap(down => lines.map(across => [across, down]));
+    const shares = [0.5, 0.15, 0.85];
+    const [, ...places] = shares.flatMap(down => shares.map(across => [across, down]));  // the first is the middle
     const around = places.map(([across, down]) => {
       const x = left + width * (across - 0.05);
       const y = top + height * (down - 0.05);
