@@ -35,7 +35,7 @@ from worlds import sandbox, webarena
 
 @dataclass
 class Config(rollout.Settings):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     # Model and data
     model: str = "worlds/base"   # checkpoint directory or hub id to start from
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
@@ -392,7 +392,7 @@ def main(cfg: Config, make_optimizer=adamw):
         dataset.append(fitting)
     responses = sum(len(rows) for rows in dataset)
     if not responses:
-        raise ValueError(f"none of {too_long} responses fits --max-context {cfg.max_context}.")
+        raise ValueError(f"no response is left to learn; {too_long} do not fit --max-context {cfg.max_context}.")
     said = (f"{len(demonstrations)} demonstrations, {responses} responses to learn "
             f"({too_long} over --max-context left out)")
     if first > 0:

@@ -16,7 +16,7 @@ So every action keeps the context that it was sampled from.
 The released code trains one flat sequence per trajectory in which every page is replaced. It scores
 actions in contexts they were not sampled from (tests/tools/flat_sequence.py measures the gap).
 
-    python tests/tools/savings.py [TRAJECTORIES] [--model DIR]   # what it and packing save
+    python tests/tools/savings.py [TRAJECTORIES] [--model DIR]   # what compression and packing save
 
 Dimension key: B rows, T tokens.
 """
@@ -146,7 +146,7 @@ def user_text(task: dict, turn: int, page: str) -> str:
 
 
 def format_response(thought: str, action: str, think: bool) -> str:
-    """The text of an expert's response, for behavior cloning. `answer_of` is the inverse."""
+    """The text of an expert's response, for behavior cloning. `answer_of` reads the action back."""
     if not think:
         return action
     return f"<think>{thought}</think><answer>{action}</answer>"
@@ -188,9 +188,9 @@ class Format:
     """
     begin: str                    # control token before everything
     start: str                    # control token before the role
-    role_end: str                 # control token behind the role
+    role_end: str                 # control token after the role
     gap: str                      # text before the content
-    end: str                      # control token behind the content; a model ends its turn with it
+    end: str                      # control token after the content; a model ends its turn with it
     after: str                    # text between messages
     known_by: str = ""            # control token that only this member of the family has
     preface: str = ""             # text that the template puts before the system prompt
@@ -412,8 +412,8 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
 def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     """The next turn's user message, with the page cut so that trunk and message fit in `budget`.
 
-    Returns (observation_ids, page as shown, whether it was cut), or None: system prompt, task and
-    past responses are never cut, and they alone leave no room.
+    Returns (observation_ids, page as shown, whether it was cut), or None: the system prompt, the task and
+    the history are never cut, and they alone leave no room.
     """
     j = len(trajectory.turns)
     room = budget - len(trunk(chat, trajectory, j))
@@ -452,6 +452,8 @@ def replay(chat: Chat, record: dict) -> Trajectory:
         page_known = page is not None
         if not page_known:
             page = PLACEHOLDER
+        if not (isinstance(page, str) and isinstance(record["intent"], str)):
+            raise ValueError(f"the intent or the observation of turn {j + 1} is not text")
         ended = not recorded.get("truncated")
         action_ids = chat.encode(recorded["response"], tags=True)
         if ended:
@@ -569,7 +571,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
         if i > 0:
             n_shared = common_length(batch[i - 1], row)
 
-        # 2) Where? Drop the previous row's segments that begin behind the shared ids. The last one that
+        # 2) Where? Drop the previous row's segments that begin after the shared ids. The last one that
         #    stays holds the last shared id; its ids up to that one are the context.
         while branch and branch[-1][1] >= n_shared:
             branch.pop()

@@ -354,7 +354,7 @@ class SiteSettings(Settings):
     judge_url: str | None = None  # OpenAI-compatible URL; None: leave out tasks that need a judge
     judge_model: str = "gpt-4o-mini"  # the judge's name there
     reset_url: str | None = None  # WebArena's reset server, asked for fresh sites before every batch
-    screenshots: int = 0  # episodes of a split or step whose pages the report shows as pictures
+    screenshots: int = 0  # of how many episodes of a split or step the report shows pictures
 
 
 class Environment:
@@ -451,11 +451,15 @@ class Environment:
 
 
 async def aim(session, turn) -> dict | None:
-    """Where a turn's action will land, as page.js says. None: the action is for no element."""
+    """Where a turn's action will land, as page.js says. None: the action is for no element.
+
+    The page is scrolled to the element only if the action itself will do so: who looks changes nothing.
+    """
     with suppress(browser.ActionError, browser.EnvError, browser.PlaywrightError):
-        element = parse(turn.response).element
-        if element is not None:
-            return await session.ask("locate", int(element))
+        call = parse(turn.response)
+        if call.element is not None:
+            scrolls = call.name in ("Click", "Hover")
+            return await session.ask("locate", int(call.element), scrolls)
     return None
 
 
@@ -728,21 +732,21 @@ def compare(runs: list[str]) -> str:
 
 @dataclass
 class Config(SiteSettings):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     # What to do
     model: str | None = None  # checkpoint directory or hub id; None: runs/mgrpo
     policy_url: str | None = None  # or a model at an OpenAI-compatible URL (key: OPENAI_API_KEY)
     policy_model: str = ""  # its name there
-    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:CLONE[...], files
+    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:CLONE[...], FILE; or several with commas
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
     validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again
-    compare: str | None = None  # print these runs' evaluations (commas) as a table, and report them
+    compare: str | None = None  # print the evaluations of these runs (RUN,RUN,...) as a table, and report them
     watch: bool = False  # play in a window, at a person's pace, and print what the policy thinks
     # How to play. A checkpoint of ours remembers its sizes.
     max_turns: list[int] = field(default_factory=lambda: [15])  # per episode; 5,10,15: each in turn
     temperature: float = 0.0  # 0: greedy
-    runs: int = 1  # episodes per task; more than one needs a temperature above 0
+    runs: int = 1  # episodes per task; at temperature 0 only the site can make them differ
     seed: int = 0  # of sampling, at a temperature above 0
     resume: bool = True  # if this evaluation was interrupted, play only the episodes that are missing
 

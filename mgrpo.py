@@ -88,10 +88,10 @@ from worlds.browser import BrowserSettings
 
 @dataclass
 class Config(SiteSettings):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     # Model and data
     model: str | None = None     # warm-started checkpoint; None: runs/bc, made by bc.py if missing
-    tasks: str = "sandbox:train"  # sandbox:SPLIT[:N], miniwob[:...], infinity:..., files; commas
+    tasks: str = "sandbox:train"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:..., FILE; or several with commas
     out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
     steps: int = 9               # one batch of tasks each
@@ -125,7 +125,7 @@ class Config(SiteSettings):
     paper: bool = False          # WebAgent-R1's values (Appendix B) for all flags not given
 
 
-# Appendix B. The paper does not give G, max_turns, updates_per_batch and the one pass: they are the released code's.
+# Appendix B. The paper gives neither G, max_turns, updates_per_batch nor the one pass: those are the released code's.
 # The last four are ours, for eight 80 GB GPUs.
 PAPER = dict(
     steps=40,  # one pass over its 647 tasks
@@ -578,6 +578,10 @@ def is_best(line: dict, out: Path) -> bool:
     if run.rank() == 0:
         rows, _ = run.newest(out / "metrics.jsonl", count=10**6, size=10**9)
         earlier = rows[:-1]  # the last row is this step's
+        kept = out / "best" / "config.json"
+        if kept.exists():  # its row may be gone: a run that resumes repeats the steps since its last save
+            settings = run.read_json(kept)["run"]
+            earlier.append(settings)
         on_same_tasks = [row for row in earlier if row.get("held_out") == line["held_out"]]
         best = all(rate > (row["held_out_success"] or 0.0) for row in on_same_tasks)
     return run.all_max(best)

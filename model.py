@@ -30,6 +30,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -268,7 +269,7 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     v_contexts = []
     y_parts = []
     for i, (start, _, context_start, context_stop) in enumerate(segments):
-        # 1) Its context: the first tokens of an earlier segment, behind the context of that segment.
+        # 1) Its context: the first tokens of an earlier segment, after the context of that segment.
         k_context = []
         v_context = []
         n_first = context_stop - context_start
@@ -524,7 +525,16 @@ class ModelConfig:
                     values[key] = value
             values["raw"] = raw
             values["rope_scaling"] = rope if rope_type == "llama3" else None
-            return cls(**{field.name: values[field.name] for field in fields(cls)})
+            config = cls(**{field.name: values[field.name] for field in fields(cls)})
+
+            # 4) Text where a number or a flag is due would fail much later, or not at all ("false" is true).
+            for name, kind in get_type_hints(cls).items():
+                value = getattr(config, name)
+                if kind is float and type(value) is int:
+                    kind = int  # 10000 for 10000.0
+                if kind in (int, float, bool) and type(value) is not kind:
+                    raise ValueError(f"{name} is {value!r:.60}, not of type {kind.__name__}")
+            return config
 
 
 def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
@@ -617,8 +627,8 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
             initial = adapters or new_adapters(missing)
             for name, adapter in initial.items():
                 fill(missing.pop(name), adapter)
-        if adapters:
-            keep_start(model, adapters, device)
+            if adapters:
+                keep_start(model, adapters, device)
 
     # 3) The other weights. Some writers also store what the model shares or computes: leave that out.
     for file in weight_files(resolve(base)):
@@ -641,7 +651,7 @@ def load_for_training(path: str | Path, device, lora: int = 0, precision: str | 
 
 def check_context(model: Transformer, max_context: int):
     """Refuses contexts longer than those that the model was trained on: it has never seen later positions."""
-    longest = model.config.raw.get("max_position_embeddings") or max_context
+    longest = int(model.config.raw.get("max_position_embeddings") or max_context)
     if max_context > longest:
         raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
 
@@ -698,13 +708,13 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, r
 
 def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None,
                      model: Transformer, adapters: dict):
-    """Writes into PATH/tmp, then moves file by file, the weights last: a half-made first save has none.
+    """Writes into PATH/checkpoint.tmp, then moves file by file, the weights last: a half-made first save has none.
 
     With LoRA the adapters move before the merged weights. If the process dies in between, the merged ones
     are old, and nothing is lost: `load` takes the adapters and the weights that they name.
     """
-    # 1) Write everything into PATH/tmp. Remove old tokenizer files that `like` does not have.
-    fresh = path / "tmp"
+    # 1) Write everything into PATH/checkpoint.tmp. Remove old tokenizer files that `like` does not have.
+    fresh = path / "checkpoint.tmp"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -38,7 +38,7 @@ from worlds.browser import ENV_FAILED, ActionError, Browser, first_line, sites_o
 
 @dataclass
 class Config(Settings):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     concurrency: ClassVar[int] = 1  # one task: no flag
     url: str = ""  # where the task starts; with --serve it holds {port}
     task: str = ""  # what to do, in a sentence

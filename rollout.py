@@ -210,7 +210,7 @@ def find_call(answer: str) -> Written:
     if not lines:
         raise ActionError('no action found; write one call such as do(action="Click", element="12")')
 
-    # Drop comments behind the call, but only until it can be read: a text inside the call may have
+    # Drop comments after the call, but only until it can be read: a text inside the call may have
     # lines that are empty or begin with "#".
     call = read_call_over_lines(lines)
     while call is None and len(lines) > 1 and NO_CALL.match(lines[-1]):
@@ -435,7 +435,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             page = page.replace(address, f"http://{host}")
         fitted = compress.fit_page(chat, trajectory, page, budget)
         if fitted is None:
-            return  # past responses alone fill the context: this is the end, as at the turn limit
+            return  # the history alone fills the context: this is the end, as at the turn limit
         ids, shown, cut = fitted
         turn = Turn(url, shown, ids, action_ids=[], logps=[], response="", page_cut=cut)
         trajectory.turns.append(turn)

@@ -14,7 +14,7 @@ A run's directory, runs/NAME/:
     trajectories.jsonl   one episode a line
     unfinished/          the episodes of an evaluation that has not ended (evaluate.Unfinished)
     state/00012/         the training state at the 12th save, in one part per rank; `resume` continues from it
-    report.html          all of it to look at, in one file without a network
+    report.html          all of it to browse, in one file that needs no network
     model.safetensors    the weights: the directory is also a checkpoint
 """
 import os
@@ -116,7 +116,7 @@ def barrier():
 
 
 def print0(*values):
-    """print, once and not once a rank."""
+    """Prints on rank 0 only."""
     if rank() == 0:
         print(*values, flush=True)
 
@@ -126,7 +126,7 @@ def ignore(*_):
 
 
 def ticker(begin: str = "", pause: float = 10.0):
-    """Returns tick(line), which shows progress: one line, rewritten on a terminal, else now and then.
+    """Returns tick(line), which shows progress: one line, rewritten on a terminal; elsewhere a new line now and then.
 
     A line with "(100%)" is the last: it is always shown and stays. Other ranks than 0 are silent.
     pause: seconds between plain lines.
@@ -414,6 +414,10 @@ def forget(directory: Path):
 
 # -------------------------------------------------------------------------------- a run's directory
 
+# What a new run deletes of an earlier one, besides its weights.
+DIRECTORIES = ("state", "best", "screenshots", "step-*", "adapter", "unfinished")
+RECORDS = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
+
 
 class Run:
     """A run's directory. Only rank 0 writes."""
@@ -487,11 +491,10 @@ class Run:
         if rank() != 0:
             return
         try:
-            for pattern in ("state", "best", "screenshots", "step-*", "adapter", "unfinished"):
+            for pattern in DIRECTORIES:
                 for directory in self.path.glob(pattern):
                     forget(directory)
-            records = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
-            for pattern in ("model*.safetensors", *records):
+            for pattern in ("model*.safetensors", *RECORDS):
                 for file in self.path.glob(pattern):
                     file.unlink()
         except OSError as error:
@@ -517,9 +520,22 @@ def describe_run(cfg, device) -> dict:
             "torch": torch.__version__, "device": hardware}
 
 
+def refuse_foreign(out: Path):
+    """Raises ValueError if a new run in `out` would overwrite or delete what no run has written."""
+    config = out / "config.json"
+    if (out / "lock").exists() or (config.exists() and "run" in read_json(config)):
+        return
+    for pattern in (*DIRECTORIES, *RECORDS, "*.safetensors", "config.json", "tokenizer.json"):
+        for found in out.glob(pattern):
+            raise ValueError(f"--out {out} is no run's directory, and {found.name} in it would be lost; "
+                             "choose another --out.")
+
+
 def open_run(cfg, device, first: int) -> Run:
     """Claims cfg.out for a run that goes on at step `first`, 0 for a new one. `Run.begin` changes what is there."""
-    # 1) A new run overwrites --out, so nothing that it reads may be there.
+    # 1) A new run overwrites --out, so nothing that it reads may be there, and nothing of anybody else.
+    if not cfg.out:
+        raise ValueError("--out: name a directory for the run.")
     out = Path(cfg.out).resolve()
     inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}  # mgrpo.py has no --data
     if cfg.model:
@@ -533,6 +549,8 @@ def open_run(cfg, device, first: int) -> Run:
         if path.exists() and out in (path, path.parent):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
+    if first == 0:
+        refuse_foreign(out)
 
     # 2) Claim the directory.
     run = Run(cfg.out, describe_run(cfg, device))
@@ -594,8 +612,8 @@ def with_size(report: Path) -> str:
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
 COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps", "demos")
 NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature")
-ABOVE_ZERO = ("max_grad_norm", "epochs")
-FINITE = ("lr", "beta", "temperature", "epochs")
+ABOVE_ZERO = ("max_grad_norm", "epochs", "head_lr")
+FINITE = ("lr", "head_lr", "beta", "temperature", "epochs")
 LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 
@@ -648,8 +666,14 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
 
     # 1) A flag for each field. A comment of a class counts more than that of one it inherits from.
     first = "".join(f"{name.upper()} " for name in positional)
+    stronger = [f"--{flag}" for flag in presets]
+    if start is not None:
+        stronger.insert(0, "the sizes in the checkpoint's config.json")
+    note = ""
+    if stronger:
+        note = f"These defaults give way to {' and to '.join(stronger)}."
     parser = argparse.ArgumentParser(description=description, usage=f"%(prog)s {first}[--FLAG VALUE ...]",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+                                     epilog=note, formatter_class=argparse.RawDescriptionHelpFormatter)
     classes = reversed(Config.__mro__[:-1])  # the last is `object`
     source = "".join(inspect.getsource(kind) for kind in classes)
     comments = dict(re.findall(r"^    (\w+): .*?#\s*(.+)$", source, re.MULTILINE))
@@ -660,7 +684,7 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
         else:
             add_flag(parser, field, kinds[field.name], comments)
 
-    # 2) Defaults, a later one before an earlier one: Config's, the checkpoint's sizes, the presets that are asked for.
+    # 2) Defaults, where later ones replace earlier ones: Config's, the checkpoint's sizes, the presets that are asked for.
     parser.set_defaults(**vars(Config()))
     known, _ = parser.parse_known_args()
     checkpoint = start
@@ -708,7 +732,7 @@ def refuse_out_of_range(given: dict):
 
 
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):
-    """Runs a script's main(Config). The user's errors, signals and lost ranks print one line.
+    """Runs a script's main(Config). The user's errors and lost ranks print one line, Ctrl-C prints nothing.
 
     presets: {flag: the values it stands for}. start, positional: see `parse_args`.
     """
@@ -728,7 +752,7 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     if not dist.is_initialized():
         sys.exit(status)
 
-    # One of several ranks. Torch keeps the group's threads until Python is torn down under them, which
+    # In a process group, also of one. Torch keeps its threads until Python is torn down under them, which
     # now and then aborts a rank whose work is done; destroy_process_group() does not stop them.
     if isinstance(status, str):
         print(status, file=sys.stderr)

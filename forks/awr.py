@@ -44,7 +44,7 @@ from forks.shared import add_heads, fit, likelihood, playable, predict, recall, 
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/awr"        # the run's directory; at the end it is also the checkpoint
     # AWR
     awr_beta: float = 0.2        # temperature of the weights exp(A / awr_beta); smaller: only the best

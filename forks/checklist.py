@@ -66,7 +66,7 @@ from worlds.browser import ENV_FAILED, bounded
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/checklist"  # the run's directory; at the end it is also the checkpoint
     # Checklist
     reward: str = "checks"       # checks: share of the weights met; f1: fewer turns count as well

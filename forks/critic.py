@@ -43,7 +43,7 @@ from mgrpo import mgrpo_loss, per_token, sampled_logps
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/critic"     # the run's directory; at the end it is also the checkpoint
     # Critic
     value_weight: float = 0.5    # c, the weight of the value loss

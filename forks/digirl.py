@@ -55,7 +55,7 @@ TIE = 1e-4  # A_c this close are equal: rounding depends on threads and micro-ba
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/digirl"     # the run's directory; at the end it is also the checkpoint
     # DigiRL
     offline: int = 3             # first steps in which only V_c and V_s learn; the policy does at the end of the last

@@ -55,7 +55,7 @@ from model import token_logprobs
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/feedback"   # the run's directory; at the end it is also the checkpoint
     # Feedback
     feedback: float = 0.002      # lambda, the weight of the next page's cross-entropy
@@ -120,7 +120,7 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     message = message[:n_frame + limit]
     n_news = len(message) - n_frame
 
-    # 3) Append it behind what closes the response.
+    # 3) Append it after what closes the response.
     closing = chat.past_response(row.turn.action_ids)[row.n_action:]
     n_unscored = len(closing) + n_frame
     row.ids = row.ids + closing + message

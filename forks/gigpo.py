@@ -38,7 +38,7 @@ from compress import Trajectory
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/gigpo"      # the run's directory; at the end it is also the checkpoint
     # GiGPO
     turn_credit: float = 1.0     # w, the weight of the advantages of turns

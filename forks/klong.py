@@ -48,7 +48,7 @@ import mgrpo
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/klong"      # the run's directory; at the end it is also the checkpoint
     # The window
     window: int = 6              # W, the most turns in it, the current one included

@@ -60,7 +60,7 @@ from mgrpo import per_token, sampled_logps
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/losses"     # the run's directory; at the end it is also the checkpoint
     # Losses
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, raft, dapo, gspo, cispo or masked

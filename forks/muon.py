@@ -37,7 +37,7 @@ MOMENTUM = 0.95
 
 @dataclass
 class Config(bc.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/muon"       # the run's directory; at the end it is also the checkpoint
 
 

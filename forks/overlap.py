@@ -73,7 +73,7 @@ from model import Transformer, token_logprobs, unsharded
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/overlap"    # the run's directory; at the end it is also the checkpoint
     # Overlap
     cap: float = 2.0             # the largest importance weight w of a token

@@ -51,7 +51,7 @@ BEST = 3  # the highest rating: what `rating` has points for
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/tsr"        # the run's directory; at the end it is also the checkpoint
     # TSR
     temperature: float = 1.0     # of sampling and training's log-probs; search forgives bad draws

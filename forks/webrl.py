@@ -67,7 +67,7 @@ VERDICT = "outcome model"  # its entry among an episode's checks
 
 @dataclass
 class Config(mgrpo.Config):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/webrl"      # the run's directory; at the end it is also the checkpoint
     tasks: str = "sandbox:train:2400"  # the pool that the curriculum draws from
     batch: int = 192             # tasks per step, over all ranks

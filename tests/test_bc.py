@@ -316,6 +316,8 @@ def test_the_learning_rate_rises_and_falls():
     ("[1]", "row 0"),
     ('"a"', "line 1"),
     ('[{"conversations": [{"value": "hi"}, {"value": "ho"}]}]', "row 0.*WebRL"),
+    (json.dumps(RECORD | {"intent": 7}), "line 1.*the intent or the observation of turn 1 is not text"),
+    (json.dumps(RECORD | {"turns": [RECORD["turns"][0] | {"observation": ["a"]}]}), "line 1.*turn 1 is not text"),
 ])
 def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says):
     path = tmp_path / "d.jsonl"

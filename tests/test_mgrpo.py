@@ -871,6 +871,32 @@ def test_the_best_checkpoint_is_compared_with_steps_of_the_same_held_out_tasks(c
     assert held_out == ["easy"] * 2 + ["hard"] * 2 + ["easy"] * 2
 
 
+def test_a_run_that_repeats_steps_keeps_the_best_policy_of_the_first_time(chat, play, tmp_path):
+    """Killed after step 3 and its 9 of 10, a run goes on from its save after step 2, and the same steps play otherwise."""
+    def go_on(steps, *successes):
+        play(
+            held_out_successes(chat, *successes),
+            "x",
+            steps=steps,
+            held_out="theirs",
+            held_out_every=1,
+            save_every=2,
+            decay=False,
+            warmup=0.0,
+        )
+
+    go_on(2, 4, 7)
+    state = tmp_path / "x" / "state"
+    saved = tmp_path / "saved"
+    shutil.copytree(state, saved)
+    go_on(3, 9)
+    shutil.rmtree(state)
+    shutil.copytree(saved, state)
+
+    go_on(4, 6, 8)
+    assert config_of(tmp_path / "x/best")["run"]["held_out_success"] == 0.9
+
+
 def files(directory):
     """{path: (content, time of the last change)} of all files in a directory."""
     found = {}

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ROOT, ComputedStep, tiny_config, tiny_model
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -1104,6 +1105,17 @@ def test_adapters_of_another_scale_are_refused(tmp_path):
         load(tmp_path / "x")
 
 
+def test_a_file_of_adapters_that_lacks_one_is_named(tmp_path):
+    save(lora_policy(tmp_path), tmp_path / "x")
+    file = tmp_path / "x/adapter/adapter_model.safetensors"
+    with safe_open(file, framework="pt") as tensors:
+        marks = tensors.metadata()
+        kept = {name: tensors.get_tensor(name) for name in list(tensors.keys())[1:]}
+    save_file(kept, file, metadata=marks)
+    with pytest.raises(ValueError, match=f"cannot use {file}"):
+        load(tmp_path / "x")
+
+
 def test_a_context_longer_than_the_models_own_is_refused():
     """--paper asks for 16,384 tokens. SmolLM2 was trained on 8,192 at most, and logp_gap would not have told."""
     model = tiny_model()
@@ -1476,6 +1488,21 @@ def test_unsupported_configs_are_refused_by_name(changes, message):
     raw = tiny_config(**changes)
     with pytest.raises(ValueError, match=f"^cannot use a/config.json: .*{message}"):
         ModelConfig.from_dict(raw, "a/config.json")
+
+
+@pytest.mark.parametrize("key, value, kind", [
+    ("tie_word_embeddings", "false", "bool"),  # it once counted as true
+    ("rms_norm_eps", "1e-06", "float"),
+    ("rope_theta", True, "float"),
+    ("num_hidden_layers", 2.0, "int"),
+])
+def test_values_of_the_wrong_type_are_refused_by_name(key, value, kind):
+    with pytest.raises(ValueError, match=f"cannot use a/config.json: {key} is {value!r}, not of type {kind}"):
+        ModelConfig.from_dict(tiny_config(**{key: value}), "a/config.json")
+
+
+def test_a_whole_number_may_stand_for_a_float():
+    assert ModelConfig.from_dict(tiny_config(rope_theta=10000)).rope_theta == 1e4
 
 
 def test_a_sliding_window_that_is_not_in_use_is_accepted():

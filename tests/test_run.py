@@ -20,12 +20,13 @@ import evaluate
 import mgrpo
 import run as runs
 from evaluate import SiteSettings
+from forks import critic
 from run import all_max, command_line, init_dist, open_run, parse_args, rank, ticker
 
 
 @dataclass
 class Knobs(SiteSettings):
-    """Every knob is a flag; the comment behind it is its --help."""
+    """Every knob is a flag; the comment after it is its help text."""
     model: str | None = None      # where it starts
     out: str = "runs/x"
     steps: int = 4
@@ -102,6 +103,30 @@ def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     cfg = Knobs(model=str(tmp_path / "lora"), out=str(base))
     with pytest.raises(ValueError, match="the frozen weights of --model, .* is in --out"):
         open_run(cfg, "cpu", first=0)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "metrics.jsonl", "best", "state", "step-00005"])
+def test_a_new_run_does_not_touch_what_no_run_has_written(tmp_path, name):
+    mine = tmp_path / name
+    if "." in name:
+        mine.write_text("{}")
+    else:
+        mine.mkdir()
+        (mine / "work").touch()
+
+    with pytest.raises(ValueError, match=f"{tmp_path} is no run's directory, and {name} in it would be lost"):
+        open_run(Knobs(out=str(tmp_path)), "cpu", first=0)
+    assert list(tmp_path.iterdir()) == [mine]
+
+    # Other files stay, and a run may be written beside them.
+    mine.rename(tmp_path / "mine")
+    start(tmp_path)
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_run_needs_a_directory():
+    with pytest.raises(ValueError, match="--out: name a directory"):
+        open_run(Knobs(out=""), "cpu", first=0)
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):
@@ -528,6 +553,12 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
 def test_a_number_out_of_its_range_is_refused(flag, value, message, monkeypatch):
     with pytest.raises(ValueError, match=f"{flag} {value}: {message}"):
         parsed(monkeypatch, flag, value, kind=bc.Config)
+
+
+@pytest.mark.parametrize("rate", ["-0.001", "0"])
+def test_a_learning_rate_of_heads_is_above_zero(rate, monkeypatch):
+    with pytest.raises(ValueError, match=f"--head-lr {rate}: give more than 0"):
+        parsed(monkeypatch, "--head-lr", rate, kind=critic.Config)
 
 
 def test_an_evaluation_may_ask_what_passes_when_nobody_acts(monkeypatch):

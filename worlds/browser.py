@@ -9,14 +9,14 @@
       elements that the page holds. An id that a page merely prints means nothing.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
       environment fails, the episode is void (`EnvError`), which is not a reward of 0.
-    - No fixed sleeps except in `Session.wait`. `settle` waits for navigations, and up to 3 s for what
-      scripts have begun.
+    - Nothing sleeps to give a page time, except `Session.wait`, which the agent asks for. `settle` waits
+      for navigations, and up to 3 s for what scripts have begun.
     - Pages are hostile. Whatever one does, the agent reads a sentence or the episode is void; the
       run goes on. And nothing reaches a host that is not the task's: see `fence`.
 
 Words: a browser context is a private browser, with cookies and tabs of its own, inside one Chromium
 process. A page is a tab; a frame is a document inside a page. An origin is scheme, host and port. A
-storage state is saved cookies, hence a login. Devtools is Chromium's own protocol, below Playwright's.
+storage state is saved cookies, hence a login. Devtools is Chromium's own protocol (CDP), below Playwright's.
 """
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ class EnvError(Exception):
 
 
 class TookTooLong(EnvError):
-    """Something did not end in the time that it had."""
+    """Something took longer than it was allowed."""
 
 
 # What an episode raises when the environment is to blame.
@@ -100,7 +100,7 @@ async def bounded(work: Awaitable, seconds: float, what: str):
 
 
 def find_chromium(playwright, visible=False) -> str:
-    """The path of Playwright's own Chromium if it was downloaded, else of one of the system.
+    """The path of Playwright's own Chromium if it was downloaded, else of a system-wide one.
 
     visible: one that has windows. Otherwise the headless shell goes first: it starts faster.
     """
@@ -441,7 +441,7 @@ class Loading:
     def __init__(self):
         self.frames = set()          # and new tabs, until they have a document
         self.announced = deque()     # addresses of tabs that are not here yet
-        self.quiet = asyncio.Event()  # set while there are none of either
+        self.quiet = asyncio.Event()  # set while there are none of either, once something has loaded
 
     def _update(self):
         if self.frames or self.announced:
@@ -603,7 +603,7 @@ class Session:
 
     async def _close_old_tabs(self):
         for tab in self.browser_context.pages[1:-7]:
-            self.notes.append("an old tab was closed: there may be eight, the first and the newest")
+            self.notes.append("an old tab was closed: at most eight stay open, the first and the newest")
             await tab.close()
 
     async def _answer(self, dialog):

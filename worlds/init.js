@@ -23,8 +23,8 @@
     if (work.left >= 0) begun.set(work, now() + 3000);
     return work;
   };
-  // What runs now goes on with the chain of this work, and so do the promises that it fulfills: their
-  // callbacks run right afterwards, up to twenty one after another.
+  // What runs now goes on with the chain of this work, and so do the callbacks of promises that it fulfills:
+  // they run right afterwards, up to twenty in a row.
   const end = async work => {
     begun.delete(work);
     budget = work.left;
@@ -94,7 +94,7 @@
     return send.apply(this, body);
   };
 
-  // ---- workers and sockets: what comes next from the one that was sent something is taken for its answer
+  // ---- workers and sockets: the next message from one that was sent something counts as its answer
 
   const answering = (type, name, waits = () => true) => {
     const ask = type.prototype[name], unanswered = new WeakMap();  // the oldest first

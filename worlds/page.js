@@ -1,5 +1,5 @@
 // Chromium runs this in every document, after init.js. Then browser.py calls window['page.js'] with
-// [name, ...given] and receives what the function of that name returns. The last statement lists the names.
+// [name, ...given] and receives what the function of that name returns; `functions`, near the end, lists the names.
 //
 // `observe` writes the page as text and numbers the elements that can be used. The page keeps those elements
 // in an array on the window, so an id in an action is an index into what the last observation numbered.
@@ -763,8 +763,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // ---- The page as text
-  // A usable element becomes <tag>name id[ = value]</tag>. The id follows the name, so a policy that looks
-  // for an element by its name only has to copy the number behind it.
+  // A usable element becomes <tag>name <id>[ = value]</tag>. The id follows the name, so a policy that looks
+  // for an element by its name only has to copy the number after it.
 
   const observe = async (viewportOnly, maxChars) => {
     await window[WORK]?.done();
@@ -1032,10 +1032,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Resolves once the work is done that the page has begun: see init.js.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
-  // Where to aim the mouse: the center of the element's box, in window coordinates, and the size of that box.
+  // Where to aim the mouse, in window coordinates: the middle of the part of the element's box that `aimOf` chose,
+  // and the size of that part.
   // leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
   // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
-  const locate = id => {
+  // mayScroll: false for one who only looks.
+  const locate = (id, mayScroll = true) => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};
     if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
@@ -1045,7 +1047,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const styledAway = parked(el) || !boxOf(el);
     const aim = styledAway && label || el;
     const inFrame = aim.ownerDocument !== document;
-    if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
+    if (mayScroll && (inFrame || !atHand(drawn(aim)))) reveal(drawn(aim));
     const r = aimOf(aim).box || aim.getClientRects()[0];
     if (!r || parked(aim)) return {error: `element ${id} is hidden now`};
     if (covered(aim) || !reached(aim)) return {error: `something else lies on top of element ${id}`};

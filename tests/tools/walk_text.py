@@ -106,7 +106,7 @@ def opening(walk) -> str:
     return f"""# Follow one episode, from the page to the gradient
 
 We follow one attempt of a language model at one task in a browser: from the page that it saw to the change of
-its weights. You need PyTorch. You need no reinforcement learning, and you need not know how browsers work. The
+its weights. You should know PyTorch. You need no background in reinforcement learning or in how browsers work. The
 {len(STOPS) - 2} stops and {len(answers.EXERCISES)} exercises take about forty minutes. [walk.html](walk.html)
 is the same episode to play with: save the file and open it in a browser.
 
@@ -117,8 +117,8 @@ method compares them with each other. It is called M-GRPO, multi-turn group rela
 is the same for a single turn.
 
 The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior
-cloning: it has imitated a few demonstrations, and now it is to get better by itself. (`make demo SEED=31` leaves such a
-clone.) Nothing below is typed in:
+cloning: it has imitated a few demonstrations, and now it has to improve on its own. (`make demo SEED=31` leaves such a
+clone.) No number below was typed by hand:
 
     python tests/tools/walk.py --model {record['model']}
 
@@ -906,7 +906,7 @@ makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards dif
 {code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
 
 `self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
-the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows behind these lines. `mgrpo.main`
+the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows after these lines. `mgrpo.main`
 holds the loop around them. A *fork* is a file that overrides some of these parts and runs the same loop. This is a
 whole one; it pays less for detours:
 
