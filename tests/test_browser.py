@@ -291,6 +291,103 @@ def test_every_document_has_the_script_and_no_page_can_change_it(site, browse):
     browse(test, base)
 
 
+LONG = "<p style='height:3000px'>long</p>"
+SCROLLED = {
+    "a dialog before the page": (
+        f"{LONG}<dialog style='height:300px;overflow:auto'>{LONG}</dialog><script>document.querySelector('dialog').showModal()"
+        "</script>", "document.querySelector('dialog')"),
+    "a panel of a page that has come to its end": (
+        f"<body style='margin:0'><div style='height:735px;overflow:auto'>{LONG}</div>", "document.querySelector('div')"),
+    "a frame": (
+        f"<body style='margin:0'><iframe srcdoc=\"{LONG}\" style='border:0;width:100%;height:700px'></iframe>",
+        "frames[0].document.scrollingElement"),
+    "a panel in a shadow root": (
+        "<body style='margin:0'><my-app><template shadowrootmode=open><main style='height:700px;overflow:auto'>"
+        f"{LONG}</main></template></my-app>", "document.querySelector('my-app').shadowRoot.querySelector('main')"),
+}
+
+
+@pytest.mark.parametrize("name", SCROLLED)
+def test_what_a_person_would_scroll_is_scrolled(site, browse, name):
+    page, panel = SCROLLED[name]
+
+    async def test(session):
+        await session.observe()
+        for _ in range(2):  # the first one may bring the page to its end
+            await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate(f"{panel}.scrollTop") > 100
+        if "dialog" in name:
+            assert await session.page.evaluate("scrollY") == 0
+        await act(session, 'do(action="Scroll Up")')
+        await act(session, 'do(action="Scroll Up")')
+        assert await session.page.evaluate(f"{panel}.scrollTop") == 0
+    browse(test, site({"/": f"<!doctype html>{page}"}))
+
+
+@pytest.mark.parametrize("wanted, chosen", [
+    ("US", "United States (US)"),  # once Australia, which holds the letters
+    ("austria", "Austria"), ("Australia", "Australia (AU)"), ("kingdom", "United Kingdom"), ("ngdo", "United Kingdom")])
+def test_a_part_of_an_options_text_is_enough_if_no_other_option_has_it(site, browse, wanted, chosen):
+    async def test(session):
+        await session.observe()
+        assert f"Country <0> = {chosen} (" in await act(
+            session, f'do(action="Select Dropdown Option", argument="{wanted}", element="0")')
+        for part, says in (("Austr", "more than one option fits: Australia .AU., Austria"), ("Spain", "its options are")):
+            with pytest.raises(ActionError, match=says):
+                await execute(session, f'do(action="Select Dropdown Option", argument="{part}", element="0")')
+        with pytest.raises(ActionError, match="it has no options"):
+            await execute(session, 'do(action="Select Dropdown Option", argument="x", element="1")')
+    names = ("Choose", "Australia (AU)", "United States (US)", "United Kingdom", "Austria")
+    options = "".join(f"<option>{name}" for name in names)
+    browse(test, site({"/": f"<select aria-label=Country>{options}</select><select aria-label=Empty></select>"}))
+
+
+@pytest.mark.parametrize("closes", [
+    "<button onclick=\"opener.document.title='chosen';window.close()\">pick</button>",
+    "<button onclick=\"opener.document.title='chosen';setTimeout(() => window.close(), 0)\">pick</button>",
+    "<form onsubmit=\"opener.document.title='chosen';window.close();return false\"><input aria-label=v><button>pick</button></form>",
+])
+def test_a_pop_up_that_closes_itself_leads_back_to_the_page_that_opened_it(site, browse, closes):
+    """It once voided the episode, or was called a failed action, in a part of the runs."""
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Click", element="1")')  # another tab
+        await act(session, 'do(action="Switch Tab", argument="0")')
+        for _ in range(4):
+            assert "pick" in await act(session, 'do(action="Click", element="0")')
+            if "form" in closes:
+                text = await act(session, 'do(action="Search", argument="a", element="0")')
+            else:
+                text = await act(session, 'do(action="Click", element="0")')
+            assert "title: chosen" in text and "this is tab 0" in text
+            await session.page.evaluate("document.title = ''")
+    browse(test, site({"/": "<button onclick=\"window.open('/up')\">open</button> <a href=/other target=_blank>other</a>",
+                       "/up": closes, "/other": "other"}))
+
+
+def test_what_loads_in_another_tab_is_noted(site, browse):
+    async def test(session):
+        await session.observe()
+        assert "first" in await act(session, 'do(action="Click", element="0")')
+        await act(session, 'do(action="Switch Tab", argument="0")')
+        text = await act(session, 'do(action="Click", element="1")')
+        assert re.search(r"note: tab 1 has loaded http://[^ ]*/second\n", text)
+        assert "second" in await act(session, 'do(action="Switch Tab", argument="1")')
+    browse(test, site({"/": "<a href=/first target=w>one</a> <a href=/second target=w>two</a>",
+                       "/first": "first", "/second": "second"}))
+
+
+def test_a_view_transition_is_waited_for(site, browse):
+    """A click while it ran fell on the pictures that it moves."""
+    async def test(session):
+        await session.observe()
+        for element in (1, 0, 1, 0):
+            await act(session, f'do(action="Click", element="{element}")')
+            assert await session.page.evaluate("shown.textContent") == f"view {element}"
+    browse(test, site({"/": """<button onclick="go(0)">0</button> <button onclick="go(1)">1</button><p id=shown></p>
+        <script>const go = n => document.startViewTransition(() => { shown.textContent = 'view ' + n })</script>"""}))
+
+
 def test_where_the_page_does_not_scroll_its_panel_does(site, browse):
     async def test(session):
         await session.observe()

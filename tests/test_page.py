@@ -1,4 +1,5 @@
 """Pages as the agent reads them (worlds/page.js): small pages in a real Chromium, and their observations."""
+import re
 import time
 from urllib.parse import quote
 
@@ -272,6 +273,53 @@ def test_what_no_scrolling_brings_to_light_is_out(site, browse, layer):
         assert (await session.observe())[1] == f"{left_out}head"
     style = f"position:fixed;background:red;{layer}"
     browse(test, site({"/": f"<a href=/x>below</a><div style='{style}'>head</div>"}))
+
+
+def test_a_fixed_background_hides_nothing(site, browse):
+    """A short page over a picture behind it was once taken for one behind a dialog."""
+    async def test(session):
+        assert (await session.observe())[1] == "# Sign in\n<input>User <0></input> <button>Go <1></button>"
+    background = "<canvas style='position:fixed;inset:0;width:100%;height:100%;z-index:-1'></canvas>"
+    browse(test, site({"/": f"{background}<h1>Sign in</h1><form><input aria-label=User> <button>Go</button></form>"}))
+
+
+def test_what_a_clip_path_cuts_off_has_no_id(site, browse):
+    async def test(session):
+        text = (await session.observe())[1]
+        assert "<button>Menu <0></button>" in text and "<a>" not in text
+        assert "<a>Orders <1></a>" in await act(session, 'do(action="Click", element="0")')
+        assert await act(session, 'do(action="Click", element="1")') == "orders"
+    browse(test, site({"/orders": "orders", "/": "<style>nav{position:absolute;top:60px;clip-path:inset(0 0 100% 0)}"
+        "nav.open{clip-path:inset(0)}</style><button onclick=\"document.querySelector('nav').classList.toggle('open')\">"
+        "Menu</button><nav><a href=/orders>Orders</a></nav>"}))
+
+
+@pytest.mark.parametrize("html, seen", [
+    ("<span id=l>Status</span><div role=combobox tabindex=0 aria-labelledby=l>Open</div>", "<div>Status <0> = Open</div>"),
+    ("<button role=combobox aria-label=Priority aria-expanded=true>High</button>",
+     "<button>Priority <0> = High, expanded</button>"),
+    ("<button aria-label='Sort by' aria-haspopup=menu>Newest</button>", "<button>Sort by <0> = Newest</button>"),
+    ("<div role=spinbutton tabindex=0 aria-label=Guests>2</div>", "<div>Guests <0> = 2</div>"),
+    ("<a href=/x aria-label=Cart>3</a>", "<a>Cart <0> = 3</a>"),
+    ("<a href=/x aria-label='Cart, 3 items'>3</a>", "<a>Cart, 3 items <0></a>"),
+    ("<button aria-label=Close>x</button>", "<button>Close <0></button>"),
+    ("<button aria-disabled=true>Pay</button>", "Pay (disabled)"),
+])
+def test_what_a_drawn_control_shows_stands_behind_its_name(site, browse, html, seen):
+    """Drawn dropdowns have a label and, inside, what was chosen. Only the label was written once."""
+    async def test(session):
+        assert seen in (await session.observe())[1]
+    browse(test, site({"/": html}))
+
+
+def test_the_leaves_of_a_tree_are_chosen_apart(site, browse):
+    async def test(session):
+        text = (await session.observe())[1]
+        number = re.search(r"<li>API <(\d+)>", text)[1]
+        assert "chosen: API" in await act(session, f'do(action="Click", element="{number}")')
+    browse(test, site({"/": """<ul role=tree id=t><li role=treeitem>Docs<ul><li role=treeitem>Guide<li role=treeitem>API
+        </ul></ul><p id=o></p><script>t.addEventListener('click', event =>
+        { o.textContent = 'chosen: ' + event.target.closest('li').firstChild.data })</script>"""}))
 
 
 def test_a_click_on_what_something_has_moved_over_is_an_error(site, browse):

@@ -490,6 +490,7 @@ class Session:
         self.sites = sites
         self.private = private      # paths that only the judge opens
         self.page = None            # the current tab
+        self.came_from = {}         # each tab -> the one that was current when it opened
         self.devtools = {}          # each tab's connection to Chromium's own protocol
         self.notes: list[str] = []  # dialogs and the like, for the next observation
         self.loading = Loading()
@@ -523,7 +524,9 @@ class Session:
 
     async def _adopt(self, page):
         """Makes a new tab the current one and listens to it."""
+        self.came_from[page] = self.page
         self.page = page
+        page.on("framenavigated", self._navigated)
         page.on("dialog", self._answer)
         page.on("download", self._decline)
         page.on("crash", self.loading.give_up)
@@ -598,8 +601,16 @@ class Session:
     def _closed(self, page):
         tabs = self.browser_context.pages
         if page is self.page and tabs:
-            self.page = tabs[-1]
+            opener = self.came_from.get(page)
+            self.page = opener if opener in tabs else tabs[-1]
         self.loading.give_up()
+
+    def _navigated(self, frame):
+        """Notes what loads in a tab that the agent does not see, as a link to a named tab does."""
+        tabs = self.browser_context.pages
+        whole_tab = frame.parent_frame is None
+        if whole_tab and frame.page is not self.page and frame.page in tabs:
+            self.notes.append(f"tab {tabs.index(frame.page)} has loaded {frame.url[:200]}")
 
     async def _close_old_tabs(self):
         for tab in self.browser_context.pages[1:-7]:
@@ -640,15 +651,20 @@ class Session:
                 self.notes.append(f"{self.page.url[:200]} is not for visitors and was left")
                 await self._leave()
                 continue
+            page = self.page
             try:
                 await self._close_old_tabs()
                 text = await self.ask("observe", settings.viewport_only, settings.max_page_chars)
             except PlaywrightError as error:
-                if "ontext was destroyed" in str(error):
+                if "ontext was destroyed" in str(error) or self._has_left(page):
                     continue
                 raise EnvError(first_line(error)) from None
             return self.page.url, readable(f"{self._take_notes()}{text}")
         raise EnvError("the page navigates away whenever it is opened")
+
+    def _has_left(self, page) -> bool:
+        """Whether a tab has closed, as pop-ups do by themselves, and another is current now."""
+        return page.is_closed() and page is not self.page
 
     async def ask(self, name: str, *given):
         """Calls a function of page.js, as in ask("scroll", 1)."""
@@ -751,11 +767,14 @@ class Session:
         and the next observation finds out whether the page still answers.
         """
         timeout = self.settings.timeout
+        page = self.page
         try:
             await asyncio.wait_for(action(self, *arguments), timeout)
         except asyncio.TimeoutError:
             raise ActionError(f"the page did not react to {name} within {timeout:.0f} s") from None
         except PlaywrightError as error:
+            if self._has_left(page):  # the action closed its tab, so it worked
+                return
             reason = first_line(error).split("Error: ", 1)[-1]
             raise ActionError(f"{name} failed: {reason}") from None
 

@@ -153,6 +153,14 @@
     playState === 'running' && !/color|shadow/.test(transitionProperty) && !restless.has(effect.target)
     && effect.getComputedTiming().endTime < 3000);
 
+  const {startViewTransition} = Document.prototype;  // Chromium has it since version 111
+  if (startViewTransition) Document.prototype.startViewTransition = function (...given) {
+    const work = begin(30), transition = startViewTransition.apply(this, given);
+    const over = () => end(work);
+    transition.finished.then(over, over);
+    return transition;
+  };
+
   // ---- waiting
 
   const frames = () => [...getElementsByTagName.call(document, 'iframe')];

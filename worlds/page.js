@@ -231,10 +231,18 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     });
     return [inUncut, ...around].find(({hit}) => hit && contains(el, hit)) ?? inUncut;
   });
+  // Whether a clip path stands between el and what it is a part of: a closed menu may be cut off by one.
+  const clippedOff = (el, outer) => {
+    for (let at = el; at && at !== outer; at = parentOf(at)) {
+      if (getComputedStyle(at).clipPath !== 'none') return true;
+    }
+    return false;
+  };
   // Whether a press there reaches el, what el is a part of, or its label.
   const reached = el => {
     const {hit} = aimOf(el);
-    return !hit || contains(el, hit) || contains(hit, el) || hit.closest('label')?.control === el;
+    if (!hit || contains(el, hit) || hit.closest('label')?.control === el) return true;
+    return contains(hit, el) && !clippedOff(el, hit);
   };
 
   // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
@@ -299,7 +307,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     for (const down of steps) {
       for (const across of steps) {
         const layer = layerOf(atPoint(document, across * innerWidth, down * innerHeight), /fixed/);
-        if (!layer) return null;
+        const background = layer && getComputedStyle(layer).zIndex < 0;  // the page is painted over it
+        if (!layer || background) return null;
         layers.add(layer);
       }
     }
@@ -334,15 +343,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   const CONTROLS = 'a[href],button,select,textarea,summary,input:not([type=hidden])';
   const ROLES = new RegExp('^(button|link|tab|checkbox|radio|switch|option|combobox|textbox|searchbox|slider|'
-    + 'menuitem(checkbox|radio)?)$');
+    + 'treeitem|menuitem(checkbox|radio)?)$');
   const clickHandlers = window[Symbol.for('click handlers')];
   const role = el => el.getAttribute('role') || '';
   const native = el => el.matches(CONTROLS);
   const hears = el => clickHandlers?.has(el) || typeof el?.onclick === 'function';
-  const delegate = el => el.matches('li,tr:has(> td)')  // a table or a list may listen for its rows
-    && (hears(el.closest('table,ul,ol')) || hears(parentOf(el)));
+  const delegate = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
+    && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
   const marked = el => native(el) || ROLES.test(role(el)) || hears(el) || delegate(el);
-  const disabled = el => el.matches(':disabled');
+  const disabled = el => el.matches(':disabled') || el.getAttribute('aria-disabled') === 'true';
 
   // A checkbox or radio button that is styled away: people see and press its label.
   const standsForControl = el => el.localName === 'label'
@@ -394,7 +403,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   const clickable = remembered(el => {
-    if (disabled(el) || el.getAttribute('aria-disabled') === 'true') return false;
+    if (disabled(el)) return false;
     // The mouse goes through it: so do style sheets disable links. A switch may be pressed on its label.
     if (getComputedStyle(el).pointerEvents === 'none' && !labelsOf(el).length) return false;
     return marked(el) || standsForControl(el)
@@ -726,6 +735,17 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return group && optionsCalled(el).get(name).length > 1 ? `${tidy(group.label)}: ${name}` : name;
   };
 
+  // What a control of the page's own making shows inside, if its name comes from elsewhere: the choice of a drawn
+  // dropdown, a number beside a label such as "Cart".
+  const chosenIn = el => {
+    if (!el.hasAttribute('aria-label') && !el.hasAttribute('aria-labelledby')) return '';
+    const text = ownText(el);
+    const holdsValue = /^(combobox|spinbutton|slider)$/.test(role(el)) || /^(menu|listbox)$/.test(attribute(el, 'aria-haspopup'));
+    const isNumber = /^[\d.,]+[+%]?$/.test(text);
+    if (!holdsValue && !isNumber || nameOf(el).includes(text)) return '';
+    return cut(text, 100);
+  };
+
   const valueOf = el => {
     const kind = kindOf(el);
     const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
@@ -745,10 +765,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
+      const choice = chosenIn(el);
       const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds);
       const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
       const seen = asked ? '' : stateOf(el);
-      return [...said, seen].filter(state => state).join(', ');
+      return [choice, ...said, seen].filter(state => state).join(', ');
     }
     if (el.type === 'password') return el.value ? '****' : '';
     const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
@@ -1063,21 +1084,32 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return {x, y, width, height, leaves};
   };
 
-  // Chooses an option of a dropdown by its text, or by a part of it. Returns what is wrong, or ''.
+  // Chooses an option of a dropdown by its text, or by a part of it that no other option has. Returns what is wrong,
+  // or ''.
   const select = (id, wanted) => {
     const el = numbered(id);
     if (!el?.isConnected) return 'it is no longer on the page';
-    if (!el.options?.length) return 'it is not a dropdown';
+    if (!el.options) return 'it is not a dropdown';
+    if (!el.options.length) return 'it has no options';
     const plain = s => tidy(s).toLowerCase();
+    const words = s => ` ${plain(s).replace(/[^\p{L}\p{N}]+/gu, ' ')} `;
     const text = plain(wanted);
+    const listed = options => options.slice(0, 60).map(option => offered(el, option)).join(', ')
+      + (options.length > 60 ? ', ...' : '');
     const open = [...el.options].filter(option => !option.matches(':disabled'));
     let found = open.find(option => plain(offered(el, option)) === text)
       ?? open.find(option => plain(option.label) === text);
-    if (!found && text) found = open.find(option => plain(option.label).includes(text));
-    if (!found) {
-      const some = open.slice(0, 60).map(option => offered(el, option)).join(', ');
-      return 'its options are: ' + some + (open.length > 60 ? ', ...' : '');
+    const parts = [
+      option => plain(option.label).startsWith(text),
+      option => words(option.label).includes(words(wanted)),
+      option => plain(option.label).includes(text),
+    ];
+    if (!found && text) {
+      const fitting = parts.map(fits => open.filter(fits)).find(options => options.length) ?? [];
+      if (fitting.length > 1) return 'more than one option fits: ' + listed(fitting);
+      found = fitting[0];
     }
+    if (!found) return 'its options are: ' + listed(open);
     found.selected = !(el.multiple && found.selected);  // takes a chosen one back
     for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
     return '';
@@ -1109,17 +1141,34 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     for (const type of ['keydown', 'keyup']) el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true}));
   };
 
-  // Scrolls the page, or the panel in its middle if the page is as high as the window. direction: -1 or 1.
+  // What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).
+  const inMiddle = () => {
+    let [x, y] = [innerWidth / 2, innerHeight / 2];
+    let el = atPoint(document, x, y);
+    for (let deeper = el; deeper; ) {
+      el = deeper;
+      const frame = el.contentDocument;
+      if (frame) [x, y] = [el.clientWidth / 2, el.clientHeight / 2];
+      deeper = frame ? atPoint(frame, x, y) : shadowRoot(el) && inShadow(shadowRoot(el), x, y);
+      if (deeper === el) break;
+    }
+    return el;
+  };
+  // Scrolls the page or, if it cannot go on or a dialog is open, the innermost panel in its middle that can.
+  // direction: -1 or 1.
   const scroll = direction => {
-    const root = scrollerOf(document);
-    const longer = el => el.scrollHeight > el.clientHeight;
-    const scrolls = el => longer(el) && /auto|scroll/.test(getComputedStyle(el).overflowY);
-    const stuck = [root, bodyOf(document)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
-    const pageScrolls = root && longer(root) && !stuck;
+    const goesOn = el => direction < 0 ? el.scrollTop > 1 : el.scrollTop + el.clientHeight < el.scrollHeight - 1;
+    const isStuck = doc => [scrollerOf(doc), bodyOf(doc)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
+    const scrolls = el => el === scrollerOf(el.ownerDocument)
+      ? !isStuck(el.ownerDocument)
+      : /auto|scroll/.test(getComputedStyle(el).overflowY);
+    const canScroll = el => scrolls(el) && goesOn(el);
+    const page = scrollerOf(document);
+    const pageFirst = page && canScroll(page) && !hasModal(document.documentElement) && !coverOf();
     let panel = null;
-    if (!pageScrolls) {
-      panel = atPoint(document, innerWidth / 2, innerHeight / 2);
-      while (panel && !scrolls(panel)) panel = panel.parentElement;
+    if (!pageFirst) {
+      panel = inMiddle();
+      while (panel && !canScroll(panel)) panel = around(panel);
     }
     const height = panel?.clientHeight || innerHeight;
     const scroller = panel || window;

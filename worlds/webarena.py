@@ -203,7 +203,7 @@ INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 @dataclass
 class Findings:
     """What there is to say about one row of a task file."""
-    remarks: list[str]  # on what reading it changed
+    remarks: list[str]  # on what reading it changed, or what is hardly meant
     faults: list[str]  # any of them makes the row unusable
 
 
@@ -261,7 +261,7 @@ def check_contents(contents, where: str, found: Findings):
 
 def check_call(call: str, where: str, found: Findings) -> str:
     """A "func:..." with the shop's address: its helpers ask the shop's own interface."""
-    without_address = r"^func:(shopping_\w+)\((?!'__SHOPPING__')"
+    without_address = r"^func:(shopping_\w+)\((?!['\"]__SHOPPING__['\"])"
     call = re.sub(without_address, r"func:\1('__SHOPPING__', ", call)
     if not callable_helper(call):
         found.faults.append(f"{where} calls {call!r:.60}; write func:NAME('ARGUMENT', ...), "
@@ -293,6 +293,10 @@ def check_target(target, where: str, found: Findings):
     check_contents(target.get("required_contents"), f"{where}.required_contents", found)
 
 
+# In an address: characters that a browser escapes, a scheme's own port, capitals in the host's name.
+NEVER_SHOWN = re.compile(r"[^\x21-\x7e]|^http://[^/]*:80(/|$)|^https://[^/]*:443(/|$)|^https?://[^/]*[A-Z]")
+
+
 def check_eval(spec: dict, found: Findings):
     """Brings a task's "eval" into uniform types. Ignores fields that its eval_types do not use."""
     types = spec.get("eval_types")
@@ -307,6 +311,10 @@ def check_eval(spec: dict, found: Findings):
         if not all(alternatives(spec.get("reference_url"))):
             found.faults.append("eval.reference_url is empty; give the URL that the episode must "
                                 "end on")
+        for reference in alternatives(spec.get("reference_url")):
+            if NEVER_SHOWN.search(reference):
+                found.remarks.append(f"eval.reference_url {reference!r:.60} is not written as a browser writes it, so no "
+                                     "page has this address; copy it from the address bar")
         note = spec.get("url_note")
         if note not in (None, "EXACT", "GOLD in PRED"):
             found.faults.append(f'eval.url_note is {note!r:.60}; use "EXACT" or "GOLD in PRED"')
