@@ -13,7 +13,8 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
                     -> url_match; verify, a program that judges
 
 `score` is both the training reward and the benchmark's metric. It follows VisualAgentBench's
-evaluators, which produced the paper's numbers (WebArena's own differ in places). We differ from it on purpose:
+evaluators, which produced the paper's numbers. WebArena's own are laxer: a query's parameters in any order,
+parts of words, "GOLD in PRED" without a url_note. We differ from VisualAgentBench's on purpose:
 
     - An episode that never exits has no answer. Every check of its answer fails, even where
       the reference is "N/A".
@@ -737,7 +738,7 @@ class Config(SiteSettings):
     model: str | None = None  # checkpoint directory or hub id; None: runs/mgrpo
     policy_url: str | None = None  # or a model at an OpenAI-compatible URL (key: OPENAI_API_KEY)
     policy_model: str = ""  # its name there
-    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:CLONE[...], FILE; or several with commas
+    tasks: str = "sandbox:test"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:CLONE[...], FILE; or A,B
     out: str = "runs/eval"  # for summary.json, trajectories.jsonl, report.html
     validate: str | None = None  # only say what this task file holds and what is broken in it
     report: bool = False  # only write the report of --out again

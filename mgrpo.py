@@ -91,7 +91,7 @@ class Config(SiteSettings):
     """Every knob is a flag; the comment after it is its help text."""
     # Model and data
     model: str | None = None     # warm-started checkpoint; None: runs/bc, made by bc.py if missing
-    tasks: str = "sandbox:train"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:..., FILE; or several with commas
+    tasks: str = "sandbox:train"  # sandbox:SPLIT[/TEMPLATE][:N], miniwob[:...], infinity:..., FILE; or A,B
     out: str = "runs/mgrpo"      # the run's directory; at the end it is also the checkpoint
     # M-GRPO
     steps: int = 9               # one batch of tasks each

@@ -684,7 +684,7 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
         else:
             add_flag(parser, field, kinds[field.name], comments)
 
-    # 2) Defaults, where later ones replace earlier ones: Config's, the checkpoint's sizes, the presets that are asked for.
+    # 2) Defaults, where later ones replace earlier ones: Config's, the checkpoint's sizes, the presets asked for.
     parser.set_defaults(**vars(Config()))
     known, _ = parser.parse_known_args()
     checkpoint = start

@@ -294,10 +294,11 @@ def test_every_document_has_the_script_and_no_page_can_change_it(site, browse):
 LONG = "<p style='height:3000px'>long</p>"
 SCROLLED = {
     "a dialog before the page": (
-        f"{LONG}<dialog style='height:300px;overflow:auto'>{LONG}</dialog><script>document.querySelector('dialog').showModal()"
-        "</script>", "document.querySelector('dialog')"),
+        f"{LONG}<dialog style='height:300px;overflow:auto'>{LONG}</dialog>"
+        "<script>document.querySelector('dialog').showModal()</script>", "document.querySelector('dialog')"),
     "a panel of a page that has come to its end": (
-        f"<body style='margin:0'><div style='height:735px;overflow:auto'>{LONG}</div>", "document.querySelector('div')"),
+        f"<body style='margin:0'><div style='height:735px;overflow:auto'>{LONG}</div>",
+        "document.querySelector('div')"),
     "a frame": (
         f"<body style='margin:0'><iframe srcdoc=\"{LONG}\" style='border:0;width:100%;height:700px'></iframe>",
         "frames[0].document.scrollingElement"),
@@ -332,7 +333,8 @@ def test_a_part_of_an_options_text_is_enough_if_no_other_option_has_it(site, bro
         await session.observe()
         assert f"Country <0> = {chosen} (" in await act(
             session, f'do(action="Select Dropdown Option", argument="{wanted}", element="0")')
-        for part, says in (("Austr", "more than one option fits: Australia .AU., Austria"), ("Spain", "its options are")):
+        wrong = {"Austr": "more than one option fits: Australia .AU., Austria", "Spain": "its options are"}
+        for part, says in wrong.items():
             with pytest.raises(ActionError, match=says):
                 await execute(session, f'do(action="Select Dropdown Option", argument="{part}", element="0")')
         with pytest.raises(ActionError, match="it has no options"):
@@ -345,7 +347,8 @@ def test_a_part_of_an_options_text_is_enough_if_no_other_option_has_it(site, bro
 @pytest.mark.parametrize("closes", [
     "<button onclick=\"opener.document.title='chosen';window.close()\">pick</button>",
     "<button onclick=\"opener.document.title='chosen';setTimeout(() => window.close(), 0)\">pick</button>",
-    "<form onsubmit=\"opener.document.title='chosen';window.close();return false\"><input aria-label=v><button>pick</button></form>",
+    "<form onsubmit=\"opener.document.title='chosen';window.close();return false\">"
+    "<input aria-label=v><button>pick</button></form>",
 ])
 def test_a_pop_up_that_closes_itself_leads_back_to_the_page_that_opened_it(site, browse, closes):
     """It once voided the episode, or was called a failed action, in a part of the runs."""
@@ -361,7 +364,8 @@ def test_a_pop_up_that_closes_itself_leads_back_to_the_page_that_opened_it(site,
                 text = await act(session, 'do(action="Click", element="0")')
             assert "title: chosen" in text and "this is tab 0" in text
             await session.page.evaluate("document.title = ''")
-    browse(test, site({"/": "<button onclick=\"window.open('/up')\">open</button> <a href=/other target=_blank>other</a>",
+    browse(test, site({"/": "<button onclick=\"window.open('/up')\">open</button> "
+                            "<a href=/other target=_blank>other</a>",
                        "/up": closes, "/other": "other"}))
 
 

@@ -290,12 +290,14 @@ def test_what_a_clip_path_cuts_off_has_no_id(site, browse):
         assert "<a>Orders <1></a>" in await act(session, 'do(action="Click", element="0")')
         assert await act(session, 'do(action="Click", element="1")') == "orders"
     browse(test, site({"/orders": "orders", "/": "<style>nav{position:absolute;top:60px;clip-path:inset(0 0 100% 0)}"
-        "nav.open{clip-path:inset(0)}</style><button onclick=\"document.querySelector('nav').classList.toggle('open')\">"
+        "nav.open{clip-path:inset(0)}</style>"
+        "<button onclick=\"document.querySelector('nav').classList.toggle('open')\">"
         "Menu</button><nav><a href=/orders>Orders</a></nav>"}))
 
 
 @pytest.mark.parametrize("html, seen", [
-    ("<span id=l>Status</span><div role=combobox tabindex=0 aria-labelledby=l>Open</div>", "<div>Status <0> = Open</div>"),
+    ("<span id=l>Status</span><div role=combobox tabindex=0 aria-labelledby=l>Open</div>",
+     "<div>Status <0> = Open</div>"),
     ("<button role=combobox aria-label=Priority aria-expanded=true>High</button>",
      "<button>Priority <0> = High, expanded</button>"),
     ("<button aria-label='Sort by' aria-haspopup=menu>Newest</button>", "<button>Sort by <0> = Newest</button>"),

@@ -740,7 +740,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const chosenIn = el => {
     if (!el.hasAttribute('aria-label') && !el.hasAttribute('aria-labelledby')) return '';
     const text = ownText(el);
-    const holdsValue = /^(combobox|spinbutton|slider)$/.test(role(el)) || /^(menu|listbox)$/.test(attribute(el, 'aria-haspopup'));
+    const opensList = /^(menu|listbox)$/.test(attribute(el, 'aria-haspopup'));
+    const holdsValue = opensList || /^(combobox|spinbutton|slider)$/.test(role(el));
     const isNumber = /^[\d.,]+[+%]?$/.test(text);
     if (!holdsValue && !isNumber || nameOf(el).includes(text)) return '';
     return cut(text, 100);

@@ -313,8 +313,8 @@ def check_eval(spec: dict, found: Findings):
                                 "end on")
         for reference in alternatives(spec.get("reference_url")):
             if NEVER_SHOWN.search(reference):
-                found.remarks.append(f"eval.reference_url {reference!r:.60} is not written as a browser writes it, so no "
-                                     "page has this address; copy it from the address bar")
+                found.remarks.append(f"eval.reference_url {reference!r:.60} is not written as a browser "
+                                     "writes it, so no page has this address; copy it from the address bar")
         note = spec.get("url_note")
         if note not in (None, "EXACT", "GOLD in PRED"):
             found.faults.append(f'eval.url_note is {note!r:.60}; use "EXACT" or "GOLD in PRED"')
