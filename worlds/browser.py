@@ -722,7 +722,7 @@ class Session:
         url = tree["frameTree"]["frame"].get("unreachableUrl", "")
         blocked = self.sites is not None and url and origin(url) not in self.sites
         if not blocked:
-            raise EnvError("the site did not answer")
+            raise EnvError(f"{url[:200]} did not answer, or redirects without end")
 
         self.notes.append(f"{url[:200]} is not one of the task's sites and was not opened")
         await self._leave()

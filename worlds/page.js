@@ -797,7 +797,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const cover = coverOf();
     let line = '', size = 0;
     let prefix = '';    // of a heading's lines
-    let tight = false;  // the line ends in text with no white space behind it: what follows may join it
+    let tight = false;  // the line ends in text with no white space after it: what follows may join it
     let words = null;   // the parent of the line's first text
     let inert = false;  // nobody can use what stands here
     let behind = !!cover;  // here is what a dialog covers
@@ -810,7 +810,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       if (s) line += (line && !line.endsWith(' ') && !joined ? ' ' : '') + s;
       tight = false;
     };
-    // The id stands behind the name: <a>red lamp <12></a>. A name may end in a number ("Mar 10") or in anything else
+    // The id stands after the name: <a>red lamp <12></a>. A name may end in a number ("Mar 10") or in anything else
     // that a page prints, but never in <12>, since we write a page's own < as &lt;.
     const tagged = (el, name, id) => {
       const kind = kindOf(el), value = valueOf(el);

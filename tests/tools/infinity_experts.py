@@ -8,7 +8,7 @@ A script is a list of steps. A step finds its element in the page of the moment,
 shows, and near a text of the page if need be. No script knows ids, addresses, verifiers or the server's state.
 The verifier of each task judges the episode, in a fresh copy of the application.
 
-    click("Edit", after="Acme")    the first Edit behind the first Acme; ("Acme", "Mail"): behind the first
+    click("Edit", after="Acme")    the first Edit after the first Acme; ("Acme", "Mail"): after the first
                                    Mail that comes after the first Acme
     click("Edit", before="Acme")   the last Edit before the first Acme
     click("Edit", row="Acme")      the first Edit in a line that holds Acme
@@ -51,7 +51,7 @@ class Step:
     name: str = ""            # of the element
     text: str | None = None   # the action's argument
     thought: str = ""
-    after: str | tuple = ""   # texts: each is looked for behind the one before it
+    after: str | tuple = ""   # texts: each is looked for after the one before it
     before: str = ""
     row: str = ""
     kind: str = ""            # of the element: input, button, ...
@@ -115,7 +115,7 @@ def elements(page: str) -> list[Element]:
 
 
 def position(page: str, texts: str | tuple) -> int:
-    """Where the last of the texts begins, if each is looked for behind the one before it."""
+    """Where the last of the texts begins, if each is looked for after the one before it."""
     if isinstance(texts, str):
         texts = (texts,)
     begin = end = 0
