@@ -452,15 +452,11 @@ class Environment:
 
 
 async def aim(session, turn) -> dict | None:
-    """Where a turn's action will land, as page.js says. None: the action is for no element.
-
-    The page is scrolled to the element only if the action itself will do so: who looks changes nothing.
-    """
+    """Where a turn's action will land, as page.js says. None: the action is for no element."""
     with suppress(browser.ActionError, browser.EnvError, browser.PlaywrightError):
-        call = parse(turn.response)
-        if call.element is not None:
-            scrolls = call.name in ("Click", "Hover")
-            return await session.ask("locate", int(call.element), scrolls)
+        element = parse(turn.response).element
+        if element is not None:
+            return await session.ask("locate", int(element))
     return None
 
 

@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from types import SimpleNamespace
 
 import pytest
 from conftest import GOOD, ROOT, answer, chat_server, fuzzy, make_task, target
@@ -24,7 +23,7 @@ from compress import Trajectory, Turn
 from evaluate import (SiteSettings, Config, Environment, checks, figures, pass_at, rate, score, string_match, summarize,
                       table, url_match, wilson)
 from rollout import Settings
-from worlds import onlooker, webarena
+from worlds import webarena
 from worlds.browser import Browser, EnvError, PlaywrightError
 from worlds.endpoint import Endpoint
 from worlds.webarena import check_row, site_urls
@@ -1336,23 +1335,6 @@ def test_the_first_episodes_of_a_batch_get_pictures_and_equal_ids_get_different_
     }
     env.reset([GOOD], group=2)  # without a name, as for held-out tasks, nobody would see them
     assert env.pictured == {}
-
-
-def test_who_looks_where_an_action_will_land_scrolls_only_as_the_action_does(site, browse):
-    """Pictures once scrolled a page to a field in which the action then chose without scrolling."""
-    page = "<p style='height:3000px'></p><select aria-label=size><option>S<option>M</select><a href=#>more</a>"
-
-    async def test(session):
-        await session.observe()
-        found = []
-        for action in ('"Select Dropdown Option", argument="M"', '"Click"'):
-            turn = SimpleNamespace(response=f'do(action={action}, element="0")')
-            frame = onlooker.frame_of(await evaluate.aim(session, turn))
-            scrolled = await session.page.evaluate("scrollY > 0")
-            found.append((frame is not None, scrolled))
-        assert found == [(False, False), (True, True)]
-
-    browse(test, site({"/": page}))
 
 
 def test_the_sources_of_an_evaluation_are_numbered_apart(site, tmp_path):

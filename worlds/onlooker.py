@@ -1,7 +1,7 @@
 """For people who watch: pictures of what the agent does, or a window in which they see it.
 
-evaluate.Environment calls these before each action. They change nothing in the page, except that it scrolls
-to the element a little earlier than the action itself would. A frame is
+evaluate.Environment calls these before each action. To find the frame, page.js may scroll to
+the element; nothing else in the page changes. A frame is
 [left, top, width, height] of the element that the action is for, in pixels of the window.
 """
 import asyncio

@@ -1058,8 +1058,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // and the size of that part.
   // leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
   // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
-  // mayScroll: false for one who only looks.
-  const locate = (id, mayScroll = true) => {
+  const locate = id => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};
     if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
@@ -1069,7 +1068,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const styledAway = parked(el) || !boxOf(el);
     const aim = styledAway && label || el;
     const inFrame = aim.ownerDocument !== document;
-    if (mayScroll && (inFrame || !atHand(drawn(aim)))) reveal(drawn(aim));
+    if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
     const r = aimOf(aim).box || aim.getClientRects()[0];
     if (!r || parked(aim)) return {error: `element ${id} is hidden now`};
     if (covered(aim) || !reached(aim)) return {error: `something else lies on top of element ${id}`};
