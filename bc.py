@@ -392,7 +392,8 @@ def main(cfg: Config, make_optimizer=adamw):
         dataset.append(fitting)
     responses = sum(len(rows) for rows in dataset)
     if not responses:
-        raise ValueError(f"no response that fits --max-context {cfg.max_context} is left to learn; {too_long} are longer.")
+        raise ValueError(f"no response that fits --max-context {cfg.max_context} is left to learn; "
+                         f"{too_long} are longer.")
     said = (f"{len(demonstrations)} demonstrations, {responses} responses to learn "
             f"({too_long} over --max-context left out)")
     if first > 0:

@@ -775,9 +775,13 @@ def open_policy(cfg: Config, device):
 
 def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
     """{source in --tasks: its tasks}. Loaded together, so that `task_key` tells equal ids apart."""
+    sources = worlds.sources(cfg.tasks)
+    for source in sources:
+        if sources.count(source) > 1:
+            raise ValueError(f"--tasks names {source} twice; --runs 2 plays each of its tasks twice.")
     tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=env.judge is not None)
     splits = {}
-    for number, source in enumerate(worlds.sources(cfg.tasks)):
+    for number, source in enumerate(sources):
         splits[source] = [task for task in tasks if task.get("source", 0) == number]
         if not splits[source]:
             raise ValueError(f"--tasks {source} leaves no task to play; choose another split or file.")
@@ -912,12 +916,12 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
 
 def main(cfg: Config) -> int | None:
     # 1) What needs no policy.
-    if cfg.validate:
+    if cfg.validate is not None:
         return worlds.validate(cfg.validate)
     if cfg.report:
         print(run.with_size(run.report(cfg.out)))
         return
-    if cfg.compare:
+    if cfg.compare is not None:
         print(compare(cfg.compare.split(",")))
         return
 
@@ -925,6 +929,10 @@ def main(cfg: Config) -> int | None:
     if cfg.watch:
         cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
     device = run.init_dist()
+    out = Path(cfg.out)
+    begun = (out / "lock").exists()  # perhaps by an evaluation that was interrupted
+    if not begun and not run.holds_run(out):
+        run.refuse_foreign(out, ("unfinished", "screenshots", "trajectories.jsonl", "summary.json", "report.html"))
     policy, chat = open_policy(cfg, device)
     directory = run.Run(cfg.out, run.describe_run(cfg, device))
     directory.claim()
@@ -936,7 +944,8 @@ def main(cfg: Config) -> int | None:
 
     # 3) Show it. If the directory is a checkpoint as well, config.json describes its training.
     config = directory.path / "config.json"
-    if not config.exists() or "model_type" not in run.read_json(config):
+    of_evaluation = run.holds_run(out) and "model_type" not in run.read_json(config)
+    if of_evaluation or not config.exists():
         directory.replace("config.json", {"run": directory.config})
     print_splits(summaries)
     print(run.with_size(run.report(directory.path)))

@@ -566,6 +566,16 @@ def due(step: int, every: int, cfg: Config) -> bool:
     return every > 0 and (step + 1) % every == 0
 
 
+def kept_best(out: Path) -> dict:
+    """"held_out" and "held_out_success" of OUT/best; {} if there is none. Raises ValueError if it is damaged."""
+    config = out / "best" / "config.json"
+    if not config.exists():
+        return {}
+    with run.reading(config):
+        settings = run.read_json(config)["run"]
+        return {name: settings[name] for name in ("held_out", "held_out_success")}
+
+
 def is_best(line: dict, out: Path) -> bool:
     """Whether this step's held-out success beats that of every earlier step on the same tasks.
 
@@ -578,10 +588,8 @@ def is_best(line: dict, out: Path) -> bool:
     if run.rank() == 0:
         rows, _ = run.newest(out / "metrics.jsonl", count=10**6, size=10**9)
         earlier = rows[:-1]  # the last row is this step's
-        kept = out / "best" / "config.json"
-        if kept.exists():  # its row may be gone: a run that resumes repeats the steps since its last save
-            settings = run.read_json(kept)["run"]
-            earlier.append(settings)
+        # The row of OUT/best may be gone: a run that resumes repeats the steps since its last save.
+        earlier.append(kept_best(out))
         on_same_tasks = [row for row in earlier if row.get("held_out") == line["held_out"]]
         best = all(rate > (row["held_out_success"] or 0.0) for row in on_same_tasks)
     return run.all_max(best)
@@ -656,6 +664,13 @@ def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
 PATIENCE = 3  # steps in a row without an episode that could be judged, until a run gives up
 
 
+def refuse_lost_state(out: Path):
+    """Raises ValueError if a trained policy is there without its training state: a new run would replace it."""
+    if run.holds_run(out) and (out / "model.safetensors").exists() and not (out / "state").exists():
+        raise ValueError(f"{out} holds a trained policy, but no state/ to go on from. "
+                         "Give --no-resume to replace it, or another --out.")
+
+
 def main(cfg: Config, Method=MGRPO):
     """The script. A fork passes its own Method."""
     check(cfg, Method)
@@ -666,6 +681,8 @@ def main(cfg: Config, Method=MGRPO):
     if not cfg.decay and not cfg.warmup:
         may_change.add("steps")  # a constant learning rate does not depend on it
     first = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
+    if first == 0 and cfg.resume:
+        refuse_lost_state(Path(cfg.out))
     if first >= cfg.steps:
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
@@ -676,6 +693,7 @@ def main(cfg: Config, Method=MGRPO):
         tasks, held_out = open_tasks(cfg, env)
         directory = run.open_run(cfg, device, first)
         directory.begin(config_json(method.model), first)
+        kept_best(directory.path)  # if it is damaged, say so before a step is played
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
         start = time.monotonic()

@@ -520,12 +520,15 @@ def describe_run(cfg, device) -> dict:
             "torch": torch.__version__, "device": hardware}
 
 
-def refuse_foreign(out: Path):
-    """Raises ValueError if a new run in `out` would overwrite or delete what no run has written."""
+def holds_run(out: Path) -> bool:
+    """Whether a training or an evaluation has written its settings there."""
     config = out / "config.json"
-    if (out / "lock").exists() or (config.exists() and "run" in read_json(config)):
-        return
-    for pattern in (*DIRECTORIES, *RECORDS, "*.safetensors", "config.json", "tokenizer.json"):
+    return config.exists() and "run" in read_json(config)
+
+
+def refuse_foreign(out: Path, patterns: tuple[str, ...]):
+    """Raises ValueError if `out` holds files of these names, which a script of ours is about to replace or delete."""
+    for pattern in patterns:
         for found in out.glob(pattern):
             raise ValueError(f"--out {out} is no run's directory, and {found.name} in it would be lost; "
                              "choose another --out.")
@@ -549,8 +552,8 @@ def open_run(cfg, device, first: int) -> Run:
         if path.exists() and out in (path, path.parent):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
-    if first == 0:
-        refuse_foreign(out)
+    if first == 0 and not holds_run(out):
+        refuse_foreign(out, (*DIRECTORIES, *RECORDS, "*.safetensors", "config.json", "tokenizer.json"))
 
     # 2) Claim the directory.
     run = Run(cfg.out, describe_run(cfg, device))
@@ -610,10 +613,11 @@ def with_size(report: Path) -> str:
 # --------------------------------------------------------------------------------- the command line
 
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
-COUNTS = ("max_turns", "max_new_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs", "steps", "demos")
-NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature")
+COUNTS = ("max_turns", "max_new_tokens", "max_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs",
+          "steps", "demos", "head_updates", "outcome_updates")
+NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature", "save_every", "keep_every", "held_out_every")
 ABOVE_ZERO = ("max_grad_norm", "epochs", "head_lr")
-FINITE = ("lr", "head_lr", "beta", "temperature", "epochs")
+FINITE = ("lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback", "awr_beta")
 LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 

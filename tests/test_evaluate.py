@@ -1337,6 +1337,24 @@ def test_the_first_episodes_of_a_batch_get_pictures_and_equal_ids_get_different_
     assert env.pictured == {}
 
 
+@pytest.mark.parametrize("name", ["trajectories.jsonl", "summary.json", "report.html", "unfinished"])
+def test_an_evaluation_does_not_touch_what_no_run_has_written(tmp_path, name):
+    """It once replaced and deleted such files of a folder that was given by mistake."""
+    mine = tmp_path / name
+    mine.mkdir()
+    (mine / "chapter.txt").touch()
+    with pytest.raises(ValueError, match=f"{tmp_path} is no run's directory, and {name} in it would be lost"):
+        evaluate.main(Config(out=str(tmp_path)))
+    assert (mine / "chapter.txt").exists()
+
+
+def test_a_source_that_is_named_twice_is_refused(tmp_path):
+    """It was once played once, without a word."""
+    cfg = Config(tasks="sandbox:test/5:1,sandbox:test/5:1")
+    with pytest.raises(ValueError, match="--tasks names sandbox:test/5:1 twice; --runs 2"):
+        evaluate.load_splits(cfg, Environment({}, tmp_path, SiteSettings()))
+
+
 def test_the_sources_of_an_evaluation_are_numbered_apart(site, tmp_path):
     task = GOOD | {"start_url": site({"/": SHELF})}
     a = tmp_path / "a.json"

@@ -897,6 +897,29 @@ def test_a_run_that_repeats_steps_keeps_the_best_policy_of_the_first_time(chat, 
     assert config_of(tmp_path / "x/best")["run"]["held_out_success"] == 0.9
 
 
+def test_a_damaged_best_policy_is_named_before_a_step_is_played(chat, play, tmp_path):
+    def go_on(steps, *successes):
+        return play(held_out_successes(chat, *successes), "x", steps=steps, held_out="theirs", held_out_every=1,
+                    save_every=1, decay=False, warmup=0.0)
+
+    go_on(1, 5)
+    config = tmp_path / "x/best/config.json"
+    config.write_text("{}")
+    with pytest.raises(ValueError, match=f"cannot use {config}: KeyError: 'run'"):
+        go_on(2)  # no success is left, so playing would fail otherwise
+
+
+def test_a_finished_run_without_its_state_is_not_replaced_without_a_word(chat, play, tmp_path):
+    def again(**changes):
+        return play(held_out_successes(chat, 5), "x", steps=1, held_out="theirs", **changes)
+
+    again()
+    shutil.rmtree(tmp_path / "x/state")
+    with pytest.raises(ValueError, match="x holds a trained policy, but no state/ to go on from. Give --no-resume"):
+        again()
+    assert len(again(resume=False)) == 1
+
+
 def files(directory):
     """{path: (content, time of the last change)} of all files in a directory."""
     found = {}

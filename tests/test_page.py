@@ -279,7 +279,7 @@ def test_a_fixed_background_hides_nothing(site, browse):
     """A short page over a picture behind it was once taken for one behind a dialog."""
     async def test(session):
         assert (await session.observe())[1] == "# Sign in\n<input>User <0></input> <button>Go <1></button>"
-    background = "<canvas style='position:fixed;inset:0;width:100%;height:100%;z-index:-1'></canvas>"
+    background = "<!doctype html><canvas style='position:fixed;inset:0;width:100%;height:100%;z-index:-1'></canvas>"
     browse(test, site({"/": f"{background}<h1>Sign in</h1><form><input aria-label=User> <button>Go</button></form>"}))
 
 
@@ -307,7 +307,7 @@ def test_what_a_clip_path_cuts_off_has_no_id(site, browse):
     ("<button aria-label=Close>x</button>", "<button>Close <0></button>"),
     ("<button aria-disabled=true>Pay</button>", "Pay (disabled)"),
 ])
-def test_what_a_drawn_control_shows_stands_behind_its_name(site, browse, html, seen):
+def test_what_a_drawn_control_shows_stands_after_its_name(site, browse, html, seen):
     """Drawn dropdowns have a label and, inside, what was chosen. Only the label was written once."""
     async def test(session):
         assert seen in (await session.observe())[1]

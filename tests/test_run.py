@@ -20,7 +20,7 @@ import evaluate
 import mgrpo
 import run as runs
 from evaluate import SiteSettings
-from forks import critic
+from forks import critic, gigpo, webrl
 from run import all_max, command_line, init_dist, open_run, parse_args, rank, ticker
 
 
@@ -555,10 +555,19 @@ def test_a_number_out_of_its_range_is_refused(flag, value, message, monkeypatch)
         parsed(monkeypatch, flag, value, kind=bc.Config)
 
 
-@pytest.mark.parametrize("rate", ["-0.001", "0"])
-def test_a_learning_rate_of_heads_is_above_zero(rate, monkeypatch):
-    with pytest.raises(ValueError, match=f"--head-lr {rate}: give more than 0"):
-        parsed(monkeypatch, "--head-lr", rate, kind=critic.Config)
+@pytest.mark.parametrize("fork, flag, value, message", [
+    (critic, "--head-lr", "-0.001", "give more than 0"),
+    (critic, "--head-lr", "0", "give more than 0"),
+    (critic, "--value-weight", "inf", "give a finite number"),
+    (webrl, "--head-updates", "-1", "give at least 1"),  # the heads never learned, without a word
+    (webrl, "--outcome-updates", "0", "give at least 1"),
+    (gigpo, "--turn-credit", "inf", "give a finite number"),  # nothing was trained, and the run ended with "saved"
+    (gigpo, "--save-every", "-3", "give at least 0"),
+    (gigpo, "--max-tokens", "0", "give at least 1"),
+])
+def test_a_number_of_a_fork_out_of_its_range_is_refused(fork, flag, value, message, monkeypatch):
+    with pytest.raises(ValueError, match=f"{flag} {value}: {message}"):
+        parsed(monkeypatch, flag, value, kind=fork.Config)
 
 
 def test_an_evaluation_may_ask_what_passes_when_nobody_acts(monkeypatch):

@@ -390,6 +390,31 @@ def test_values_get_one_type_and_null_asks_for_nothing():
     assert not faults
 
 
+@pytest.mark.parametrize("reference, is_shown", [
+    ("http://h:7770/a?q=x%20y", True),
+    ("__SHOPPING__/a", True),
+    ("http://h/a |OR| http://h/b", True),
+    ("http://h:80/a", False),
+    ("https://h:443", False),
+    ("http://Shop.example/a", False),
+    ("http://h/a b", False),
+    ("http://h/Zürich", False),
+])
+def test_an_address_that_no_browser_shows_gets_a_remark(reference, is_shown):
+    _, remarks, faults = check_row(make_task(eval_types=["url_match"], reference_url=reference))
+    assert not faults
+    assert len(remarks) == (not is_shown)
+
+
+def test_a_helper_may_name_the_shop_in_either_kind_of_quotes():
+    for shop in ("'__SHOPPING__'", '"__SHOPPING__"'):
+        call = f"func:shopping_get_latest_order_url({shop})"
+        page = {"url": call, "locator": "", "required_contents": {"exact_match": "x"}}
+        task, _, faults = check_row(make_task(eval_types=["program_html"], program_html=[page]))
+        assert not faults
+        assert task["eval"]["program_html"][0]["url"] == call
+
+
 def test_only_the_parts_that_count_decide_whether_a_task_needs_a_judge():
     page = {"url": "last", "locator": "", "required_contents": {"fuzzy_match": ["x"]}}
     judged_page = make_task(eval_types=["program_html"], program_html=[page])

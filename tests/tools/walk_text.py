@@ -906,7 +906,7 @@ makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards dif
 {code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
 
 `self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
-the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows after these lines. `mgrpo.main`
+the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows these lines. `mgrpo.main`
 holds the loop around them. A *fork* is a file that overrides some of these parts and runs the same loop. This is a
 whole one; it pays less for detours:
 
