@@ -930,7 +930,7 @@ def main(cfg: Config) -> int | None:
         cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
     device = run.init_dist()
     out = Path(cfg.out)
-    begun = (out / "lock").exists()  # perhaps by an evaluation that was interrupted
+    begun = (out / "lock").exists()  # an evaluation, perhaps beside a checkpoint that is not ours
     if not begun and not run.holds_run(out):
         run.refuse_foreign(out, ("unfinished", "screenshots", "trajectories.jsonl", "summary.json", "report.html"))
     policy, chat = open_policy(cfg, device)
@@ -944,8 +944,7 @@ def main(cfg: Config) -> int | None:
 
     # 3) Show it. If the directory is a checkpoint as well, config.json describes its training.
     config = directory.path / "config.json"
-    of_evaluation = run.holds_run(out) and "model_type" not in run.read_json(config)
-    if of_evaluation or not config.exists():
+    if not config.exists() or (run.holds_run(out) and "model_type" not in run.read_json(config)):
         directory.replace("config.json", {"run": directory.config})
     print_splits(summaries)
     print(run.with_size(run.report(directory.path)))

@@ -521,9 +521,11 @@ def describe_run(cfg, device) -> dict:
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a training or an evaluation has written its settings there."""
+    """Whether a training or an evaluation wrote what is there: config.json says so, before it the lock."""
     config = out / "config.json"
-    return config.exists() and "run" in read_json(config)
+    if config.exists():
+        return "run" in read_json(config)
+    return (out / "lock").exists()
 
 
 def refuse_foreign(out: Path, patterns: tuple[str, ...]):
