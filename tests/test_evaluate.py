@@ -755,7 +755,8 @@ def test_a_checkpoint_is_evaluated_end_to_end(main, checkpoint, tmp_path, capsys
     out.mkdir()
     config = out / "config.json"
     before = tmp_path / "before"
-    before.write_text("{}")
+    earlier = json.dumps({"run": {"script": "evaluate.py", "model": "x"}})
+    before.write_text(earlier)
     os.link(before, config)
 
     for _ in range(2):
@@ -777,7 +778,16 @@ def test_a_checkpoint_is_evaluated_end_to_end(main, checkpoint, tmp_path, capsys
     assert (out / "report.html").exists()
     assert json.loads(config.read_text())["run"]["max_turns"] == [2]
     # config.json was replaced, not written over: a reader never sees half of it.
-    assert before.read_text() == "{}"
+    assert before.read_text() == earlier
+
+
+def test_an_evaluation_leaves_the_config_of_somebody_else_alone(main, checkpoint, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"theirs": 1}')
+    main(model=str(checkpoint), tasks="sandbox:test:1", out=str(tmp_path), max_turns=[1], max_new_tokens=8,
+         max_context=2000, concurrency=1)
+    assert config.read_text() == '{"theirs": 1}'
+    assert (tmp_path / "summary.json").exists()
 
 
 def test_an_evaluation_in_a_training_runs_directory_keeps_its_config(main, site, tmp_path):
