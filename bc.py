@@ -30,6 +30,7 @@ from compress import (Chat, Row, Trajectory, format_response, micro_batches, ope
                       trajectory_rows)
 from evaluate import Environment
 from model import check_context, check_vocabulary, clip_gradients, config_json, load_for_training, save, token_logprobs
+import worlds
 from worlds import sandbox, webarena
 
 
@@ -39,7 +40,7 @@ class Config(rollout.Settings):
     # Model and data
     model: str = "worlds/base"   # checkpoint directory or hub id to start from
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
-    data_split: str = "train"    # of --data: clone rows whose "split" is this, and rows that name none
+    data_split: str = "train"    # of --data: clone rows of these splits, and rows that name none
     demos: int = 38              # demonstrations to record: two of each template of the small tier
     split: str = "train"         # tasks to record; full-train needs --max-turns 12, long-train 20
     cot: bool = False            # record a long chain of thought with every action
@@ -164,7 +165,7 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
 
 def why_left_out(record: dict, split: str) -> str:
     """Why an episode is no demonstration; "" if it is one."""
-    if record.get("split", split) != split:
+    if "split" in record and record["split"] not in worlds.sources(split):
         return f"split {record['split']}, not --data-split {split}"
     if record.get("status") == "env_error":
         return "environment error"

@@ -714,6 +714,8 @@ def compare(runs: list[str]) -> str:
         path = Path(directory) / "summary.json"
         with run.reading(path):
             splits = run.read_json(path)["splits"]
+            if not splits:
+                raise ValueError("it holds no evaluation")
             for split, summary in splits.items():
                 rows.append((split, path.parent.name, summary))
             table(list(splits.items()))  # raises here, while we know the file, if figures are missing

@@ -774,6 +774,8 @@ def adapt(model: Transformer, r: int) -> Transformer:
     """Freezes the model and gives its blocks' linear layers adapters of rank r. r = 0: neither."""
     if r == 0:
         return model
+    if r > model.config.hidden_size:
+        raise ValueError(f"--lora {r}: the rank is at most the model's width, {model.config.hidden_size}.")
     model.requires_grad_(False)
     model.lora = r
     for module in list(model.model.layers.modules()):

@@ -382,7 +382,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
         return 0
 
     may_change = may_change | PLACE_AND_PACE
-    with reading(state):
+    with reading(f"{state} (--no-resume starts over)"):
         was = extra["config"]
         step = int(extra["step"])
         other = []

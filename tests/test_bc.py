@@ -397,6 +397,8 @@ def test_episodes_of_other_splits_are_left_out_and_counted(chat, tmp_path, capsy
     assert "1 (no success)" in said
     assert "1 (split train, not --data-split sandbox:test)" in said
 
+    assert tasks("train,sandbox:test") == [0, 1, 2, 3]
+
 
 def test_a_task_file_is_no_file_of_demonstrations(chat, tmp_path):
     path = tmp_path / "tasks.json"

@@ -1302,6 +1302,9 @@ def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path
     ]
     with pytest.raises(ValueError, match=f"{tmp_path}/none/summary.json"):
         evaluate.compare([str(tmp_path / "none")])
+    (tmp_path / "bc/summary.json").write_text('{"splits": {}}')
+    with pytest.raises(ValueError, match="bc/summary.json: it holds no evaluation"):
+        evaluate.compare([str(tmp_path / "bc")])
 
 
 # ------------------------------------------------------------------------------ the task's side of an episode

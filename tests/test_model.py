@@ -898,6 +898,14 @@ def test_adapters_are_on_again_after_an_error_without_them():
     assert torch.equal(model(tokens), before)
 
 
+def test_adapters_wider_than_the_model_are_refused():
+    model = tiny_model()
+    with pytest.raises(ValueError, match="--lora 33: the rank is at most the model's width, 32"):
+        adapt(model, 33)
+    assert model.lora == 0
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_a_lora_runs_state_holds_only_what_trains_and_resumes_exactly(tmp_path):
     base = tmp_path / "base"
     path = tmp_path / "t"

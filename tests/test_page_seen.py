@@ -271,6 +271,7 @@ NAMES = {
         + "</div><div onclick=1>what lies there now</div>",
         "\n".join(f"<div>Mail {i} <{2 * i}></div> <button>Star <{2 * i + 1}></button>" for i in range(5))
         + "\n<div>what lies there now <10></div>"),
+    "a name with marks that nobody sees": ("<button>Ad&shy;dress\u200b book\u200e</button>", "<button>Address book <0></button>"),
     "a swatch and its color": (
         """<style>.swatch { width: 9px; height: 9px } .red { background: red }</style>
         <div class=swatch data-action=select-color style='background: #009688'></div>
@@ -427,6 +428,7 @@ UNSEEN = {
                              "<p style='height: 2000px'>far<p><a href=/>away</a></div>", "far\n<a>away <0></a>"),
     "fixed in a frame": ("shop<iframe style='height: 200px' srcdoc='<p style=\"position: fixed; bottom: 0\">foot'></iframe>",
                          "shop\nfoot"),
+    "nothing": ("<!doctype html><img alt=''>", "[this page is empty]"),
     "a message that has gone": ("shop<p style='opacity: 0'>Saved!</p>", "shop"),
     "a text that comes when the page is scrolled": ("shop<p style='margin-top: 900px; opacity: 0'>soon</p>", "shop\nsoon"),
     "a link for those who press Tab": ("<a href=/ style='position: absolute; left: -9999px'>Skip</a>shop", "shop"),

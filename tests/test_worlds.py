@@ -584,6 +584,8 @@ def test_the_sandbox_is_a_task_source_like_any_other():
     for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere", "sandbox:test/", "sandbox:test/29"):
         with pytest.raises(ValueError):
             load_tasks(spec, sites, reach=False)
+    with pytest.raises(ValueError, match="sandbox:test:100001: ask for at most 100000 tasks"):
+        load_tasks("sandbox:test:100001", sites, reach=False)
 
 
 # ----------------------------------------------------------- WebArena's sites: variables, logins, resets, hosts

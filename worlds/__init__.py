@@ -70,6 +70,8 @@ def sandbox_tasks(source: str) -> list[dict]:
         template = int(template)
     if n is not None:
         n = int(n)
+        if n > 100_000:  # each is made at once
+            raise ValueError(f"{source}: ask for at most 100000 tasks.")
     return sandbox.tasks(split, n=n, template=template)
 
 

@@ -659,6 +659,7 @@ class Session:
                 if "ontext was destroyed" in str(error) or self._has_left(page):
                     continue
                 raise EnvError(first_line(error)) from None
+            text = text or "[this page is empty]"
             return self.page.url, readable(f"{self._take_notes()}{text}")
         raise EnvError("the page navigates away whenever it is opened")
 

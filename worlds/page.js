@@ -27,8 +27,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
   const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
 
-  // Icon fonts draw their pictures as characters for private use, which nobody can read.
-  const tidy = s => (typeof s === 'string' ? s : '').replace(/[\s\u00a0\ue000-\uf8ff]+/g, ' ').trim();
+  // Soft hyphens, and marks for where a line may break and in which direction it is read.
+  const INVISIBLE = /[\u00ad\u200b\u200e\u200f\u2060]/g;
+  // Also the characters for private use: icon fonts draw their pictures as such, which nobody can read.
+  const SPACE = /[\s\u00a0\ue000-\uf8ff]+/g;
+  const tidy = s => (typeof s === 'string' ? s : '').replace(INVISIBLE, '').replace(SPACE, ' ').trim();
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const numbered = id => window[ELEMENTS]?.[id];
   const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
