@@ -165,7 +165,8 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
 
 def why_left_out(record: dict, split: str) -> str:
     """Why an episode is no demonstration; "" if it is one."""
-    if "split" in record and record["split"] not in worlds.sources(split):
+    wanted = {*worlds.sources(split), *split.split(",")}  # plain names, such as train, are no sources
+    if "split" in record and record["split"] not in wanted:
         return f"split {record['split']}, not --data-split {split}"
     if record.get("status") == "env_error":
         return "environment error"
@@ -342,7 +343,8 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
 
         done = step + 1
         seconds = time.monotonic() - start
-        # Before packing, so what rows share counts in each. mgrpo.py's tokens_per_second counts packed ids.
+        # Counted before packing: what rows share counts once per row. mgrpo.py's tokens_per_second counts it once
+        # per micro-batch, so the two cannot be compared.
         tokens += sum(len(row.ids) for row in batch)
         speed = tokens / seconds
         left = (steps - done) / (done - first) * seconds
@@ -406,7 +408,7 @@ def main(cfg: Config, make_optimizer=adamw):
     clone(model, optimizer, dataset, cfg, device=device, directory=directory, first=first)
     save(model, cfg.out, like=cfg.model, run=directory.config)
     if run.rank() == 0:
-        run.forget(Path(cfg.out) / "state")
+        run.delete_directory(Path(cfg.out) / "state")
     tasks_flag = "" if cfg.data == "experts" else " --tasks FILE"
     run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}{tasks_flag}")
 

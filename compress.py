@@ -6,8 +6,8 @@ Under dynamic context compression (paper §3.2) the policy draws response a_j fr
 
 j is a turn; the paper counts turns from 1, the code from 0. s_j is a whole page and s' a placeholder of a few
 tokens: only the current page is seen, but every past response stays. `trunk` and `past_turn` decide what the
-history keeps. Rollout samples from h_j and training scores under the same ids. Sampled ids are kept as drawn,
-never decoded and encoded again.
+history keeps. Rollout samples from h_j and RL scores under the same ids: sampled ids are kept as drawn. Only
+`replay`, for cloning from a file, encodes responses again.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
 and the pages that the episodes of a group share. Each row attends to exactly what it would see alone.
@@ -340,7 +340,10 @@ class Chat:
 
 
 def check_agent(settings: dict, required: bool = False):
-    """Refuses settings, as agent.json has them, of other names or types. required: it must hold all three."""
+    """Raises ValueError unless an agent.json holds nothing but system, think and compress, of the right types.
+
+    required: it must hold all three.
+    """
     kinds = {"system": str, "think": bool, "compress": bool}
     for key, value in settings.items():
         if key not in kinds or not isinstance(value, kinds[key]):
@@ -436,7 +439,9 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
 
 
 def replay(chat: Chat, record: dict) -> Trajectory:
-    """A line of trajectories.jsonl in this chat's tokens. Responses are encoded again.
+    """Rebuilds a trajectory from a line of trajectories.jsonl, with this chat's tokenizer.
+
+    Responses are encoded again, so their ids may differ from those that were sampled.
 
     A turn whose "observation" is None keeps its response in the history; its page is not known.
     """

@@ -21,8 +21,8 @@ parts of words, "GOLD in PRED" without a url_note. We differ from VisualAgentBen
     - A missing element fails its check. A site that does not answer, and a locator that is no
       JavaScript, raise: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
-    - Pages are read once they settle. If a check fails, the page is read again once its requests
-      are answered (or 3 s pass) and it is unchanged for a second. The benchmark waits 3 s.
+    - Pages are read once they settle. If a check fails, the page is read again when its requests are
+      answered and it has then not changed for a second. Each wait ends after 3 s. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
@@ -81,12 +81,12 @@ def clean(text: str) -> str:
 
 
 def alternatives(references: str) -> list[str]:
-    """The references of which one is enough."""
+    """The references, of which any one may match."""
     return references.split(" |OR| ")
 
 
 def includes(ref: str, text: str, parts=True) -> bool:
-    """Whether ref is in text. If it is one word, as a word: 170 is not in 000000170. Else as a substring.
+    """Whether text contains ref: a single word as a word (170 is not in 000000170), more words anywhere.
 
     parts: the word may also stand between slashes: 170 is in 170/171.
     """
@@ -189,14 +189,8 @@ async def judged_checks(task: dict, contents: dict, text: str | None, *, subject
 
 
 def answer_text(answer: str | None) -> str | None:
-    """What is matched of an answer. As in the benchmark, most matchers clean it once more."""
+    """The answer as matchers get it: cleaned. As in the benchmark, most of them clean it again."""
     return None if answer is None else clean(str(answer))
-
-
-def string_match(answer: str | None, reference_answers: dict) -> bool:
-    """Judges an answer; None (the episode never exited) fails. ValueError if it takes a judge."""
-    made = contents_checks(reference_answers, answer_text(answer), "answer")
-    return all(check.passed for check in made)
 
 
 def tidy(url: str) -> str:
@@ -237,7 +231,7 @@ async def evaluate_js(page, expression: str):
 
 
 async def located_text(page, target: dict, last_url: str) -> str | None:
-    """The text that a program_html target's locator names. None, or LookupError: there is no such element."""
+    """The text that a program_html target's locator finds. None, or LookupError: it finds no element."""
     locator = target["locator"].strip()
     if not locator:
         return browser.readable(await page.content())
@@ -378,19 +372,20 @@ class Environment:
         if cfg.judge_url:
             self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
         self.pictured = {}  # this batch's episodes that get pictures: (task key, member) -> name
-        self.batch = ""  # its name
+        self.batch_name = ""
         self.unfinished = None  # in an evaluation: the `Unfinished` that keeps its episodes
 
-    def reset(self, tasks: list[dict], group: int = 1, name: str = ""):
-        """Call this on all ranks before a batch, which plays each of the tasks `group` times.
+    def reset(self, tasks: list[dict], group_size: int = 1, name: str = ""):
+        """Call this on all ranks before a batch, which plays each of the tasks `group_size` times.
 
-        name: what the pictures of its first episodes are called; "": take none.
+        name: of the batch. Its pictures are named after it ("": take none), and an interrupted evaluation
+        finds its episodes by it.
         """
-        self.batch = name
+        self.batch_name = name
         self.pictured = {}
         for task in tasks:
             key = task_key(task)
-            for member in range(group):
+            for member in range(group_size):
                 if name and len(self.pictured) < self.cfg.screenshots:
                     self.pictured[key, member] = f"{name}-{key}-{member}"
         if self.cfg.reset_url:
@@ -414,12 +409,12 @@ class Environment:
         """The episode, if it was judged before the evaluation was interrupted."""
         if self.unfinished is None:
             return None
-        return self.unfinished.find(self.batch, task, member)
+        return self.unfinished.find(self.batch_name, task, member)
 
     def keep(self, trajectory: Trajectory):
         """Called with each finished episode."""
         if self.unfinished is not None:
-            self.unfinished.add(self.batch, trajectory)
+            self.unfinished.add(self.batch_name, trajectory)
 
     def prepare(self, task: dict):
         """Starts the server of a task that is played next."""
@@ -486,9 +481,9 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     mine = [tasks[i] for i in numbers]
     if isinstance(policy, Endpoint):
         act = remote_policy(policy, chat, settings, temperature)
-        playing = play(act, chat, mine, env=env, settings=settings, group=runs, tick=tick)
+        playing = play(act, chat, mine, env=env, settings=settings, group_size=runs, tick=tick)
     else:
-        playing = rollout(policy, chat, mine, env=env, settings=settings, group=runs, seed=seed,
+        playing = rollout(policy, chat, mine, env=env, settings=settings, group_size=runs, seed=seed,
                           temperature=temperature, tick=tick)
     played = asyncio.run(playing)
 
@@ -601,7 +596,7 @@ def pass_at(trajectories: list[Trajectory]) -> dict[int, float]:
     return chances
 
 
-def figures(trajectories: list[Trajectory]) -> dict:
+def episode_metrics(trajectories: list[Trajectory]) -> dict:
     """Episodes in numbers, for a training step and for an evaluation.
 
     Over valid episodes, None if there is none: turns, response_tokens (per turn) and trajectory_tokens
@@ -633,8 +628,8 @@ def figures(trajectories: list[Trajectory]) -> dict:
 
 
 def summarize(trajectories: list[Trajectory]) -> dict:
-    """summary.json: `figures`, and success rates by run, site and template."""
-    summary = figures(trajectories)
+    """summary.json: `episode_metrics`, and success rates by run, site and template."""
+    summary = episode_metrics(trajectories)
     judge_free = [tau for tau in trajectories if not webarena.needs_judge(tau.task)]
     if len(judge_free) < len(trajectories):
         summary["judge_free"] = rate(judge_free)
@@ -809,7 +804,7 @@ class Unfinished:
     """The episodes of an evaluation under way. If it is interrupted, the same command plays only the others.
 
     They lie in OUT/unfinished/KEY/, KEY being `evaluation_key`: with other settings, weights, task files, judges or
-    addresses the evaluation begins anew. Episodes without a verdict are not kept, so they are played again.
+    addresses the evaluation starts over. Episodes without a verdict are not kept, so they are played again.
     """
 
     def __init__(self, directory: run.Run, cfg: Config, sites: dict, tasks: list[dict]):
@@ -817,7 +812,7 @@ class Unfinished:
         self.folder = directory.path / "unfinished"
         own = self.folder / evaluation_key(cfg, sites, tasks)
         if run.rank() == 0 and not cfg.resume:
-            run.forget(own)
+            run.delete_directory(own)
         run.barrier()
         files = sorted(own.glob("*.jsonl"))
         self.episodes = {}  # (batch, key of the task, member) -> the episode; of its task only the sentence
@@ -830,7 +825,7 @@ class Unfinished:
         with run.writing(self.file):
             own.mkdir(parents=True, exist_ok=True)
 
-        # 3) Tell.
+        # 3) Say what was found.
         if self.episodes:
             run.print0(f"{len(self.episodes)} episodes of this evaluation have been judged already and are not played "
                        "again (--no-resume plays them)")
@@ -867,12 +862,12 @@ class Unfinished:
         with run.writing(self.file), open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def end(self, without_verdict: int):
-        """All is on record, but for so many episodes that the environment broke."""
+    def finish(self, without_verdict: int):
+        """Deletes the episodes, unless so many others have no verdict: then the same command plays only these."""
         if without_verdict:
             print(f"{without_verdict} episodes had no verdict; repeat the command to play only these")
         else:
-            run.forget(self.folder)
+            run.delete_directory(self.folder)
 
 
 def write_split(directory: run.Run, split: str, records: list[dict]):
@@ -903,7 +898,7 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             split = source
             if len(cfg.max_turns) > 1:
                 split = f"{source} within {limit} turns"
-            env.reset(tasks, group=cfg.runs, name=split)
+            env.reset(tasks, group_size=cfg.runs, name=split)
             played = evaluate(policy, chat, tasks, env=env, settings=settings, runs=cfg.runs, seed=cfg.seed,
                               temperature=cfg.temperature, tick=run.ticker(f"{split:.48}: "))
             require_verdicts(played, directory.path)
@@ -950,7 +945,7 @@ def main(cfg: Config) -> int | None:
         directory.replace("config.json", {"run": directory.config})
     print_splits(summaries)
     print(run.with_size(run.report(directory.path)))
-    env.unfinished.end(sum(summary["env_errors"] for summary in summaries.values()))
+    env.unfinished.finish(sum(summary["env_errors"] for summary in summaries.values()))
 
 
 if __name__ == "__main__":

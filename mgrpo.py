@@ -25,8 +25,8 @@ those that sampled (pi_old). rho corrects for that (importance sampling): the av
 tokens that pi_old drew equals the average of A over tokens that pi draws in the same contexts. The
 gradient of rho is rho times that of log pi. So at rho = 1, rho A and A log pi have the same gradient.
 
-Why min and clip: they end a token's gradient once it has moved enough in the direction that A asks for,
-which is rho > 1 + eps if A > 0, and rho < 1 - eps if A < 0. Other tokens share the weights, so rho can
+Why min and clip: a token's gradient ends once its probability has moved far enough in the direction that
+A asks for: rho > 1 + eps if A > 0, rho < 1 - eps if A < 0. Other tokens share the weights, so rho can
 drift on: clipping does not bound how far the policy moves.
 
 KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
@@ -79,7 +79,7 @@ import bc
 import compress
 import worlds
 from compress import Chat, Row, Trajectory
-from evaluate import SiteSettings, Environment, evaluate, figures, mean, percent, require_verdicts
+from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, require_verdicts
 from model import (as_reference, check_context, check_vocabulary, computing_dtype, config_json, load_for_training, save,
                    token_logprobs)
 from rollout import actions_help, rollout
@@ -100,7 +100,7 @@ class Config(SiteSettings):
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
     updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
-    loss_norm: str = "token"     # paper: means over turns and tokens; token: all alike; constant: fixed lengths
+    loss_norm: str = "token"     # paper: nested means; token: equal weights; constant: equal, fixed divisor
     credit_errors: bool = False  # responses that failed also get credit for a success
     temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
@@ -125,8 +125,9 @@ class Config(SiteSettings):
     paper: bool = False          # WebAgent-R1's values (Appendix B) for all flags not given
 
 
-# Appendix B. The paper gives neither G, max_turns, updates_per_batch nor the one pass: those are the released code's.
-# The last four are ours, for eight 80 GB GPUs.
+# Appendix B. The paper does not give G, max_turns, updates_per_batch or the number of passes: those are the released
+# code's. max_tokens, concurrency and save_every are ours, for eight 80 GB GPUs. So is max_grad_norm, which stays 1.0:
+# the released code clips at 0.01.
 PAPER = dict(
     steps=40,  # one pass over its 647 tasks
     batch=16,
@@ -329,9 +330,9 @@ class MGRPO:
         """
         cfg = self.cfg
         seed = f"{cfg.seed}/{step}"
-        env.reset(tasks, group=cfg.G, name=seed)
+        env.reset(tasks, group_size=cfg.G, name=seed)
         mine = tasks[run.rank()::run.world_size()]
-        playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group=cfg.G, seed=seed,
+        playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group_size=cfg.G, seed=seed,
                           temperature=cfg.temperature, tick=tick, choose=choose)
         episodes = asyncio.run(playing)
         for tau in episodes:
@@ -354,7 +355,7 @@ class MGRPO:
         """
         return group_advantages(group)
 
-    def learn_from(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
+    def training_rows(self, episodes: list[Trajectory], step: int) -> tuple[list[Row], dict]:
         """(training rows with advantages and weights, more metrics) of this rank's episodes."""
         kept = []
         for group in groups_of(episodes, self.cfg.G):
@@ -371,7 +372,7 @@ class MGRPO:
         """How many optimizer steps the step's rows are used for."""
         return self.cfg.updates_per_batch
 
-    def score(self, micro_batch: list[Row], inputs: dict):
+    def logprobs(self, micro_batch: list[Row], inputs: dict):
         """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
 
         inputs: what `pack` made of the batch. A fork may score more of it than the actions, or keep the
@@ -414,7 +415,7 @@ def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     for i, micro_batch in enumerate(micro_batches):
         # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
         inputs = compress.pack(micro_batch, method.device)
-        logp_N, entropy_N, hidden_ND = method.score(micro_batch, inputs)
+        logp_N, entropy_N, hidden_ND = method.logprobs(micro_batch, inputs)
         logp_ref_N = reference_logps(method, inputs, logp_N)
         fill_missing_logps(micro_batch, logp_N)
 
@@ -482,7 +483,7 @@ def update_metrics(updates: list[dict]) -> dict:
 def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> dict:
     """A step's line of metrics.jsonl, without its times and a fork's own metrics."""
     rewards = [tau.reward for tau in episodes if tau.status == "ok"]
-    return {"step": step, "reward": mean(rewards), **figures(episodes), **update_metrics(updates)}
+    return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(updates)}
 
 
 # ------------------------------------------------------------------------------------ the script --
@@ -556,7 +557,7 @@ def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float 
     env.reset(tasks)
     tick = run.ticker("  held out: ")
     played = evaluate(method.model, method.chat, tasks, env=env, settings=method.cfg, tick=tick)
-    return figures(played)["success_rate"]
+    return episode_metrics(played)["success_rate"]
 
 
 def due(step: int, every: int, cfg: Config) -> bool:
@@ -716,7 +717,7 @@ def main(cfg: Config, Method=MGRPO):
 
             # 2) Advantages: which episodes did better than the others of their group?
             rolled = time.monotonic()
-            rows, measured = method.learn_from(episodes, step)
+            rows, measured = method.training_rows(episodes, step)
 
             # 3) Update: forward, loss, backward, step. From the second update on, rho differs from 1 and
             #    clipping takes effect.

@@ -19,7 +19,7 @@ positions, N scored tokens, M of them at once.
 from __future__ import annotations
 
 # First, before torch. `reading` and `writing` turn errors into sentences that name the file.
-from run import barrier, fill, fingerprint, forget, rank, read_json, reading, world_size, writing
+from run import barrier, delete_directory, fill, fingerprint, rank, read_json, reading, world_size, writing
 
 import argparse
 import json
@@ -74,8 +74,8 @@ class Transformer(nn.Module):
 
         positions_BT: each token's position in its sequence, 0..T-1 by default.
         cache, rows: write keys and values into these slots; attend to all earlier positions there.
-        end: attend to the first `end` positions of the cache; the caller knows that all positions are below
-        it. None: look for the highest one, for which Python waits for the GPU.
+        end: attend to the first `end` positions of the cache; all of positions_BT are below it. None: take
+        max(positions_BT) + 1, for which Python waits for the GPU.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB. Let it return new tensors:
         FSDP2 warns of views.
         segments: for packed training only; compress.pack makes them and has an example. One tuple (start,
@@ -218,7 +218,7 @@ def rope(positions_BT, frequencies_E, dtype):
 
 
 def rotate(x_BHTE, cos_B1TE, sin_B1TE):
-    """Hugging Face's layout: pair i is (x[i], x[i + E/2]), not (x[2i], x[2i + 1])."""
+    """Rotates each head's pairs (x[i], x[i + E/2]), as in Hugging Face's layout, and not (x[2i], x[2i + 1])."""
     swapped_BHTE = x_BHTE.roll(x_BHTE.shape[-1] // 2, dims=-1)
     return torch.addcmul(x_BHTE * cos_B1TE, swapped_BHTE, sin_B1TE)
 
@@ -628,7 +628,7 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
             for name, adapter in initial.items():
                 fill(missing.pop(name), adapter)
             if adapters:
-                keep_start(model, adapters, device)
+                keep_reference(model, adapters, device)
 
     # 3) The other weights. Some writers also store what the model shares or computes: leave that out.
     for file in weight_files(resolve(base)):
@@ -739,7 +739,7 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
         file.replace(place)
     shutil.rmtree(fresh)
     if not adapters:
-        forget((path / ADAPTERS).parent)  # of an earlier run: `load` would prefer them
+        delete_directory((path / ADAPTERS).parent)  # of an earlier run: `load` would prefer them
 
 
 # ------------------------------------------------------------------------------ LoRA, from outside
@@ -749,22 +749,22 @@ ADAPTERS = "adapter/adapter_model.safetensors"  # below the top: vLLM reads ever
 PEFT = "base_model.model."  # PEFT's name of an adapter is this, then ours, then ".weight"
 
 
-class Adapted(nn.Linear):
+class LoRALinear(nn.Linear):
     """W x + b + ALPHA/r B A x, where only A and B are trained (LoRA, arXiv 2106.09685).
 
-    start: the (A, B) that training began with; None if they were new. at_start: whether to use them.
+    reference_AB: the (A, B) that training began with; None if they were new. use_reference: compute with these.
     """
-    start: tuple | None = None
-    at_start = False
+    reference_AB: tuple | None = None
+    use_reference = False
 
     def forward(self, x):
         y = super().forward(x)
         A = self.lora_A
         B = self.lora_B
-        if self.at_start:
-            if self.start is None:
+        if self.use_reference:
+            if self.reference_AB is None:
                 return y
-            A, B = self.start
+            A, B = self.reference_AB
         A = A.to(x.dtype)  # their masters are float32
         B = B.to(x.dtype)
         return y + F.linear(self.scale * F.linear(x, A), B)  # scaled where it is only r wide
@@ -780,7 +780,7 @@ def adapt(model: Transformer, r: int) -> Transformer:
     model.lora = r
     for module in list(model.model.layers.modules()):
         if isinstance(module, nn.Linear):
-            module.__class__ = Adapted  # in place, so the weights keep their names
+            module.__class__ = LoRALinear  # in place, so the weights keep their names
             module.scale = ALPHA / r
             module.lora_A = nn.Parameter(torch.empty(r, module.in_features))
             module.lora_B = nn.Parameter(torch.empty(module.out_features, r))
@@ -802,26 +802,26 @@ def new_adapters(state: dict) -> dict:
     return drawn
 
 
-def keep_start(model: Transformer, adapters: dict, device):
+def keep_reference(model: Transformer, adapters: dict, device):
     """Keeps a checkpoint's adapters, whole on every rank: they take a hundredth of the model's memory."""
     for name, module in model.named_modules():
-        if isinstance(module, Adapted):
+        if isinstance(module, LoRALinear):
             A = adapters[f"{name}.lora_A"].to(device)
             B = adapters[f"{name}.lora_B"].to(device)
-            module.start = (A, B)
+            module.reference_AB = (A, B)
 
 
 @contextmanager
 def as_reference(model: Transformer):
     """In here the model is the reference, the policy that LoRA began with: the same frozen weights."""
-    adapted = [module for module in model.modules() if isinstance(module, Adapted)]
+    adapted = [module for module in model.modules() if isinstance(module, LoRALinear)]
     for module in adapted:
-        module.at_start = True
+        module.use_reference = True
     try:
         yield
     finally:
         for module in adapted:
-            module.at_start = False
+            module.use_reference = False
 
 
 def merge(state: dict) -> dict:

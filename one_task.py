@@ -199,7 +199,7 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
                 call.element = str(wish.element)
             action = ACTIONS[call.name].method
             try:
-                await session.execute(call.name, action, *call.given())
+                await session.execute(call.name, action, *call.method_args())
             except ActionError as problem:
                 print(f"   {problem}")
                 continue

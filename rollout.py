@@ -18,7 +18,7 @@ side as one object, `env`:
     env.enter(browser, task)      an async context manager: starts the site, logs in, yields the task
     env.recall(task, member)      an episode that an interrupted evaluation has played already, or None
     env.prepare(task)             the task is played next: its site may start while an episode is judged
-    env.end_prepared()            awaited when all is played: ends what was prepared in vain
+    env.end_prepared()            awaited when all is played: stops sites that were started ahead and not used
     env.watch(session, tau)       called before each action, for pictures
     env.score(task, answer, page, why) -> 0.0 or 1.0, once, at the end; appends its checks to `why`
     env.keep(tau)                 called with each finished episode
@@ -129,8 +129,8 @@ class Call:
             parts.append(f"element={self.element!r}")
         return f"do({', '.join(parts)})"
 
-    def given(self) -> list:
-        """What the action's method takes after the session."""
+    def method_args(self) -> list:
+        """The arguments of the action's Session method."""
         values = []
         if self.element is not None:
             values.append(int(self.element))
@@ -165,15 +165,15 @@ NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT = re.compile("[0-9]{1,6}")
 
 
-class Written(NamedTuple):
-    """A call as Python reads it, such as do("Click", element="12"). All values are texts."""
+class RawCall(NamedTuple):
+    """A call as Python parses it, such as do("Click", element="12"), not yet checked against ACTIONS."""
     function: str             # do
     keywords: dict[str, str]  # {"element": "12"}
     positional: list[str]     # ["Click"]
 
 
-def read_call(text: str) -> Written | None:
-    """The call that a text is; None if it is not one call. Nothing in it runs."""
+def read_call(text: str) -> RawCall | None:
+    """Parses a text that is one call; None if it is not. Nothing in it runs."""
     def as_text(node):
         value = ast.literal_eval(node)
         if value is None:
@@ -183,7 +183,7 @@ def read_call(text: str) -> Written | None:
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return ast.get_source_segment(text, node)  # -3.50 stays as it was written
 
-    # Python may fail in all these ways to read what a policy made up. From 3.12 on it also warns, such as of "\d".
+    # What a policy writes can make `ast` fail in any of these ways. Since 3.12 it also warns, for example of "\d".
     failures = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
     with contextlib.suppress(*failures), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -191,18 +191,18 @@ def read_call(text: str) -> Written | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
             positional = [as_text(value) for value in node.args]
-            return Written(node.func.id, keywords, positional)
+            return RawCall(node.func.id, keywords, positional)
     return None
 
 
-def read_call_over_lines(lines: list[str]) -> Written | None:
-    """A call over several lines. A line may end inside a string of the call, where Python wants a \\n."""
+def read_call_over_lines(lines: list[str]) -> RawCall | None:
+    """A call over several lines. A line break inside a string, which Python forbids, is read as \\n."""
     as_written = "\n".join(lines)
     in_one_line = "\\n".join(lines)
     return read_call(as_written.strip()) or read_call(in_one_line.strip())
 
 
-def find_call(answer: str) -> Written:
+def find_call(answer: str) -> RawCall:
     """The one call among comments and code fences. Raises ActionError."""
     lines = re.split(r"\r\n?|\n", answer)
     while lines and not CALL_BEGINS.match(lines[0]):
@@ -456,7 +456,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             if call.name == "exit":
                 trajectory.answer = call.argument
             else:
-                await session.execute(call.name, ACTIONS[call.name].method, *call.given())
+                await session.execute(call.name, ACTIONS[call.name].method, *call.method_args())
         except ActionError as problem:
             error = str(problem)
             turn.error = error
@@ -507,16 +507,16 @@ class Job(NamedTuple):
     member: int  # its index within its group
 
 
-async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings, *, group: int = 1,
+async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings, *, group_size: int = 1,
                tick=run.ignore) -> list[Trajectory]:
-    """Plays every task `group` times, settings.concurrency at once. Ordered by task, then member."""
+    """Plays every task `group_size` times, settings.concurrency at once. Ordered by task, then member."""
     n_system = len(chat.system_ids())
     if n_system >= settings.max_context - settings.max_new_tokens:
         raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
                          f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
     jobs = []
     finished = {}  # number of a job -> its episode
-    for number, (task, member) in enumerate(itertools.product(tasks, range(group))):
+    for number, (task, member) in enumerate(itertools.product(tasks, range(group_size))):
         known = env.recall(task, member)
         if known is None:
             jobs.append(Job(number, task, member))
@@ -614,7 +614,7 @@ def half_the_threads():
 
 
 async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settings: Settings, *,
-                  group: int = 1, seed: int | str = 0, temperature: float = 1.0, choose=None,
+                  group_size: int = 1, seed: int | str = 0, temperature: float = 1.0, choose=None,
                   tick=run.ignore) -> list[Trajectory]:
     """`play` with the model as policy. Random numbers depend only on (seed, task, member).
 
@@ -622,7 +622,7 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
     one of them (forks/tsr.py).
     """
     with half_the_threads(), unsharded(model) as whole:
-        slots = min(settings.concurrency, len(tasks) * group)  # each takes gigabytes of cache
+        slots = min(settings.concurrency, len(tasks) * group_size)  # each takes gigabytes of cache
         engine = Engine(whole, chat.end_id, slots=slots, length=settings.max_context,
                         max_new_tokens=settings.max_new_tokens, temperature=temperature,
                         cuda_graph=settings.cuda_graph)
@@ -641,7 +641,7 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
                 return await draw()
             return await choose(trajectory, draw)
 
-        episodes = play(act, chat, tasks, env=env, settings=settings, group=group, tick=tick)
+        episodes = play(act, chat, tasks, env=env, settings=settings, group_size=group_size, tick=tick)
         playing = asyncio.ensure_future(episodes)
         serving = asyncio.ensure_future(engine.serve())
         both = [playing, serving]

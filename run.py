@@ -403,7 +403,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
     return step
 
 
-def forget(directory: Path):
+def delete_directory(directory: Path):
     """Deletes a directory at once: a killed process leaves all of it or nothing."""
     gone = directory.with_name(f"{directory.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
@@ -493,7 +493,7 @@ class Run:
         try:
             for pattern in DIRECTORIES:
                 for directory in self.path.glob(pattern):
-                    forget(directory)
+                    delete_directory(directory)
             for pattern in ("model*.safetensors", *RECORDS):
                 for file in self.path.glob(pattern):
                     file.unlink()
@@ -546,7 +546,7 @@ def open_run(cfg, device, first: int) -> Run:
     if cfg.model:
         adapters = Path(cfg.model) / "adapter" / "adapter_config.json"
         if adapters.exists():
-            inputs["the frozen weights of --model,"] = read_json(adapters)["base_model_name_or_path"]
+            inputs["--model's frozen weights"] = read_json(adapters)["base_model_name_or_path"]
     for name, place in inputs.items():
         if first > 0 or not place:
             continue
@@ -568,7 +568,7 @@ def open_run(cfg, device, first: int) -> Run:
 # -------------------------------------------------------------------------------------- the report --
 
 
-def embed(records: list[dict], run: Path, room: int = 40_000_000):
+def embed_screenshots(records: list[dict], run: Path, room: int = 40_000_000):
     """Puts the screenshots of a run's records into them, the newest first, `room` bytes at most."""
     for record in reversed(records):
         for turn in record["turns"]:
@@ -596,7 +596,7 @@ def report(run_dir: str | Path, others=()) -> Path:
             summaries.append({**read_json(file), "name": file.parent.resolve().name})
     trajectories, left_out = newest(path / "trajectories.jsonl")
     with reading(path / "trajectories.jsonl"):
-        embed(trajectories, path)
+        embed_screenshots(trajectories, path)
     metrics, _ = newest(path / "metrics.jsonl", count=100_000)
 
     data = {"name": path.name, "config": config.get("run", {}), "metrics": metrics,

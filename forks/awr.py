@@ -68,7 +68,7 @@ class AWR(mgrpo.MGRPO):
         super().__init__(cfg, chat, model, reference, optimizer, device)
         add_heads(model, optimizer, "value", lr=cfg.head_lr)
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         """Trains on all valid episodes and on past ones, each a group of its own to --loss-norm."""
         # 1) The episodes: new and replayed ones.
         cfg = self.cfg

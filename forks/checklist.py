@@ -300,10 +300,10 @@ class Checklist(mgrpo.MGRPO):
                 turn.advantage = self.cfg.turn_credit * (e_j - mean(e))
         return valid
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         """mgrpo.py's, and how many groups train although all of them fail, or all succeed."""
         self.revived = 0
-        rows, metrics = super().learn_from(episodes, step)
+        rows, metrics = super().training_rows(episodes, step)
         metrics["groups_revived"] = int(run.all_sum([self.revived]))
         return rows, metrics
 

@@ -109,7 +109,7 @@ class DigiRL(mgrpo.MGRPO):
             return self.cfg.offline * self.cfg.updates_per_batch
         return self.cfg.updates_per_batch
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         cfg = self.cfg
         # 1) V_s learns from the step's own episodes.
         fresh = playable(episodes)

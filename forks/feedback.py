@@ -32,7 +32,7 @@ feedback_loss is the mean over the n_feedback tokens, in nats per token. A model
 pages, such as the sandbox's small base, starts at 14. There a weight of 0.05 outdoes the policy loss: sampled
 success fell from 61 to 21% in six steps (seed 31). With 0.002 it rose from 61 to 71% in nine.
 
-Differs from mgrpo.py: `learn_from` appends, `score` scores the appended, `loss` adds the term.
+Differs from mgrpo.py: `training_rows` appends, `logprobs` scores the appended, `loss` adds the term.
 """
 import os
 import re
@@ -135,8 +135,8 @@ class Feedback(mgrpo.MGRPO):
             raise ValueError(f"--feedback {cfg.feedback:g} --feedback-tokens {cfg.feedback_tokens}: "
                              "give a weight of at least 0, and at least 1 token.")
 
-    def learn_from(self, episodes, step):
-        rows, metrics = super().learn_from(episodes, step)
+    def training_rows(self, episodes, step):
+        rows, metrics = super().training_rows(episodes, step)
         # 1) The valid episodes of the groups that were dropped: their actions weigh nothing.
         training = {id(row.tau) for row in rows}
         for tau in episodes:
@@ -155,7 +155,7 @@ class Feedback(mgrpo.MGRPO):
         metrics["n_feedback"] = int(n_news)
         return rows, metrics
 
-    def score(self, micro_batch, inputs):
+    def logprobs(self, micro_batch, inputs):
         """Scores actions and feedback in one pass; keeps the feedback's log-probs for `loss`."""
         action_BT = inputs["action_BT"]
         news_BT = torch.zeros_like(action_BT)

@@ -73,9 +73,9 @@ class GiGPO(mgrpo.MGRPO):
         turn_advantages(training, self.cfg.turn_credit, self.cfg.gamma)
         return training
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         """mgrpo.py's, and how many turns got an advantage of their own."""
-        rows, metrics = super().learn_from(episodes, step)
+        rows, metrics = super().training_rows(episodes, step)
         compared = sum(row.turn.advantage != 0 for row in rows)
         compared, turns = run.all_sum([compared, len(rows)]).tolist()
         metrics["turns_compared"] = compared / max(turns, 1)

@@ -103,9 +103,9 @@ class KLong(mgrpo.MGRPO):
         finally:
             self.cfg = whole
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         """mgrpo.py's, and what the window did."""
-        rows, metrics = super().learn_from(episodes, step)
+        rows, metrics = super().training_rows(episodes, step)
         windows = set()
         for row in rows:
             j = row.tau.turns.index(row.turn)

@@ -46,7 +46,7 @@ and CM2's code, not the whole papers.
 Differs from AReaL: rollouts have no machines of their own, and the weights never change within an episode. As in
 mgrpo.py, KL is estimated from the tokens as they were sampled, without w.
 
-Differs from mgrpo.py: `choose_tasks` remembers all tasks, `collect` waits for the batch in flight, `learn_from`
+Differs from mgrpo.py: `choose_tasks` remembers all tasks, `collect` waits for the batch in flight, `training_rows`
 starts the next, and `loss` has w and this rho. seconds_rollout is how long a step waited for its episodes. Where
 lag is 1, logp_gap is measured with the frozen copy that sampled, so it is rounding alone. `change` is measured
 from pi_old, so it includes the move of the step before. Metrics: lag, how many steps pi_old is behind; drift, the
@@ -159,9 +159,9 @@ class Overlap(mgrpo.MGRPO):
         self.tick = run.ignore
         return episodes
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         """mgrpo.py's, plus lag and logp_gap. Then starts to play the next batch: no update was made yet."""
-        rows, metrics = super().learn_from(episodes, step)
+        rows, metrics = super().training_rows(episodes, step)
         metrics["lag"] = self.lag
         if self.lag:
             metrics["logp_gap"] = mean_gap(self.sampler, rows, self.cfg, self.device)

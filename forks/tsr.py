@@ -127,9 +127,9 @@ class TSR(mgrpo.MGRPO):
         choose = partial(best_of, self.chat, self.cfg, self.draws_per_turn)
         return super().collect(tasks, env, step, tick, choose=choose)
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         """mgrpo.py's, and how much was searched."""
-        rows, metrics = super().learn_from(episodes, step)
+        rows, metrics = super().training_rows(episodes, step)
         draws = self.draws_per_turn
         searched = sum(n > 1 for n in draws)
         responses, turns, searched = run.all_sum([sum(draws), len(draws), searched]).tolist()

@@ -178,7 +178,7 @@ class WebRL(mgrpo.MGRPO):
     def choose_tasks(self, tasks, step):
         return curriculum(tasks, step, self.cfg)
 
-    def learn_from(self, episodes, step):
+    def training_rows(self, episodes, step):
         cfg = self.cfg
         fresh = playable(episodes)
         past = recall(self.chat, cfg, cfg.past, step)

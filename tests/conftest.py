@@ -245,13 +245,20 @@ async def execute(session, text):
     """Executes an action as an episode does. Raises ActionError."""
     import rollout
     call = rollout.parse(text)
-    await session.execute(call.name, rollout.ACTIONS[call.name].method, *call.given())
+    await session.execute(call.name, rollout.ACTIONS[call.name].method, *call.method_args())
 
 
 async def act(session, text) -> str:
     """Executes an action; returns the observation that follows."""
     await execute(session, text)
     return (await session.observe())[1]
+
+
+def string_match(answer, reference_answers) -> bool:
+    """Whether an answer passes every check of it."""
+    import evaluate
+    made = evaluate.contents_checks(reference_answers, evaluate.answer_text(answer), "answer")
+    return all(check.passed for check in made)
 
 
 @pytest.fixture(scope="session")
@@ -298,7 +305,7 @@ class Env:
     def __init__(self, judge=1.0):
         self.judge = judge
 
-    def reset(self, tasks, group=1, name=""):
+    def reset(self, tasks, group_size=1, name=""):
         pass
 
     @contextlib.asynccontextmanager

@@ -398,6 +398,7 @@ def test_episodes_of_other_splits_are_left_out_and_counted(chat, tmp_path, capsy
     assert "1 (split train, not --data-split sandbox:test)" in said
 
     assert tasks("train,sandbox:test") == [0, 1, 2, 3]
+    assert tasks("dev,train") == [0, 3]
 
 
 def test_a_task_file_is_no_file_of_demonstrations(chat, tmp_path):

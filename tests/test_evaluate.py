@@ -14,13 +14,13 @@ from functools import partial
 from itertools import combinations
 
 import pytest
-from conftest import GOOD, ROOT, answer, chat_server, fuzzy, make_task, target
+from conftest import GOOD, ROOT, answer, chat_server, fuzzy, make_task, string_match, target
 from test_run import start_ranks
 
 import evaluate
 import run as runs
 from compress import Trajectory, Turn
-from evaluate import (SiteSettings, Config, Environment, checks, figures, pass_at, rate, score, string_match, summarize,
+from evaluate import (SiteSettings, Config, Environment, checks, episode_metrics, pass_at, rate, score, summarize,
                       table, url_match, wilson)
 from rollout import Settings
 from worlds import webarena
@@ -1219,7 +1219,7 @@ def test_the_figures_of_a_step_count_turns_tokens_and_what_went_wrong():
     )
     cut.turns.append(second)
 
-    made = figures([cut, played(1.0), played(0.0, status="env_error")])
+    made = episode_metrics([cut, played(1.0), played(0.0, status="env_error")])
 
     made.pop("ci95")
     assert made == {
@@ -1340,13 +1340,13 @@ def test_only_one_rank_asks_the_reset_server_and_the_others_wait(monkeypatch, tm
 
 def test_the_first_episodes_of_a_batch_get_pictures_and_equal_ids_get_different_names(tmp_path):
     env = Environment({}, tmp_path, SiteSettings(screenshots=3))
-    env.reset([GOOD, GOOD | {"source": 1}], group=2, name="0/4")
+    env.reset([GOOD, GOOD | {"source": 1}], group_size=2, name="0/4")
     assert env.pictured == {
         ("7", 0): "0/4-7-0",
         ("7", 1): "0/4-7-1",
         ("1:7", 0): "0/4-1:7-0",
     }
-    env.reset([GOOD], group=2)  # without a name, as for held-out tasks, nobody would see them
+    env.reset([GOOD], group_size=2)  # without a name, as for held-out tasks, nobody would see them
     assert env.pictured == {}
 
 

@@ -271,7 +271,7 @@ def test_awr_clones_each_response_by_the_exponential_of_its_advantage(chat, floa
     method = method_of(chat, None, cfg, Method=awr.AWR)
     broken = trajectory(chat, 1.0, [3], status="env_error")
     without_turns = trajectory(chat, 0.0, [])
-    batch, metrics = method.learn_from([*episodes, broken, without_turns], 0)
+    batch, metrics = method.training_rows([*episodes, broken, without_turns], 0)
 
     # 1) The equation.
     sizes = [row.n_action for row in batch]
@@ -514,11 +514,11 @@ def test_gigpo_counts_the_turns_that_were_compared(chat):
     ]
     method = method_of(chat, None, gigpo.Config(G=2), Method=gigpo.GiGPO)
 
-    rows, metrics = method.learn_from([*mixed, *even], 0)
+    rows, metrics = method.training_rows([*mixed, *even], 0)
     assert len(rows) == 5
     assert metrics == {"groups_kept": 1, "turns_compared": 2 / 5}
 
-    _, metrics = method.learn_from(even, 0)
+    _, metrics = method.training_rows(even, 0)
     assert metrics["turns_compared"] == 0
 
 
@@ -622,7 +622,7 @@ def test_a_critic_trains_jointly_with_the_policy(chat, model, budget, credit_err
     weights = dict(model.named_parameters())
     for name, weight in head.named_parameters():
         weights[f"head.{name}"] = weight
-    rows, _ = method.learn_from([*episodes, broken], 0)
+    rows, _ = method.training_rows([*episodes, broken], 0)
 
     step = optimizer.step
     gradients = {}
@@ -676,10 +676,10 @@ def hard_and_easy(chat):
             turn.response = chat.decode(turn.action_ids)
         return tau
 
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
+    async def rollout(model, chat_, tasks, *, env, settings, group_size, seed, temperature, **_):
         played = []
         for task in tasks:
-            for i in range(group):
+            for i in range(group_size):
                 played.append(episode(task["task_id"], i))
         return played
     return rollout

@@ -309,7 +309,7 @@ def test_a_group_that_fails_as_a_whole_teaches_who_got_further(chat):
     episodes = [*group, *even, *won]
     for tau in episodes:
         tau.reward = method.reward(tau)
-    rows, metrics = method.learn_from(episodes, 0)
+    rows, metrics = method.training_rows(episodes, 0)
     assert metrics == {"groups_kept": 2, "groups_revived": 1}
     assert {id(row.tau) for row in rows} == {id(tau) for tau in group + won}
 
@@ -676,12 +676,12 @@ def test_two_ranks_do_what_one_does(pointing, sandbox_sites, monkeypatch, tmp_pa
 
 def checked(chat):
     """A stand-in for rollout: all episodes fail, and some meet a check."""
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
+    async def rollout(model, chat_, tasks, *, env, settings, group_size, seed, temperature, **_):
         assert isinstance(env, checklist.Watched)
         played = []
         for task in tasks:
             task_id = task["task_id"]
-            for i in range(group):
+            for i in range(group_size):
                 turn = i % 2
                 seen = {}
                 if (i + task_id) % 2:

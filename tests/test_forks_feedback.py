@@ -217,12 +217,12 @@ def test_the_policys_log_probs_are_those_without_the_appended_tokens(chat, model
             plain[tau.member, t] = logprobs(model, row)
 
     method = feedback_of(chat, model, G=3, temperature=1.0)
-    rows, _ = method.learn_from(copy.deepcopy(episodes), 0)
+    rows, _ = method.training_rows(copy.deepcopy(episodes), 0)
     found = 0
     for batch in micro_batches(rows, budget):
         lengths = [row.n_action for row in batch]
         n_actions = sum(lengths)
-        logp_N, entropy_N, hidden_ND = method.score(batch, pack(batch))
+        logp_N, entropy_N, hidden_ND = method.logprobs(batch, pack(batch))
         assert len(logp_N) == n_actions
         assert len(entropy_N) == n_actions
         assert len(hidden_ND) == n_actions
@@ -303,7 +303,7 @@ def test_an_update_has_the_gradient_of_both_losses(chat, model, budget):
         feedback=0.3,
         feedback_tokens=20,
     )
-    rows, metrics = method.learn_from(episodes, 0)
+    rows, metrics = method.training_rows(episodes, 0)
 
     # Of three episodes of the mixed group the first succeeds: the mean is 1/3, the variance too.
     advantages = {}
@@ -329,7 +329,7 @@ def test_a_group_that_fails_as_a_whole_is_not_pulled_to_the_reference(chat, mode
     cfg = feedback.Config(G=3, beta=0.5, feedback=0.3)
     method = method_of(chat, model, cfg, still(model), reference, Method=feedback.Feedback)
 
-    rows, _ = method.learn_from(failed, 0)
+    rows, _ = method.training_rows(failed, 0)
     line = mgrpo.update(method, rows)
 
     assert line["kl"] > 0
@@ -341,7 +341,7 @@ def test_metrics_of_the_policy_do_not_count_the_news(chat, model):
     episodes = groups_of(chat)[:3]
 
     def line_of(method):
-        rows, _ = method.learn_from(copy.deepcopy(episodes), 0)
+        rows, _ = method.training_rows(copy.deepcopy(episodes), 0)
         return mgrpo.update(method, rows)
 
     ours = line_of(feedback_of(chat, model, still(model), G=3, feedback=0.0))
@@ -362,7 +362,7 @@ def test_it_learns_to_predict_pages_from_failures_alone(chat, model):
 
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     method = feedback_of(chat, model, optimizer, G=3, feedback=0.05)
-    rows, metrics = method.learn_from(failed, 0)
+    rows, metrics = method.training_rows(failed, 0)
     losses = [mgrpo.update(method, rows)["feedback_loss"] for _ in range(12)]
     assert metrics["groups_kept"] == 0
     assert losses[-1] < 0.7 * losses[0]

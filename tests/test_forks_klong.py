@@ -155,7 +155,7 @@ def played(run, site, windowed, model, monkeypatch):
         [task],
         Env(),
         settings,
-        group=2,
+        group_size=2,
         seed=3,
         temperature=0.7,
     )
@@ -173,7 +173,7 @@ def test_log_probs_of_training_are_those_of_sampling_where_the_window_moves(play
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for max_tokens in (1, 700, 10**6):
         method = klong_of(windowed, model, optimizer, G=2, max_tokens=max_tokens, temperature=0.7)
-        rows, metrics = method.learn_from(episodes, 0)
+        rows, metrics = method.training_rows(episodes, 0)
         assert metrics["windows"] == 4
         assert len(rows) == 20
         assert mgrpo.update(method, rows)["logp_gap"] < 1e-5
@@ -184,7 +184,7 @@ def test_log_probs_of_training_are_those_of_sampling_where_the_window_moves(play
 
     # What it would be without the hook.
     whole = method_of(chat, model, mgrpo.Config(G=2, temperature=0.7), optimizer)
-    rows, _ = whole.learn_from(episodes, 0)
+    rows, _ = whole.training_rows(episodes, 0)
     assert mgrpo.update(whole, rows)["logp_gap"] > 1e-2
 
 
@@ -217,7 +217,7 @@ def test_the_gradient_is_that_of_one_row_a_turn(windowed, model):
         lengths = [2 + i] * (5 + 3 * i)
         group.append(trajectory(windowed, success, lengths, seed=i, member=i))
     method = klong_of(windowed, model, **cfg)
-    rows, _ = method.learn_from(group, 0)
+    rows, _ = method.training_rows(group, 0)
 
     # One turn and one token at a time. The mean reward is 1/3, its variance too.
     tokens = 0

@@ -204,7 +204,7 @@ def case_of(chat, name, on_policy, **changes):
     cfg = losses.Config(loss=name, G=4, beta=0.1, **changes)
     method = method_of(chat, None, cfg, Method=losses.Losses)
     four = four_groups(chat)
-    rows, metrics = method.learn_from(episodes_of(four), 0)
+    rows, metrics = method.training_rows(episodes_of(four), 0)
     assert metrics["groups_kept"] == 3
 
     logps = []
@@ -256,7 +256,7 @@ def test_the_first_one_is_mgrpos_own(chat, float64):  # noqa: F811
     for changes in several:
         case = case_of(chat, "grpo", on_policy=False, **changes)
         plain = method_of(chat, None, mgrpo.Config(G=4, beta=0.1, **changes))
-        its_rows, _ = plain.learn_from(episodes_of(four_groups(chat)), 0)
+        its_rows, _ = plain.training_rows(episodes_of(four_groups(chat)), 0)
         assert [row.advantage for row in case.rows] == [row.advantage for row in its_rows]
         assert [row.weight for row in case.rows] == [row.weight for row in its_rows]
 
@@ -386,7 +386,7 @@ def test_the_update_is_that_of_each_response_alone(chat, name):
         optimizer.step = recorded
         its_cfg = replace(cfg, max_tokens=budget)
         method = method_of(chat, model, its_cfg, optimizer, Method=losses.Losses)
-        rows, _ = method.learn_from(episodes, 0)
+        rows, _ = method.training_rows(episodes, 0)
         metrics = mgrpo.update(method, rows)
 
         assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
@@ -405,12 +405,12 @@ def chance(chat, teaches):
     """A stand-in for rollout: tasks for which teaches(task_id) holds earn mixed rewards; `played` lists all."""
     played = []
 
-    async def rollout(model, chat_, tasks, *, group, seed, **_):
+    async def rollout(model, chat_, tasks, *, group_size, seed, **_):
         episodes = []
         for task in tasks:
             number = task["task_id"]
             played.append(number)
-            for i in range(group):
+            for i in range(group_size):
                 succeeds = i == 0 or not teaches(number)
                 tau = trajectory(chat, float(succeeds), [2 + i], seed=number, member=i)
                 episodes.append(tau)
@@ -432,7 +432,7 @@ def refilled(chat, monkeypatch, teaches, **changes):
     tasks = method.choose_tasks(TASKS, 0)
     episodes = method.collect(tasks, Environment({}, "", cfg), 0)
     assert len(episodes) == 2 * len(played)
-    _, metrics = method.learn_from(episodes, 0)
+    _, metrics = method.training_rows(episodes, 0)
     return metrics["groups_kept"], played
 
 
@@ -485,7 +485,7 @@ def updates_on_ranks(name, chat, device):
     own_groups = groups(chat, 0)[rank()::world_size()]
     for turn in turns_of(own_groups):
         turn.logps = None  # the first update's own: it is on-policy
-    rows, _ = method.learn_from(episodes_of(own_groups), 0)
+    rows, _ = method.training_rows(episodes_of(own_groups), 0)
     metrics = [mgrpo.update(method, rows) for _ in range(3)]
     return {"metrics": metrics, "state": full_state(model)}
 
@@ -497,7 +497,7 @@ def refilled_on_ranks(chat, device):
     method = losses.Losses(cfg, chat, None, None, None, device)
     tasks = method.choose_tasks(TASKS, 0)
     episodes = method.collect(tasks, Environment({}, "", cfg), 0)
-    _, metrics = method.learn_from(episodes, 0)
+    _, metrics = method.training_rows(episodes, 0)
     first_responses = runs.gather([tau.turns[0].action_ids for tau in episodes])
     return metrics["groups_kept"], sorted(first_responses)
 

@@ -99,7 +99,7 @@ def test_value_and_gradient_are_those_of_the_formula(chat, float64):  # noqa: F8
     """float64, 1e-10, in the first update, where r = 1, and in a later one. Some w are cut, some r clipped."""
     method = overlap_of(chat, beta=0.1)
     four = four_groups(chat)
-    rows, metrics = method.learn_from(episodes_of(four), 0)
+    rows, metrics = method.training_rows(episodes_of(four), 0)
     assert metrics == {"groups_kept": 3, "lag": 0}
 
     kept = those_that_train(four)
@@ -142,7 +142,7 @@ def test_the_first_update_pushes_every_token_by_its_weight_times_its_advantage(c
     group = []
     for i, reward in enumerate([1.0, 0, 0, 0]):
         group.append(trajectory(chat, reward, [3], member=i))
-    rows, _ = overlap_of(chat).learn_from(group, 0)
+    rows, _ = overlap_of(chat).training_rows(group, 0)
     rows = [row for row in rows if row.advantage > 0]
     old = torch.tensor(rows[0].logps)
     likelier = torch.tensor([10.0, 0.5, 1.0])
@@ -162,7 +162,7 @@ def test_on_the_policy_that_sampled_the_loss_is_mgrpos(chat, float64):  # noqa: 
     """Lag 0: its value and gradient, also in later updates."""
     ours = overlap_of(chat, beta=0.1)
     theirs = method_of(chat, None, mgrpo.Config(G=4, beta=0.1))
-    rows, _ = ours.learn_from(episodes_of(four_groups(chat)), 0)
+    rows, _ = ours.training_rows(episodes_of(four_groups(chat)), 0)
     old = sampled_logps(rows)
     sizes = [row.n_action for row in rows]
     ours.loss(rows, old, old, None)  # the first update
@@ -208,7 +208,7 @@ def test_an_update_is_that_of_each_response_alone(chat, budget):
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     method = overlap_of(chat, model, optimizer, max_tokens=budget)
-    rows, _ = method.learn_from(episodes, 0)
+    rows, _ = method.training_rows(episodes, 0)
     step = optimizer.step
     gradients = {}
 
@@ -251,12 +251,12 @@ def sampled(chat, before=runs.ignore, after=runs.ignore):
             turn.action_ids, turn.logps = generate(whole, h, 6, temperature, seed=turn_seed)
         return tau
 
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
+    async def rollout(model, chat_, tasks, *, env, settings, group_size, seed, temperature, **_):
         before(seed, env)
         played = []
         with unsharded(model) as whole:
             for task in tasks:
-                for i in range(group):
+                for i in range(group_size):
                     tau = episode(whole, task["task_id"], i, temperature, seed)
                     played.append(tau)
         after(seed, model)
@@ -528,7 +528,7 @@ def on_ranks(checkpoint, out):
     for step in range(cfg.steps):
         tasks = method.choose_tasks(TASKS, step)
         episodes = method.collect(tasks, Environment({}, "", cfg), step)
-        rows, line = method.learn_from(episodes, step)
+        rows, line = method.training_rows(episodes, step)
         passes = [mgrpo.update(method, rows) for _ in range(2)]
         lines.append(mgrpo.update_metrics(passes) | line)
 

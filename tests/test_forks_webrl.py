@@ -253,7 +253,7 @@ def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat, tmp_path):
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
 
     for step in (0, 3, 5):  # with the judge, when the outcome model takes its place, and after that
-        rows, metrics = method.learn_from(broken, step)
+        rows, metrics = method.training_rows(broken, step)
         assert rows == []
         assert metrics["replayed"] == 0
         assert metrics["episodes_trained"] == 0
@@ -615,11 +615,11 @@ def test_what_trains_is_what_was_chosen_with_the_policys_log_probs(checkpoint, s
     assert len(played) == 4
     assert later_won >= 2
 
-    _, metrics = method.learn_from(played, 0)  # no rating was the best, so every turn drew all it may
+    _, metrics = method.training_rows(played, 0)  # no rating was the best, so every turn drew all it may
     assert metrics["draws_per_turn"] == 3
     assert metrics["turns_searched"] == 1
     method.draws_per_turn = [1, 3, 2, 1]
-    _, metrics = method.learn_from(played, 0)
+    _, metrics = method.training_rows(played, 0)
     assert metrics["draws_per_turn"] == 7 / 4
     assert metrics["turns_searched"] == 1 / 2
 

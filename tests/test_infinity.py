@@ -83,10 +83,10 @@ def ids(spec):
     return [task["task_id"] for task in worlds.load_tasks(spec, {})]
 
 
-def play(tasks, texts, out, chat, group=1):
+def play(tasks, texts, out, chat, group_size=1):
     settings = SiteSettings(timeout=10, concurrency=2)
     env = Environment({}, out, settings)
-    return rollout.play(scripted(chat, texts), chat, tasks, env=env, settings=settings, group=group)
+    return rollout.play(scripted(chat, texts), chat, tasks, env=env, settings=settings, group_size=group_size)
 
 
 def test_tasks_are_chosen_by_application_kind_and_number(clone):

@@ -536,12 +536,12 @@ def test_a_group_without_variance_pulls_nowhere_not_even_to_the_reference(chat):
 
 def even_tasks_teach(chat):
     """A stand-in for rollout: tasks of an even number earn mixed rewards."""
-    async def rollout(model, chat_, tasks, *, env, settings, group, seed, temperature, **_):
+    async def rollout(model, chat_, tasks, *, env, settings, group_size, seed, temperature, **_):
         assert temperature == settings.temperature  # and there is no top_p in training
         played = []
         for task in tasks:
             odd = task["task_id"] % 2
-            for i in range(group):
+            for i in range(group_size):
                 reward = float(i == 0 or odd)
                 tau = trajectory(chat, reward, [2 + i], seed=task["task_id"], member=i)
                 played.append(tau)
@@ -1159,10 +1159,10 @@ class Priced(MGRPO):
 
 def priced(chat):
     """A stand-in for rollout: one to three turns; the first two of a group succeed, of an odd task all."""
-    async def rollout(model, chat_, tasks, *, group, **_):
+    async def rollout(model, chat_, tasks, *, group_size, **_):
         played = []
         for task in tasks:
-            for i in range(group):
+            for i in range(group_size):
                 odd = task["task_id"] % 2
                 success = float(i < 2 or odd)
                 turns = 1 + (i + task["task_id"]) % 3
@@ -1213,10 +1213,10 @@ class LastWord(MGRPO):
 
 
 def test_only_episodes_that_were_judged_have_a_reward(chat, play):
-    async def rollout(model, chat_, tasks, *, group, **_):
+    async def rollout(model, chat_, tasks, *, group_size, **_):
         played = []
         for task in tasks:
-            for i in range(group):
+            for i in range(group_size):
                 tau = trajectory(chat, 1.0, [2], member=i)
                 if i == 0:
                     tau = trajectory(chat, 0.0, [], member=i, status="env_error")
@@ -1236,7 +1236,7 @@ def test_only_episodes_that_were_judged_have_a_reward(chat, play):
 def test_figures_do_not_depend_on_the_reward(chat, reward):
     """Two runs of each of five tasks: pass@1, pass@2, success and interval."""
     rollout = priced(chat)
-    played = asyncio.run(rollout(None, chat, TASKS[:5], group=4))
+    played = asyncio.run(rollout(None, chat, TASKS[:5], group_size=4))
     for tau in played:
         tau.reward = reward(tau)
 
@@ -1348,7 +1348,7 @@ def test_responses_without_an_action_and_actions_that_fail_are_counted_apart(cha
     done.action = "do(...)"
     broken = trajectory(chat, 0.0, [3], status="env_error")
 
-    metrics = evaluate.figures([tau, broken])
+    metrics = evaluate.episode_metrics([tau, broken])
 
     assert metrics["invalid_actions"] == 1
     assert metrics["failed_actions"] == 1
@@ -1364,7 +1364,7 @@ def test_a_success_makes_none_of_its_failed_responses_likelier(chat, credit_erro
     failure.turns[1].error = "no action found"
     method = method_of(chat, None, Config(G=2, credit_errors=credit_errors))
 
-    rows, _ = method.learn_from([success, failure], step=0)
+    rows, _ = method.training_rows([success, failure], step=0)
 
     A = 0.5 ** 0.5  # (1 - 1/2) / std, and the sample standard deviation of 0 and 1 is 1/sqrt(2)
     of_the_error = 0.0
@@ -1379,10 +1379,10 @@ def test_a_success_makes_none_of_its_failed_responses_likelier(chat, credit_erro
 def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, play, checkpoint, tmp_path, monkeypatch,
                                                                         capsys, status, success):
     """Zeros looked like a collapse in the report's curves, a broken environment like a policy that fails."""
-    async def rollout(model, chat_, tasks, *, group, **_):
+    async def rollout(model, chat_, tasks, *, group_size, **_):
         played = []
         for _ in tasks:
-            for i in range(group):
+            for i in range(group_size):
                 tau = trajectory(chat, 1.0, [3], seed=i, status=status, member=i)
                 if success is None:
                     tau.checks = [["environment", False, "the site is down"]]

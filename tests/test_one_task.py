@@ -106,7 +106,7 @@ async def carry_out(session, wish):
         element = str(wish.element)
     call = one_task.Call(wish.name, wish.argument, element)
     action = one_task.ACTIONS[wish.name]
-    await session.execute(wish.name, action.method, *call.given())
+    await session.execute(wish.name, action.method, *call.method_args())
 
 
 def thoughts(steps):

@@ -13,7 +13,7 @@ import evaluate
 from compress import Trajectory, Turn
 from evaluate import SiteSettings, Config, Environment
 from rollout import Settings, play
-from run import embed, open_run, report
+from run import embed_screenshots, open_run, report
 from worlds import onlooker
 from worlds.browser import Browser, Session, find_chromium
 
@@ -763,21 +763,21 @@ def test_the_frame_lies_on_the_element_that_is_acted_upon(path, action, site, br
     browse(look, site(PAGES) + path)
 
 
-def played(run, chat, tasks, texts, env, settings=SHORT, group=1):
+def played(run, chat, tasks, texts, env, settings=SHORT, group_size=1):
     """Their episodes, played by a script. env: what watches; a success is certain."""
     side = Env()
     side.watch = env.watch
     side.visible = env.visible
     act = scripted(chat, texts)
-    return run(play(act, chat, tasks, side, settings, group=group))
+    return run(play(act, chat, tasks, side, settings, group_size=group_size))
 
 
 def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run, chat, site, tmp_path):
     tasks = [task_at(site(PAGES) + "/far", task_id=f"a/{i}") for i in range(2)]
     env = Environment({}, tmp_path, SiteSettings(screenshots=3))
-    env.reset(tasks, group=2, name="x" * 300 + "sandbox:test")
+    env.reset(tasks, group_size=2, name="x" * 300 + "sandbox:test")
     texts = [CLICK_GO, "nothing that can be read", EXIT_X]
-    episodes = played(run, chat, tasks, texts, env, group=2)
+    episodes = played(run, chat, tasks, texts, env, group_size=2)
 
     records = [tau.to_json(chat) for tau in episodes]
     kept = []
@@ -794,7 +794,7 @@ def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run
     framed = [shot["frame"] is not None for shot in shots]
     assert framed == [True, False, False]
 
-    embed(records, tmp_path)
+    embed_screenshots(records, tmp_path)
     picture = base64.b64decode(shots[0]["jpeg"])
     assert picture.startswith(b"\xff\xd8\xff")
 
@@ -818,7 +818,7 @@ def test_nobody_looks_on_when_it_is_off(run, chat, site, tmp_path, monkeypatch):
     """What training pays then: one look-up a turn. No file, no message to the page."""
     tasks = [task_at(site(PAGES) + "/far")]
     env = Environment({}, tmp_path, SiteSettings())
-    env.reset(tasks, group=8, name="train")
+    env.reset(tasks, group_size=8, name="train")
     monkeypatch.setattr(evaluate, "aim", None)
     tau, = played(run, chat, tasks, [CLICK_GO, EXIT_X], env)
     assert tau.status == "ok"

@@ -480,7 +480,7 @@ def test_rollout_logprobs_equal_training_logprobs(site, chat, run, n_tasks):
     base = site({"/": PAGE, "/two": "two"})
     tasks = [task_at(base, task_id=i) for i in range(n_tasks)]
 
-    trajectories = run(rollout(model, chat, tasks, Env(), SETTINGS, group=2, seed=1, temperature=0.8))
+    trajectories = run(rollout(model, chat, tasks, Env(), SETTINGS, group_size=2, seed=1, temperature=0.8))
     assert len(trajectories) == 2 * n_tasks
     for tau in trajectories:
         assert tau.status == "ok"
@@ -509,7 +509,7 @@ def test_a_rollout_does_not_depend_on_how_many_run_at_once(site, chat, run, n_ta
         settings = Settings(max_turns=2, max_new_tokens=12, max_context=600, concurrency=concurrency)
         responses = []
         logps = []
-        for tau in run(rollout(model, chat, tasks, Env(), settings, group=2, seed=5)):
+        for tau in run(rollout(model, chat, tasks, Env(), settings, group_size=2, seed=5)):
             for turn in tau.turns:
                 responses.append(turn.action_ids)
                 logps += turn.logps
@@ -621,7 +621,7 @@ def test_siblings_live_in_worlds_of_their_own(site, chat, run):
 
     tasks = [task_at(site({"/": page}), world=7)]
     act = scripted(chat, ["exit()"])
-    run(play(act, chat, tasks, Env(), SETTINGS, group=3))
+    run(play(act, chat, tasks, Env(), SETTINGS, group_size=3))
 
     worlds = {world for world in seen if world}
     assert len(worlds) == 3
@@ -815,7 +815,7 @@ def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, 
     others = chromium("browser")
     kills = [(1, 1), (1, 1), (n_tasks - 1, 0)]  # the first of these twice: there is no third attempt
 
-    async def scripted_rollout(model, chat, tasks, env, settings, *, group, seed, temperature, tick, **_):
+    async def scripted_rollout(model, chat, tasks, env, settings, *, group_size, seed, temperature, tick, **_):
         async def act(tau, slot):
             who = (tau.task["task_id"], tau.member)
             if who in kills:
@@ -830,7 +830,7 @@ def test_a_step_in_chaos_completes_and_counts_right(site, checkpoint, tmp_path, 
                 text = 'exit(message="no")'
             ids = [*chat.encode(text), chat.end_id]
             return ids, [-1.0] * len(ids), True
-        return await play(act, chat, tasks, env, settings, group=group, tick=tick)
+        return await play(act, chat, tasks, env, settings, group_size=group_size, tick=tick)
 
     # 3) One step.
     monkeypatch.setattr(mgrpo, "rollout", scripted_rollout)
@@ -936,7 +936,7 @@ def test_one_at_a_time_two_runs_are_equal_bit_for_bit(site, chat, run):
 
     def episodes():
         found = []
-        for tau in run(rollout(model, chat, tasks, Env(), settings, group=2, seed=3)):
+        for tau in run(rollout(model, chat, tasks, Env(), settings, group_size=2, seed=3)):
             found.append([(turn.action_ids, turn.logps) for turn in tau.turns])
         return found
 

@@ -145,7 +145,7 @@ def test_a_state_is_deleted_as_a_whole(tmp_path, monkeypatch):
     state = tmp_path / "state"
     (state / "00001").mkdir(parents=True)
     monkeypatch.setattr(runs.shutil, "rmtree", rmtree)
-    runs.forget(state)
+    runs.delete_directory(state)
     assert not state.exists()
 
 
@@ -356,7 +356,7 @@ def test_old_pictures_are_left_out_when_there_are_too_many(tmp_path):
 
     older = {"turns": [turn("a"), turn("b")]}
     newer = {"turns": [turn("c"), {}, turn("gone"), turn("d")]}
-    runs.embed([older, newer], tmp_path, room=16)
+    runs.embed_screenshots([older, newer], tmp_path, room=16)
 
     def pictured(record):
         return ["jpeg" in turn.get("shot", {}) for turn in record["turns"]]

@@ -447,10 +447,10 @@ def unequal_work(checkpoint, out):
         chosen = method.choose_tasks(TASKS, 0)
         episodes = method.collect(chosen, nowhere, 0)
         forwards.clear()
-        rows, metrics = method.learn_from(episodes, 0)
+        rows, metrics = method.training_rows(episodes, 0)
         trained = {id(row.tau) for row in rows}
         mine = len(trained) // cfg.G  # groups of this rank
-        metrics |= evaluate.figures(gather(episodes))
+        metrics |= evaluate.episode_metrics(gather(episodes))
         metrics |= mgrpo.update(method, rows)
         line = {"mine": mine, "forwards": len(forwards)}
         lines.append(line | metrics)
@@ -478,7 +478,7 @@ def train_critic(checkpoint, out):
         episodes = []
         for group in mine:
             episodes += group
-        rows, _ = method.learn_from(episodes, step)
+        rows, _ = method.training_rows(episodes, step)
         for _ in range(2):
             lines.append(mgrpo.update(method, rows))
 

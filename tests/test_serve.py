@@ -117,17 +117,17 @@ def serve_one(task, tmp_path, use=None, seconds=5.0):
     return asyncio.run(go())
 
 
-def play(tasks, texts, tmp_path, chat, group=1, settings=CFG):
+def play(tasks, texts, tmp_path, chat, group_size=1, settings=CFG):
     env = Environment({}, tmp_path, settings)
     acting = texts if callable(texts) else scripted(chat, texts)
-    return rollout.play(acting, chat, tasks, env=env, settings=settings, group=group)
+    return rollout.play(acting, chat, tasks, env=env, settings=settings, group_size=group_size)
 
 
 # ------------------------------------------------------------------------------------------ episodes
 
 
 def test_every_episode_has_a_fresh_site_and_none_is_left(shop, tmp_path, chat, run):
-    played = run(play([shop(), shop() | {"task_id": 2}], [ADD, "exit('done')"], tmp_path, chat, group=3))
+    played = run(play([shop(), shop() | {"task_id": 2}], [ADD, "exit('done')"], tmp_path, chat, group_size=3))
     assert [(tau.status, tau.success, tau.fault) for tau in played] == 6 * [("ok", 1.0, "")]
     assert [tuple(check) for check in played[0].checks] == [("verify verify.py", True, "n is 1")]
     assert len({tau.turns[0].url for tau in played}) > 1
@@ -152,7 +152,7 @@ def test_the_port_stands_in_start_page_checks_and_intent(shop, tmp_path, chat, r
     """Each episode has an intent of its own then; the statistics still know that it is one task."""
     spec = {"eval_types": ["url_match"], "reference_url": "http://localhost:{port}/add"}
     task = shop(intent="open http://127.0.0.1:{port}/add", eval=spec)
-    played = run(play([task], [ADD, "exit('done')"], tmp_path, chat, group=2))
+    played = run(play([task], [ADD, "exit('done')"], tmp_path, chat, group_size=2))
     assert [tau.success for tau in played] == [1.0, 1.0]
     assert played[0].task["intent"] == "open " + played[0].turns[1].url
     assert len(by_task(played)) == 1
@@ -235,7 +235,7 @@ def test_the_run_goes_on_without_the_guard_that_somebody_killed(shop, tmp_path, 
                     os.kill(process, signal.SIGKILL)
         return [*chat.encode("exit('done')"), chat.end_id], [], True
 
-    played = run(play([shop()], acting, tmp_path, chat, group=5))
+    played = run(play([shop()], acting, tmp_path, chat, group_size=5))
     assert [tau.status for tau in played] == 5 * ["ok"]
     assert nothing_left(tmp_path)
 
@@ -295,7 +295,7 @@ def test_a_verdict_that_fails_changes_neither_order_nor_number_of_the_episodes(s
     monkeypatch.setattr(serve.Servers, "start", count)
     monkeypatch.setattr(evaluate, "score", verdict)
     tasks = [shop(task_id=number) for number in range(3 // group)]
-    played = run(play(tasks, ["exit('done')"], tmp_path, chat, group=group, settings=ONE))
+    played = run(play(tasks, ["exit('done')"], tmp_path, chat, group_size=group, settings=ONE))
     wanted = [task["task_id"] for task in tasks for _ in range(group)]
     assert judged == [wanted[0], *wanted] and sorted(started) == sorted(judged)
     assert [tau.fault for tau in played] == ["the verifier broke", "", ""]
@@ -306,7 +306,7 @@ def test_a_prepared_server_that_does_not_come_up_costs_an_attempt(shop, tmp_path
     """The second start fails: that of the second episode, while the first is judged."""
     command = shop()["serve"]
     fail_once = f"if mkdir first; then {command}; elif mkdir second; then echo no stock; exit 3; else {command}; fi"
-    played = run(play([shop(serve=fail_once)], [ADD, "exit('done')"], tmp_path, chat, group=3, settings=ONE))
+    played = run(play([shop(serve=fail_once)], [ADD, "exit('done')"], tmp_path, chat, group_size=3, settings=ONE))
     assert [(tau.status, tau.success) for tau in played] == 3 * [("ok", 1.0)]
     assert "exit status 3" in played[1].fault and not played[0].fault and not played[2].fault
     assert "no stock" in (tmp_path / "servers.log").read_text()

@@ -65,7 +65,7 @@ def train_policy(checkpoint, out):
             episodes += group
         cfg = Config(G=3, beta=0.1, max_tokens=300, loss_norm=loss_norm)
         method = MGRPO(cfg, chat, model, reference, optimizer, device)
-        rows, _ = method.learn_from(episodes, step)
+        rows, _ = method.training_rows(episodes, step)
         lines.append(update(method, rows))
 
     state = full_state(model)

@@ -76,7 +76,7 @@ def main(clone: str, what: str, concurrency: int):
     def tick(line):
         print(line, f"; MiB of the run {memory([os.getpid()])}, of its children {memory(descendants())}", flush=True)
 
-    played = asyncio.run(play(act, chat, tasks, env=env, settings=cfg, group=group, tick=tick))
+    played = asyncio.run(play(act, chat, tasks, env=env, settings=cfg, group_size=group, tick=tick))
     seconds = time.monotonic() - start
     for tau in played:
         expected = tau.task.get("flaw") == "true from the start" if what == "sweep" else tau.member % 2 == 0

@@ -429,7 +429,7 @@ def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
     walk = Walk(record, cfg, method.chat, group, parting, parameters)
 
     # 1) Advantages, rows and weights.
-    walk.rows, _ = method.learn_from(group, STEP)
+    walk.rows, _ = method.training_rows(group, STEP)
     walk.trained = [tau for tau in group if tau.status == "ok"]
 
     # 2) The policy that sampled.

@@ -357,7 +357,7 @@ def acting(walk) -> str:
     if method is None:
         does = "It ends the episode."
     else:
-        does = f"The browser runs `{method.__qualname__}` with {call.given()}."
+        does = f"The browser runs `{method.__qualname__}` with {call.method_args()}."
     turn, last = walk.turn, t + 1 == len(right.turns)
     lines = [f"""## 5. What does the response do?
 
@@ -903,7 +903,7 @@ That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrp
 makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards differ. `make demo` makes
 {mgrpo.Config.steps} steps. This turns a step's episodes into rows:
 
-{code(mgrpo.MGRPO.learn_from, "kept = []", "rows = weigh")}
+{code(mgrpo.MGRPO.training_rows, "kept = []", "rows = weigh")}
 
 `self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
 the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows these lines. `mgrpo.main`
