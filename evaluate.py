@@ -865,7 +865,7 @@ class Unfinished:
     def finish(self, without_verdict: int):
         """Deletes the episodes, unless so many others have no verdict: then the same command plays only these."""
         if without_verdict:
-            print(f"{without_verdict} episodes had no verdict; repeat the command to play only these")
+            print(f"episodes without a verdict: {without_verdict}; repeat the command to play only these")
         else:
             run.delete_directory(self.folder)
 

@@ -978,7 +978,7 @@ def test_episodes_are_kept_until_the_report_is_written_and_all_have_a_verdict(ma
     interrupt(play, monkeypatch)
     shown = play()
     assert len(seen) == 1
-    assert "1 episodes had no verdict; repeat the command to play only these" in shown
+    assert "episodes without a verdict: 1; repeat the command to play only these" in shown
     summary, records = read_run(out)
     assert (summary["n"], summary["env_errors"]) == (1, 1)
     assert [record["status"] for record in records] == ["ok", "env_error"]

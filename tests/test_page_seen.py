@@ -49,6 +49,23 @@ def test_a_click_scrolls_only_what_people_can_scroll_back(site, browse, body):
     browse(test, site({"/": body + page}))
 
 
+def test_a_click_follows_what_moves_when_the_mouse_leaves_a_menu(site, browse):
+    """A menu in the page's flow pushes three buttons down while the mouse is on it. Here in a frame as well."""
+    async def test(session):
+        for path in ("/", "/frame"):
+            await session.page.goto(base + path)
+            await session.observe()
+            text = await act(session, 'do(action="Hover", element="0")')
+            assert "<button>Clear <0></button>\n<button>one <1></button> <button>two <2></button>" in text
+            assert "pressed two" in await click(session, 2)
+    buttons = "".join(f"<button onclick='said.textContent = `pressed ${{name}}`' name={name}>{name}</button>"
+                      for name in ("one", "two", "three"))
+    menu = f"""<style>.list {{ display: none }} .menu:hover .list {{ display: block }} button {{ display: block; height: 30px }}</style>
+        <div class=menu tabindex=0 onclick=1>More<div class=list><button>Clear</button></div></div>{buttons}<p id=said>"""
+    base = site({"/": menu, "/frame": "<iframe src=/ width=500 height=300></iframe>"})
+    browse(test, base)
+
+
 def test_typing_scrolls_only_what_people_can_scroll_back(site, browse):
     async def test(session):
         await session.observe()

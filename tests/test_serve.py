@@ -401,6 +401,11 @@ def test_a_server_that_does_not_come_up_is_one_sentence_and_its_output_is_kept(s
     assert nothing_left(tmp_path)
 
 
+def test_a_server_that_goes_to_the_background_is_told_to_stay(shop, tmp_path):
+    with pytest.raises(EnvError, match="exit status 0.; start it in the foreground"):
+        serve_one(shop(serve="sleep {port} &"), tmp_path)
+
+
 def test_a_command_that_does_not_exist_is_one_sentence(shop, tmp_path):
     with pytest.raises(EnvError, match="exit status 127.*no-such-program"):
         serve_one(shop(serve="no-such-program {port}"), tmp_path)
@@ -524,6 +529,7 @@ def judge(tmp_path, text, url="http://127.0.0.1:9"):
     ("while True: print('x' * 9999)", "took more than 1 s"),
     ("return 1, 'one'", "returned (1, 'one'), not (bool, str)"),
     ("return None", "returned None"),
+    ("pass\ndel verify", "it has no verify(server_url) -> (bool, str)"),
     ("exit(3)", "SystemExit: 3"),
     ("import os; os._exit(0)", "without a verdict")])
 def test_a_verifier_without_a_verdict_is_an_environment_error(tmp_path, monkeypatch, body, says):
@@ -675,6 +681,8 @@ def test_a_task_file_names_its_folder_and_verifier_relative_to_itself(shop, tmp_
 
 
 @pytest.mark.parametrize("changes, says", [
+    ({"eval": {"eval_types": ["url_match"], "reference_url": "http://localhost:8000/done"}},
+     "eval names http://localhost:8000, where this task's server is not; write http://127.0.0.1:{port}"),
     ({"serve": "python3 server.py"}, "{port}"), ({"serve": 5}, "serve is 5"),
     ({"ready": "/{tmp}"}, "ready names {tmp}"), ({"start_url": "http://127.0.0.1:{port}/?data={tmp}"}, "start_url names {tmp}"),
     ({"start_url": "http://127.0.0.1:8000/"}, "starts at"), ({"ready": "up"}, "ready is 'up'"),

@@ -304,7 +304,9 @@ def prepared_by(actions):
     (answers(must_include=["x |OR| "]), ["must_include", "non-empty"]),
     (ends_at(""), ["eval.reference_url"]),
     (ends_at("http://h/a |OR| "), ["eval.reference_url"]),
-    (ends_at("x", url_note="PRED in GOLD"), ["eval.url_note", "GOLD in PRED"]),
+    (ends_at("http://h/x", url_note="PRED in GOLD"), ["eval.url_note", "GOLD in PRED"]),
+    (ends_at("/"), ["eval.reference_url is '/'", "whole address", "GOLD in PRED"]),
+    (ends_at("http://h/a |OR| b", url_note="EXACT"), ["eval.reference_url is 'b'", "whole address"]),
     (page_checks(), ["eval.program_html"]),
     (page_checks(3), ["eval.program_html[0] is 3"]),
     (looks_at("/cart"), ["eval.program_html[0].url", "whole address"]),
@@ -404,6 +406,15 @@ def test_an_address_that_no_browser_shows_gets_a_remark(reference, is_shown):
     _, remarks, faults = check_row(make_task(eval_types=["url_match"], reference_url=reference))
     assert not faults
     assert len(remarks) == (not is_shown)
+
+
+def test_a_misspelt_field_gets_a_remark_and_a_field_of_other_tools_none():
+    task = GOOD | {"privat": ["/api/"], "storage-state": None, "difficulty": "easy", "site": "shopping"}
+    task["eval"] = GOOD["eval"] | {"url_not": "EXACT", "raw_annotation": ""}
+    _, remarks, faults = check_row(task)
+    assert remarks == ["eval.url_not is not read; url_note?", "privat is not read; private?",
+                       "storage-state is not read; storage_state?"]
+    assert faults == []
 
 
 def test_a_helper_may_name_the_shop_in_either_kind_of_quotes():

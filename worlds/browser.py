@@ -618,10 +618,11 @@ class Session:
             await tab.close()
 
     async def _answer(self, dialog):
-        """Accepts a dialog, with the answer that the page proposes, and notes its text."""
+        """Accepts a dialog, with the answer that the page proposes, and notes both."""
         message = " ".join(dialog.message[:200].split())
         message = message.replace("<", "&lt;").replace(">", "&gt;")
-        self.notes.append(f"the page showed a {dialog.type}: {message}")
+        answer = {"confirm": " (accepted)", "prompt": f" (answered {dialog.default_value[:200]!r})"}
+        self.notes.append(f"the page showed a {dialog.type}: {message}{answer.get(dialog.type, '')}")
         with contextlib.suppress(PlaywrightError):  # its tab may have closed
             await dialog.accept(dialog.default_value)
 
@@ -780,7 +781,7 @@ class Session:
             raise ActionError(f"{name} failed: {reason}") from None
 
     async def click(self, element: int, button="left"):
-        spot = await self._locate(element)
+        spot = await self._aim(element)
         # A press that takes the focus from a field makes scripts check the field. People hold the button
         # meanwhile, and so do we, for 100 ms.
         hold = 100 if spot.get("leaves") else 0
@@ -790,8 +791,16 @@ class Session:
         await self.click(element, button="right")
 
     async def hover(self, element: int):
+        await self._aim(element)
+
+    async def _aim(self, element: int) -> dict:
+        """Moves the mouse to an element, and follows if the element has moved on, away from a menu that closed."""
         spot = await self._locate(element)
         await self.page.mouse.move(spot["x"], spot["y"])
+        if await self.ask("missed", element, spot["x"], spot["y"]):
+            spot = await self._locate(element)
+            await self.page.mouse.move(spot["x"], spot["y"])
+        return spot
 
     async def _locate(self, element: int) -> dict:
         """Where to aim the mouse: {"x", "y", "leaves"}."""

@@ -1057,6 +1057,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Resolves once the work is done that the page has begun: see init.js.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
+  // What to press for a control. One that is styled away may have no size, or be parked where nobody can scroll to:
+  // then its label.
+  const pressed = el => {
+    const labels = labelsOf(el);
+    const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
+    const styledAway = parked(el) || !boxOf(el);
+    return styledAway && label || el;
+  };
+
   // Where to aim the mouse, in window coordinates: the middle of the part of the element's box that `aimOf` chose,
   // and the size of that part.
   // leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
@@ -1065,11 +1074,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const el = numbered(id);
     if (!el) return {error: `there is no element ${id} on this page`};
     if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
-    // A control that is styled away may have no size, or be parked where nobody can scroll to: press its label.
-    const labels = labelsOf(el);
-    const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
-    const styledAway = parked(el) || !boxOf(el);
-    const aim = styledAway && label || el;
+    const aim = pressed(el);
     const inFrame = aim.ownerDocument !== document;
     if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
     const r = aimOf(aim).box || aim.getClientRects()[0];
@@ -1085,6 +1090,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const field = aim.ownerDocument.activeElement;
     const leaves = field !== aim && (field?.isContentEditable || field?.matches('input,textarea'));
     return {x, y, width, height, leaves};
+  };
+
+  // Whether an element lies elsewhere than the mouse, as when a menu has closed that the mouse left.
+  const missed = (id, x, y) => {
+    const el = numbered(id);
+    if (!el?.isConnected) return false;
+    const boxes = [...pressed(el).getClientRects()].map(box => outward(el, box));
+    return !boxes.some(({left, top, width, height}) =>
+      x >= left && x <= left + width && y >= top && y <= top + height);
   };
 
   // Chooses an option of a dropdown by its text, or by a part of it that no other option has. Returns what is wrong,
@@ -1180,7 +1194,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
   };
 
-  const functions = {observe, settled, locate, select, focus, typed, scroll};
+  const functions = {observe, settled, locate, missed, select, focus, typed, scroll};
   return ([name, ...given]) => {
     forget();  // the page has changed since the last call
     return functions[name](...given);

@@ -167,7 +167,10 @@ class Server:
         pause = 0.01
         while True:
             if self.process.poll() is not None:
-                raise EnvError(f"the server ended before it answered ({self.ending()})")
+                said = f"the server ended before it answered ({self.ending()})"
+                if self.process.returncode == 0:
+                    said += "; start it in the foreground"
+                raise EnvError(said)
             if await answers(self.port, path):
                 # Is it ours that answers? If the system does not tell (macOS, Docker), wait for a
                 # second: a server that found its port taken has ended by then.

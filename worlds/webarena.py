@@ -11,6 +11,7 @@ import ast
 import asyncio
 import contextlib
 import copy
+import difflib
 import http.client
 import inspect
 import json
@@ -194,6 +195,9 @@ REQUIRED = {
     "start_url": (str,),
     "eval": (dict,),
 }
+FIELDS = (*REQUIRED, "storage_state", "serve", "cwd", "ready", "clock", "private", "script", "world", "agent",
+          "intent_template", "intent_template_id", "instantiation_dict")
+CHECK_FIELDS = ("eval_types", "reference_answers", "reference_url", "url_note", "program_html", "verify")
 START = re.compile(rf"https?://[^/\s]|{PLACEHOLDER.pattern}")
 TARGET = re.compile(rf"last$|func:|{START.pattern}")
 LOCATOR = re.compile(r"\s*$|document\.|\[\.\.\.document\.|func:")
@@ -312,6 +316,9 @@ def check_eval(spec: dict, found: Findings):
             found.faults.append("eval.reference_url is empty; give the URL that the episode must "
                                 "end on")
         for reference in alternatives(spec.get("reference_url")):
+            if reference and spec.get("url_note") != "GOLD in PRED" and not START.match(reference):
+                found.faults.append(f'eval.reference_url is {reference!r:.60}; give a whole address, or the url_note '
+                                    '"GOLD in PRED" if a part is enough')
             if NEVER_SHOWN.search(reference):
                 found.remarks.append(f"eval.reference_url {reference!r:.60} is not written as a browser "
                                      "writes it, so no page has this address; copy it from the address bar")
@@ -333,6 +340,14 @@ def check_eval(spec: dict, found: Findings):
             check_target(target, f"eval.program_html[{i}]", found)
 
 
+def check_names(fields: dict, known: tuple, where: str, found: Findings):
+    """Remarks on keys that nobody reads and that look like one that is missing."""
+    for key in fields:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        if key not in known and near and near[0] not in fields:
+            found.remarks.append(f"{where}{key} is not read; {near[0]}?")
+
+
 def check_field(task: dict, key: str, found: Findings):
     """A field that every task has."""
     if key not in task:
@@ -348,8 +363,12 @@ def check_field(task: dict, key: str, found: Findings):
     elif key == "sites" and not all(isinstance(site, str) for site in value):
         found.faults.append(f"sites is {value!r:.60}; make it a list of names")
     elif key == "start_url" and not all(map(START.match, start_pages(task))):
-        found.faults.append(f"start_url is {value!r:.60}; give http://HOST:PORT/... or "
-                            "__SHOPPING__ ...")
+        found.faults.append(f"start_url is {value!r:.60}; give http://HOST:PORT/..., for a site of your own with serve "
+                            "http://127.0.0.1:{port}/..., or one of WebArena's names, such as __SHOPPING__")
+
+
+# An address of this machine, with a port in numbers or none.
+LOOPBACK = re.compile(r"https?://(?:localhost|127\.0\.0\.1)(?::\d+)?(?![\w:.])")
 
 
 def check_served(task: dict, found: Findings):
@@ -367,6 +386,8 @@ def check_served(task: dict, found: Findings):
     if not address.startswith("http://127.0.0.1:{port}"):
         found.faults.append(f"start_url is {start_url!r:.60}; a task with serve starts at "
                             "http://127.0.0.1:{port}/...")
+    for address in LOOPBACK.findall(json.dumps(task.get("eval"))):
+        found.faults.append(f"eval names {address}, where this task's server is not; write http://127.0.0.1:{{port}}")
     ready = task.get("ready", "/")
     if not isinstance(ready, str) or not ready.startswith("/"):
         found.faults.append(f'ready is {ready!r:.60}; make it a path on the server, such as "/"')
@@ -407,8 +428,10 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
         found.faults.append(f"storage_state is {state!r:.60}; make it the name of a file, or null")
     if isinstance(task.get("eval"), dict):
         check_eval(task["eval"], found)
+        check_names(task["eval"], CHECK_FIELDS, "eval.", found)
     check_served(task, found)
     check_page_settings(task, found)
+    check_names(task, FIELDS, "", found)
     return task, found.remarks, found.faults
 
 
@@ -559,7 +582,7 @@ def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
 
     tasks, remarks, faults = read_tasks(path)
     if faults:
-        raise ValueError(f"the task file {path} has {len(faults)} faults, the first in {faults[0]} "
+        raise ValueError(f"the task file {path} has faults ({len(faults)}), the first in {faults[0]} "
                          f"(python evaluate.py --validate {path} lists all).")
     for remark in remarks:
         print0(f"{path}, {remark}")

@@ -19,6 +19,8 @@ def verdict(file: str, server_url: str) -> dict:
     spec = importlib.util.spec_from_file_location("task_verifier", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if not hasattr(module, "verify"):
+        raise TypeError("it has no verify(server_url) -> (bool, str)")
     result = module.verify(server_url)
     shaped = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], bool)
     if not shaped:
