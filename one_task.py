@@ -354,7 +354,7 @@ def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: lis
 def record(cfg: Config, task: dict):
     """Lets a person show the task; keeps the demonstration and the task if a replay passes its check."""
     chat = open_chat(checkpoint_of(cfg), actions_help())
-    onlooker.require_display("--record", "record on a machine that has one")
+    onlooker.require_display("--record", "record on a machine that has one, or write a script (assets/your_site.md)")
     read_tasks(Path(cfg.record))  # raises before a person has worked, not after
     if not cfg.serve:
         print("Without --serve the site is not started afresh. If it keeps what you do now, the replays find "

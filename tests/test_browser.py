@@ -131,7 +131,7 @@ def test_dialogs_are_accepted_and_noted(site, browse):
         await session.observe()
         text = await act(session, 'do(action="Click", element="0")')
         assert "note: the page showed a confirm: sure? (accepted)" in text and "yes" in text
-        assert "note: the page showed a prompt: name? (answered 'copy')" in text and "called copy" in text
+        assert "note: the page showed a prompt: name? (answered \"copy\")" in text and "called copy" in text
     button = ("<button onclick=\"document.title = (confirm('sure?') ? 'yes' : 'no') + ', called ' + prompt('name?', 'copy')\">"
               "delete</button>")
     browse(test, site({"/": button}))

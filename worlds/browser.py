@@ -619,10 +619,13 @@ class Session:
 
     async def _answer(self, dialog):
         """Accepts a dialog, with the answer that the page proposes, and notes both."""
-        message = " ".join(dialog.message[:200].split())
-        message = message.replace("<", "&lt;").replace(">", "&gt;")
-        answer = {"confirm": " (accepted)", "prompt": f" (answered {dialog.default_value[:200]!r})"}
-        self.notes.append(f"the page showed a {dialog.type}: {message}{answer.get(dialog.type, '')}")
+        said = dialog.message[:200]
+        if dialog.type == "confirm":
+            said += " (accepted)"
+        elif dialog.type == "prompt":
+            said += f' (answered "{dialog.default_value[:200]}")'
+        said = " ".join(said.split()).replace("<", "&lt;").replace(">", "&gt;")
+        self.notes.append(f"the page showed a {dialog.type}: {said}")
         with contextlib.suppress(PlaywrightError):  # its tab may have closed
             await dialog.accept(dialog.default_value)
 
