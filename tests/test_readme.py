@@ -886,44 +886,64 @@ def test_the_run_of_smollm2_that_fell_has_the_figures_of_the_raw_files():
     assert f"{seen} of 100 unseen\ninstances, {unseen} of 60 of unseen templates" in page
 
 
-def test_the_run_of_smollm2_on_six_kinds_has_the_figures_of_the_raw_files():
-    raw = ROOT / "assets/results/smollm2/sandbox-six-kinds"
+def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
+    results = ROOT / "assets/results/smollm2"
+    folders = {31: results / "sandbox-six-kinds", 32: results / "sandbox-six-kinds-seed32"}
     page = (ROOT / "assets/results.md").read_text()
     _, section = page.split("\n### SmolLM2 on six kinds of the sandbox's tasks, on two CPU cores\n")
-    for line in read_lines(raw / "r1-metrics.jsonl"):
-        held_out = ""
-        if "held_out_success" in line:
-            held_out = f"{100 * line['held_out_success']:.1f}"
-        assert (f"| {line['step'] + 1} | {100 * line['reward']:.1f} of {100 * line['success_rate']:.1f} "
-                f"| {line['groups_kept']} of 8 | {100 * line['exited']:.0f}% "
-                f"| {line['invalid_actions']} of {round(line['turns'] * line['n'])} | {line['entropy']:.3f} "
-                f"| {line['logp_gap']:.1e} | {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} "
-                f"| {held_out} |\n") in section
+    for raw in folders.values():
+        for line in read_lines(raw / "r1-metrics.jsonl"):
+            held_out = ""
+            if "held_out_success" in line:
+                held_out = f"{100 * line['held_out_success']:.1f}"
+            assert (f"| {line['step'] + 1} | {100 * line['reward']:.1f} of {100 * line['success_rate']:.1f} "
+                    f"| {line['groups_kept']} of 8 | {100 * line['exited']:.0f}% "
+                    f"| {line['invalid_actions']} of {round(line['turns'] * line['n'])} | {line['entropy']:.3f} "
+                    f"| {line['logp_gap']:.1e} | {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} "
+                    f"| {held_out} |\n") in section
 
-    by_task = json.loads((raw / "by-task.json").read_text())
-    for name, policy, file in (("clone", "clone", "clone"), ("M-GRPO", "M-GRPO, eight steps", "r1")):
-        splits = json.loads((raw / f"{file}.json").read_text())["splits"]
-        kinds = [splits[split] for split in by_task[name]]
-        solved = [round(kind["success_rate"] * kind["n"]) for kind in kinds]
-        assert solved == [tasks.count("1") for tasks in by_task[name].values()]
-        n = sum(kind["n"] for kind in kinds)
-        low, high = (100 * share for share in evaluate.wilson(sum(solved), n))
-        cells = [f"{count} of {kind['n']}" for count, kind in zip(solved, kinds, strict=True)]
-        responses = sum(round(kind["turns"] * kind["n"]) for kind in kinds)
-        unparsable = sum(kind["invalid_actions"] for kind in kinds)
-        assert (f"| {policy} | {100 * sum(solved) / n:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(cells)} "
-                f"| {unparsable} of {responses} |\n") in section
+    files = {"clone": "clone", "M-GRPO, eight steps": "r1", "filtered cloning, 528 episodes": "filtered"}
+    for seed, raw in folders.items():
+        by_task = json.loads((raw / "by-task.json").read_text())
+        for (policy, file), tasks_by_kind in zip(files.items(), by_task.values(), strict=True):
+            splits = json.loads((raw / f"{file}.json").read_text())["splits"]
+            kinds = [splits[split] for split in tasks_by_kind]
+            solved = [round(kind["success_rate"] * kind["n"]) for kind in kinds]
+            assert solved == [tasks.count("1") for tasks in tasks_by_kind.values()]
+            n = sum(kind["n"] for kind in kinds)
+            low, high = (100 * share for share in evaluate.wilson(sum(solved), n))
+            cells = [f"{count} of {kind['n']}" for count, kind in zip(solved, kinds, strict=True)]
+            responses = sum(round(kind["turns"] * kind["n"]) for kind in kinds)
+            unparsable = sum(kind["invalid_actions"] for kind in kinds)
+            assert (f"| {policy} | {seed} | {100 * sum(solved) / n:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(cells)} "
+                    f"| {unparsable} of {responses} |\n") in section
 
-    gains = []  # by kind, then by task
-    for before, after in zip(by_task["clone"].values(), by_task["M-GRPO"].values(), strict=True):
-        gains.append([100 * (int(b) - int(a)) for a, b in zip(before, after, strict=True)])
-    every = sum(gains, [])
-    assert (every.count(100), every.count(-100), gains[0].count(100)) == (10, 0, 7)
-    centre, low, high = table.interval([mean(of_kind) for of_kind in gains])
-    assert f"{mean(every):.1f} points more" in section
-    assert f"{centre:.1f} points [{low:.1f}, {high:.1f}]" in section
+    def gains(seed, before, after):
+        """By kind, then by task: 100 for a task that is won, -100 for one that is lost."""
+        by_task = json.loads((folders[seed] / "by-task.json").read_text())
+        found = []
+        for old, new in zip(by_task[before].values(), by_task[after].values(), strict=True):
+            found.append([100 * (int(b) - int(a)) for a, b in zip(old, new, strict=True)])
+        return found
 
-    stopped = read_lines(raw.parent / "sandbox-seed31-paper-norm/r1-metrics.jsonl")
+    def said(before, after):
+        """The mean over two seeds, kinds as clusters."""
+        kinds = [mean(one + two) for one, two in zip(gains(31, before, after), gains(32, before, after), strict=True)]
+        centre, low, high = table.interval(kinds)
+        return f"{centre:.1f} points [{low:.1f}, {high:.1f}]"
+
+    more = []
+    for seed, counts in ((31, (10, 0, 7)), (32, (7, 1, 7))):
+        kinds = gains(seed, "clone", "M-GRPO")
+        every = sum(kinds, [])
+        assert (every.count(100), every.count(-100), kinds[0].count(100)) == counts
+        more.append(f"{mean(every):.1f}")
+    assert f"{' and '.join(more)} points more" in section
+    assert said("clone", "M-GRPO") in section
+    assert said("clone", "filtered cloning") in section
+    assert said("filtered cloning", "M-GRPO") in section
+
+    stopped = read_lines(results / "sandbox-seed31-paper-norm/r1-metrics.jsonl")
     success = [f"{100 * line['success_rate']:.1f}" for line in stopped]
     exits = [f"{100 * line['exited']:.0f}" for line in stopped]
     assert "sampled success is {}, {}, {} and {}% in four steps".format(*success) in page
