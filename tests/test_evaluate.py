@@ -809,7 +809,7 @@ def test_a_split_is_on_record_before_the_next_one_is_played(main, site, tmp_path
     good = shelf_tasks(site({"/": SHELF}), tmp_path / "good.json")
     bad = tmp_path / "bad.json"
     broken = {"serve": "false {port}", "start_url": "http://127.0.0.1:{port}/"}
-    bad.write_text(json.dumps([make_task(eval_types=["url_match"], reference_url="/red") | broken]))
+    bad.write_text(json.dumps([make_task(eval_types=["url_match"], reference_url="http://127.0.0.1:{port}/red") | broken]))
     with pytest.raises(ValueError, match="none of the 1 episodes"):
         main(policy_url=url, policy_model="p", tasks=f"{good},{bad}", out=str(tmp_path / "run"), max_turns=[1])
     summary, records = read_run(tmp_path / "run")
@@ -966,7 +966,8 @@ def test_episodes_are_kept_until_the_report_is_written_and_all_have_a_verdict(ma
     start = {"start_url": site({"/": SHELF})}
     spec = {"eval_types": ["url_match"], "reference_url": start["start_url"]}
     good = make_task(**spec) | start
-    broken = good | {"task_id": 8, "serve": "false {port}", "start_url": "http://127.0.0.1:{port}/"}
+    broken = make_task(eval_types=["url_match"], reference_url="http://127.0.0.1:{port}/")
+    broken |= {"task_id": 8, "serve": "false {port}", "start_url": "http://127.0.0.1:{port}/"}
     tasks = tmp_path / "tasks.json"
     tasks.write_text(json.dumps([good, broken]))
     out = tmp_path / "run"

@@ -101,7 +101,7 @@ def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     frozen = {"base_model_name_or_path": str(base)}
     (adapter / "adapter_config.json").write_text(json.dumps(frozen))
     cfg = Knobs(model=str(tmp_path / "lora"), out=str(base))
-    with pytest.raises(ValueError, match="the frozen weights of --model, .* is in --out"):
+    with pytest.raises(ValueError, match="--model.s frozen weights .* is in --out"):
         open_run(cfg, "cpu", first=0)
 
 
@@ -284,7 +284,7 @@ def test_a_run_that_cannot_be_cleared_is_not_called_unharmed(tmp_path, monkeypat
     def busy(_):
         raise OSError("best is in use")
 
-    monkeypatch.setattr(runs, "forget", busy)
+    monkeypatch.setattr(runs, "delete_directory", busy)
     with pytest.raises(ValueError, match=f"cannot clear {tmp_path}: best is in use; a part of the earlier run may be gone"):
         runs.Run(tmp_path, {}).clear()
 
