@@ -863,7 +863,7 @@ class Unfinished:
             file.write(json.dumps(record) + "\n")
 
     def finish(self, without_verdict: int):
-        """Deletes the episodes, unless so many others have no verdict: then the same command plays only these."""
+        """Deletes what is saved, unless some episodes have no verdict: then the same command plays only these."""
         if without_verdict:
             print(f"episodes without a verdict: {without_verdict}; repeat the command to play only these")
         else:

@@ -918,6 +918,33 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
             assert (f"| {policy} | {seed} | {100 * sum(solved) / n:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(cells)} "
                     f"| {unparsable} of {responses} |\n") in section
 
+    dev = []
+    sampled = []
+    reached = []
+    for raw in folders.values():
+        clone = json.loads((raw / "clone.json").read_text())["splits"]
+        held_out = [kind["success_rate"] for split, kind in clone.items() if split.startswith("sandbox:dev")]
+        dev.append(f"{100 * mean(held_out):.1f}")  # five tasks of each kind
+        played = json.loads((raw / "sampled.json").read_text())["splits"].values()
+        assert sum(kind["n"] for kind in played) == 528
+        sampled.append(f"{sum(kind['success_rate'] * kind['n'] for kind in played):.0f}")
+        pressed = {}
+        for policy, episodes in json.loads((raw / "open-page.json").read_text()).items():
+            to_cart = []
+            for episode in episodes:
+                on_page = any("shop/product/" in url for url, _ in episode["turns"])
+                if any("# Element: add to cart" in response for _, response in episode["turns"]):
+                    assert on_page
+                    to_cart.append(episode)
+                elif policy == "clone":
+                    assert not on_page
+            pressed[policy] = len(to_cart)
+        reached.append(pressed["clone"])
+        assert pressed["M-GRPO"] == pressed["filtered cloning"] == 0
+    assert f"the clones solve {' and '.join(dev)}%" in section
+    assert f"those that succeeded, {' and '.join(sampled)}, at" in section
+    assert reached == [4, 6] and "reach the page of an item four and six times" in section
+
     def gains(seed, before, after):
         """By kind, then by task: 100 for a task that is won, -100 for one that is lost."""
         by_task = json.loads((folders[seed] / "by-task.json").read_text())
@@ -942,6 +969,9 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     assert said("clone", "M-GRPO") in section
     assert said("clone", "filtered cloning") in section
     assert said("filtered cloning", "M-GRPO") in section
+    readme = (ROOT / "README.md").read_text()
+    assert said("clone", "M-GRPO") == "12.1 points [-14.8, 39.1]" and "two runs gained 12 points [-15, 39]" in readme
+    assert said("clone", "filtered cloning") == "14.6 points [-8.9, 38.2]" and "gained 15 [-9, 38]" in readme
 
     stopped = read_lines(results / "sandbox-seed31-paper-norm/r1-metrics.jsonl")
     success = [f"{100 * line['success_rate']:.1f}" for line in stopped]

@@ -493,6 +493,7 @@ class Session:
         self.came_from = {}         # each tab -> the one that was current when it opened
         self.devtools = {}          # each tab's connection to Chromium's own protocol
         self.notes: list[str] = []  # dialogs and the like, for the next observation
+        self.hovered = False        # whether the agent has used Hover, which may have opened a menu
         self.loading = Loading()
         browser_context.on("page", self._adopt)
 
@@ -794,19 +795,21 @@ class Session:
         await self.click(element, button="right")
 
     async def hover(self, element: int):
-        await self._aim(element)
+        spot = await self._aim(element)
+        await self.page.mouse.move(spot["x"], spot["y"])
+        self.hovered = True
 
     async def _aim(self, element: int) -> dict:
-        """Moves the mouse to an element, and follows if the element has moved on, away from a menu that closed."""
+        """Where to aim the mouse, as `_locate`. If leaving the place where it hovers moves the page, the new place."""
         spot = await self._locate(element)
-        await self.page.mouse.move(spot["x"], spot["y"])
-        if await self.ask("missed", element, spot["x"], spot["y"]):
-            spot = await self._locate(element)
+        if self.hovered:  # only then: this takes a frame, 17 ms, as long as a click and an observation
             await self.page.mouse.move(spot["x"], spot["y"])
+            if await self.ask("missed", element, spot["x"], spot["y"]):
+                spot = await self._locate(element)
         return spot
 
     async def _locate(self, element: int) -> dict:
-        """Where to aim the mouse: {"x", "y", "leaves"}."""
+        """Where an element is: {"x", "y", "leaves"}."""
         spot = await self.ask("locate", element)
         if not isinstance(spot, dict):  # a hostile page may return anything
             spot = {}

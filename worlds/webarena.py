@@ -196,7 +196,7 @@ REQUIRED = {
     "eval": (dict,),
 }
 FIELDS = (*REQUIRED, "storage_state", "serve", "cwd", "ready", "clock", "private", "script", "world", "agent",
-          "intent_template", "intent_template_id", "instantiation_dict")
+          "intent_template", "intent_template_id")
 CHECK_FIELDS = ("eval_types", "reference_answers", "reference_url", "url_note", "program_html", "verify")
 START = re.compile(rf"https?://[^/\s]|{PLACEHOLDER.pattern}")
 TARGET = re.compile(rf"last$|func:|{START.pattern}")
