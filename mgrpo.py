@@ -662,14 +662,30 @@ def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
     return tasks, held_out
 
 
-PATIENCE = 3  # steps in a row without an episode that could be judged, until a run gives up
-
-
 def refuse_lost_state(out: Path):
     """Raises ValueError if a trained policy is there without its training state: a new run would replace it."""
     if run.holds_run(out) and (out / "model.safetensors").exists() and not (out / "state").exists():
         raise ValueError(f"{out} holds a trained policy, but no state/ to go on from. "
                          "Give --no-resume to replace it, or another --out.")
+
+
+PATIENCE = 3  # how often a step is played, if none of its episodes can be judged
+
+
+def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory) -> tuple[list, list]:
+    """Plays a step's tasks. Returns this rank's episodes, and those of all ranks.
+
+    Sites may be down for a while, so a step of which no episode could be judged is played again. If they stay
+    down, raises ValueError; the run resumes with this step.
+    """
+    for _ in range(PATIENCE):
+        tick = run.ticker(f"step {step + 1}/{method.cfg.steps}: ")
+        episodes = method.collect(tasks, env, step, tick)
+        all_episodes = run.gather(episodes)
+        if any(tau.status == "ok" for tau in all_episodes):
+            return episodes, all_episodes
+    save_state(method, directory, step)
+    require_verdicts(all_episodes, directory.path)
 
 
 def main(cfg: Config, Method=MGRPO):
@@ -698,22 +714,11 @@ def main(cfg: Config, Method=MGRPO):
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
         start = time.monotonic()
-        broken_steps = 0  # in a row
         for step in range(first, cfg.steps):
             # 1) Collect. Each episode has a browser context of its own.
             began = time.monotonic()
             batch = method.choose_tasks(tasks, step)
-            tick = run.ticker(f"step {step + 1}/{cfg.steps}: ")
-            episodes = method.collect(batch, env, step, tick)
-            all_episodes = run.gather(episodes)
-            # Sites may be down for a while. If they stay down, the run stops here and resumes with this step.
-            if any(tau.status == "ok" for tau in all_episodes):
-                broken_steps = 0
-            else:
-                broken_steps += 1
-            if broken_steps == PATIENCE:
-                save_state(method, directory, step)
-                require_verdicts(all_episodes, directory.path)  # raises, since none was judged
+            episodes, all_episodes = play_step(method, batch, env, step, directory)
 
             # 2) Advantages: which episodes did better than the others of their group?
             rolled = time.monotonic()

@@ -156,6 +156,7 @@ class Overlap(mgrpo.MGRPO):
         self.lag = 1
         self.tick = tick
         episodes = self.in_flight.result()
+        self.in_flight = None  # if the step is played again, then with the policy as it is
         self.tick = run.ignore
         return episodes
 

@@ -389,6 +389,25 @@ def test_a_step_in_which_no_group_trains_has_no_gap_and_the_next_batch_is_played
     assert lines[3]["drift"] < 1e-5
 
 
+def test_a_batch_in_flight_that_could_not_be_judged_is_played_again_by_the_policy_as_it_is(chat, play):  # noqa: F811
+    rollout = sampled(chat)
+    batches = []
+
+    async def down_at_first(*args, seed, **kwargs):
+        played = await rollout(*args, seed=seed, **kwargs)
+        batches.append(step_of(seed))
+        if batches == [0, 1]:
+            for tau in played:
+                tau.status = "env_error"
+        return played
+
+    lines = play(overlap, down_at_first, "x", steps=3, batch=4)
+
+    assert batches == [0, 1, 1, 2]
+    assert column(lines, "lag") == [0, 0, 1]
+    assert column(lines, "env_errors") == [0, 0, 0]
+
+
 def test_an_evaluation_plays_the_trained_weights_next_to_the_batch_in_flight(
         chat, play, updates, monkeypatch):  # noqa: F811
     """The batch has an environment of its own, so it keeps its pictures; the evaluation once would have reset it."""
