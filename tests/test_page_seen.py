@@ -26,6 +26,62 @@ def check(pages, site, browse):
     browse(test, base)
 
 
+# ----------------------------------------------------------------------------------------------------- editors of code
+
+# Like CodeMirror, Ace and Monaco: the lines are drawn, and the keys go to a text field that nobody sees.
+CODE_EDITOR = """<style>.lines {{ height: 60px; position: relative; white-space: pre }} textarea {{ position: absolute }}
+    .none {{ width: 3px; height: 0; overflow: hidden; position: absolute }} .dot {{ width: 1px; height: 1px; border: 0; padding: 0 }}</style>
+    <div class=lines>{field}<div id=drawn aria-hidden=true></div></div><button onclick="document.title = code">Save</button>
+    <script>
+    let code = 'a = 1\\nb = 2', all = false;
+    const field = document.querySelector('textarea');
+    const draw = () => drawn.textContent = code;
+    field.onkeydown = event => {{
+      if (event.ctrlKey && event.key === 'a') all = true;
+      if (event.key === 'Backspace') code = all ? '' : code.slice(0, -1);
+      if (event.key === 'Backspace') all = false;
+      draw();
+    }};
+    field.oninput = () => {{ code += field.value; field.value = ''; draw(); }};
+    draw();
+    </script>"""
+FIELDS = {
+    "of one pixel": "<textarea class=dot aria-label=Code></textarea>",
+    "cut off by its box": "<div class=none><textarea aria-label=Code></textarea></div>",
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_editor_that_draws_its_text_is_a_text_field(site, browse, field):
+    async def test(session):
+        _, text = await session.observe()
+        assert "<textarea>Code <0> = a = 1 b = 2</textarea>" in text
+        text = await act(session, 'do(action="Type", argument="c = \\"3\\"", element="0")')
+        assert '<textarea>Code <0> = c = "3"</textarea>' in text
+        assert "title: c = \"3\"" in await click(session, 1)
+    browse(test, site({"/": CODE_EDITOR.format(field=FIELDS[field])}))
+
+
+NO_EDITORS = {
+    "a hidden field beside others": (
+        "<form>Name <input aria-label=name> <textarea style='width:1px;height:1px' name=trap></textarea></form>",
+        "Name <input>name <0></input> <textarea>trap <1></textarea>"),
+    "a field that floats out of its box": (
+        "<p>Your view<div style='height:0'><textarea aria-label=View style='float:left'>good</textarea></div>",
+        "Your view\n<textarea>View <0> = good</textarea>"),
+    "a field that Tab leaves out": (
+        "<div>copied <textarea tabindex=-1 style='width:1px;height:1px;border:0;padding:0'></textarea></div>",
+        "<textarea>copied <0></textarea>"),
+    "a field that nobody can type into": (
+        "<div>text <textarea readonly style='width:1px;height:1px;border:0;padding:0'>x</textarea></div>",
+        "<textarea>text <0> = x</textarea>"),
+}
+
+
+def test_not_every_small_text_field_is_an_editor(site, browse):
+    check(NO_EDITORS, site, browse)
+
+
 # ------------------------------------------------------------------------------------------------ clicks and scrolling
 
 # An application as high as the window. Something in it reaches out below, so the browser can scroll the application

@@ -828,6 +828,10 @@ class Session:
             # Rich editors follow the keys. `focus` has selected what they hold.
             await self.page.keyboard.press("Backspace")
             await self.page.keyboard.type(text)
+        elif await self.ask("drawsKeys", element):
+            await self.page.keyboard.press("Control+a")
+            await self.page.keyboard.press("Backspace")
+            await self.page.keyboard.insert_text(text)  # at once: key by key, it would close brackets and indent
         else:
             # By force, which means without waiting: `focus` has checked the field.
             await field.fill(text, force=True)

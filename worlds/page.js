@@ -51,9 +51,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     };
   };
 
+  // The outermost element, or the shadow root.
+  const topOf = el => closest(el, 'html') ?? rootOf(el);
   // The labels of a control. `el.labels` would walk the whole page, once for each control.
   const labelsIn = remembered(top => Map.groupBy(inside('label', top), label => label.control));
-  const labelsOf = el => labelsIn(closest(el, 'html') ?? rootOf(el)).get(el) ?? [];
+  const labelsOf = el => labelsIn(topOf(el)).get(el) ?? [];
 
   // Where an element without a box is seen: an option in its dropdown, an <area> on its image.
   const drawn = el => {
@@ -361,9 +363,28 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     && el.control?.matches('input[type=checkbox],input[type=radio]')
     && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));
 
+  // Editors of code draw their text themselves. The keys go to a text field of a few pixels that they hold.
+  const tiny = el => el.offsetWidth < 5 || el.offsetHeight < 5;
+  const drawerOf = field => {
+    const holder = parentOf(field);
+    const cutOff = holder && tiny(holder) && getComputedStyle(holder).overflow === 'hidden';
+    if (!tiny(field) && !cutOff) return null;
+    let at = holder;
+    while (at && tiny(at)) at = parentOf(at);
+    const holdsMore = !at || at === bodyOf(field.ownerDocument) || inside(CONTROLS, at).length > 1;
+    return holdsMore ? null : at;
+  };
+  const keyFieldsIn = remembered(top => {
+    const fields = inside('textarea:not(:disabled,[readonly],[tabindex="-1"])', top);
+    const open = fields.filter(field => shown(field, getComputedStyle(field)));
+    return new Map(open.map(field => [drawerOf(field), field]));
+  });
+  const keyField = remembered(el => keyFieldsIn(topOf(el)).get(el));
+
   // The outermost element whose text can be edited; what it holds is its text, links and buttons included.
-  const editor = el => el.isContentEditable
+  const editable = el => el.isContentEditable
     && (el === bodyOf(el.ownerDocument) || !parentOf(el)?.isContentEditable);
+  const editor = el => editable(el) || !!keyField(el);
 
   // The selectors by which a document's style sheets show a hand over an element. A hand is inherited, so in a box
   // that has one, only the rules tell which of its parts are meant to be clicked apart from it.
@@ -462,7 +483,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // A container of much text: its text is shown as usual, and its first line gets its id.
   const spread = el => el.localName === 'tr' || !el.matches('input,textarea,select')
-    && !el.isContentEditable && el.textContent.length > 300 && tidy(el.innerText).length > 300;
+    && !el.isContentEditable && !keyField(el) && el.textContent.length > 300 && tidy(el.innerText).length > 300;
 
   // ---- What an element is called, and its value
 
@@ -675,6 +696,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     .find(content => /^"[^"]/.test(content))?.slice(1, -1);
 
   const nameOf = remembered(el => {
+    if (keyField(el)) return attribute(keyField(el), 'aria-label');
     const field = el.matches('input,select,textarea');
     const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
     return attribute(el, 'aria-label')
@@ -686,7 +708,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || attribute(el, 'title')
       || textOfIds(el, 'aria-describedby')
       || picture(el)
-      || (editor(el) ? tidy(hint(el)) : '')
+      || (editable(el) ? tidy(hint(el)) : '')
       || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
       || tidy(el.name)
       || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
@@ -699,6 +721,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // ---- Kind and value
 
   const kindOf = el => {
+    if (keyField(el)) return 'textarea';
     const type = el.localName === 'input' ? el.type : '';
     if (/^(checkbox|radio)$/.test(type)) return type;
     if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
@@ -767,6 +790,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       if (rest > 0) choice += ` | ... ${rest} more`;
       return tidy(`${texts(el.selectedOptions)} (${choice})`);
     }
+    if (keyField(el)) return cut(tidy(el.innerText), 500);
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
       const choice = chosenIn(el);
@@ -1133,9 +1157,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // Moves the focus to what the agent types into. Returns that element, or what is wrong. Selects what an
-  // editor holds.
+  // editable element holds.
   const focus = id => {
-    const el = numbered(id), root = el?.getRootNode(), before = root?.activeElement;
+    const usable = numbered(id);
+    const el = usable && keyField(usable) || usable;
+    const root = el?.getRootNode(), before = root?.activeElement;
     if (!el?.isConnected) return `there is no element ${id} on this page`;
     const refusal = why => `element ${id} does not take text: it is ${why}`;
     if (!el.isContentEditable && !el.matches('input,textarea')) return refusal('no field');
@@ -1194,7 +1220,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
   };
 
-  const functions = {observe, settled, locate, missed, select, focus, typed, scroll};
+  // Whether an element draws the text that is typed into it.
+  const drawsKeys = id => !!keyField(numbered(id));
+
+  const functions = {observe, settled, locate, missed, select, focus, drawsKeys, typed, scroll};
   return ([name, ...given]) => {
     forget();  // the page has changed since the last call
     return functions[name](...given);
