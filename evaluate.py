@@ -242,6 +242,8 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
     value = await evaluate_js(page, locator)
+    if "ref: <Node>" in str(value):  # how Playwright writes an element
+        raise browser.EnvError(f"the task's locator {locator!r:.80} finds an element, not its text; add .innerText")
     return None if value is None else browser.readable(value)
 
 

@@ -222,7 +222,7 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "a question with an answer": ("<button onclick='document.title = prompt(\"who?\", \"me\")'>b</button>",
                                   "Click", "title: me"),
     "alerts without end": ("<button onclick='setInterval(() => alert(\"<b>\"), 1)'>b</button>",
-                           "Click", "the page showed a alert: &lt;b&gt;"),
+                           "Click", "the page showed an alert: &lt;b&gt;"),
 }
 LATE = {"/late": (b"late", "text/plain"), "/late.css": (b"p { display: block }", "text/css"),
         "/late.js": (b"document.title = 'script'", "text/javascript"),

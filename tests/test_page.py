@@ -413,7 +413,7 @@ def test_a_frame_of_another_site_is_mentioned(site, browse):
     other = site({"/pay": "<button>pay</button>"})
 
     async def test(session):
-        assert (await session.observe())[1] == f"[a frame of another site: Card {other}/pay] <a>on <0></a>"
+        assert (await session.observe())[1] == f"[a frame that cannot be read: Card {other}/pay] <a>on <0></a>"
     browse(test, site({"/": f"<iframe src={other}/pay title=Card></iframe><a href=/>on</a>"}))
 
 

@@ -95,6 +95,8 @@ def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
     Tasks of the second and later sources of a spec have their source's number under "source": their
     ids may occur in another source, and an episode's random numbers come from its task's id.
     """
+    if not spec:
+        raise ValueError("the tasks are named by an empty text; give sandbox:test, a task file, or both with a comma.")
     tasks = []
     for number, source in enumerate(sources(spec)):
         kind, _, rest = source.partition(":")

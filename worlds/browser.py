@@ -626,7 +626,8 @@ class Session:
         elif dialog.type == "prompt":
             said += f' (answered "{dialog.default_value[:200]}")'
         said = " ".join(said.split()).replace("<", "&lt;").replace(">", "&gt;")
-        self.notes.append(f"the page showed a {dialog.type}: {said}")
+        article = "an" if dialog.type == "alert" else "a"
+        self.notes.append(f"the page showed {article} {dialog.type}: {said}")
         with contextlib.suppress(PlaywrightError):  # its tab may have closed
             await dialog.accept(dialog.default_value)
 
@@ -827,7 +828,11 @@ class Session:
         if await field.evaluate("field => field.isContentEditable === true"):
             # Rich editors follow the keys. `focus` has selected what they hold.
             await self.page.keyboard.press("Backspace")
-            await self.page.keyboard.type(text)
+            first, *more = text.split("\n")
+            await self.page.keyboard.type(first)
+            for line in more:
+                await self.page.keyboard.press("Shift+Enter")  # Enter alone would send a message
+                await self.page.keyboard.type(line)
         elif await self.ask("drawsKeys", element):
             await self.page.keyboard.press("Control+a")
             await self.page.keyboard.press("Backspace")

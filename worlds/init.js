@@ -83,6 +83,7 @@
   };
   promised(window, 'fetch', 100);
   for (const read of ['arrayBuffer', 'blob', 'json', 'text']) promised(Response.prototype, read, 0);
+  promised(ReadableStreamDefaultReader.prototype, 'read', 20);  // an answer that comes in pieces
 
   const {send} = XMLHttpRequest.prototype;
   XMLHttpRequest.prototype.send = function (...body) {

@@ -9,6 +9,8 @@
 Object.defineProperty(window, 'page.js', {value: (() => {
   const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
   const MODALS = Symbol.for('modals');
+  // A page's own `class Event` would stand before the window's.
+  const {CSS, DOMMatrix, DOMRect, Event, KeyboardEvent, NodeFilter, Range} = window;
   const ELEMENT = 1, TEXT = 3, DOCUMENT = 9, FRAGMENT = 11;  // values of nodeType
   const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
     const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);
@@ -116,6 +118,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // A message that has gone, or has not come. Below the window it may come when the page is scrolled.
   const fadedOut = text => !parentOf(text).checkVisibility({opacityProperty: true}) && inWindow(text);
+
+  // Scaled to nothing, as some closed menus are.
+  const shrunkAway = ({transform}) => {
+    if (transform === 'none') return false;
+    const {a, b, c, d, is2D} = new DOMMatrix(transform);
+    return is2D && a * d === b * c;
+  };
 
   const boxesOf = node => {  // of an element also those of its labels
     range.selectNode(node);
@@ -753,6 +762,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return all && alike.length > 1 ? '' : 'selected';
   };
 
+  // The options of a dropdown that people see.
+  const optionsOf = el => [...el.options].filter(option =>
+    !option.closest('optgroup[hidden]') && getComputedStyle(option).display !== 'none');
   // An option as a dropdown offers it, with its group if another one is called the same.
   const optionsCalled = remembered(el => Map.groupBy(el.options, option => tidy(option.label)));
   const offered = (el, option) => {
@@ -765,12 +777,18 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // dropdown, a number beside a label such as "Cart".
   const chosenIn = el => {
     if (!el.hasAttribute('aria-label') && !el.hasAttribute('aria-labelledby')) return '';
-    const text = ownText(el);
+    const text = attribute(el, 'aria-valuetext') || attribute(el, 'aria-valuenow') || ownText(el);
     const opensList = /^(menu|listbox)$/.test(attribute(el, 'aria-haspopup'));
     const holdsValue = opensList || /^(combobox|spinbutton|slider)$/.test(role(el));
     const isNumber = /^[\d.,]+[+%]?$/.test(text);
     if (!holdsValue && !isNumber || nameOf(el).includes(text)) return '';
     return cut(text, 100);
+  };
+
+  const choiceOf = texts => {
+    const first = texts.slice(0, 60).join(' | ');
+    const rest = texts.length - 60;
+    return rest > 0 ? `${first} | ... ${rest} more` : first;
   };
 
   const valueOf = el => {
@@ -784,11 +802,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       return on ? 'on' : 'off';
     }
     if (kind === 'select') {
-      const texts = options => [...options].map(option => offered(el, option)).join(' | ');
-      let choice = texts([...el.options].slice(0, 60));
-      const rest = el.options.length - 60;
-      if (rest > 0) choice += ` | ... ${rest} more`;
-      return tidy(`${texts(el.selectedOptions)} (${choice})`);
+      const textOf = option => offered(el, option);
+      const chosen = [...el.selectedOptions].map(textOf).join(' | ');
+      return tidy(`${chosen} (${choiceOf(optionsOf(el).map(textOf))})`);
     }
     if (keyField(el)) return cut(tidy(el.innerText), 500);
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
@@ -797,10 +813,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds);
       const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
       const seen = asked ? '' : stateOf(el);
-      return [choice, ...said, seen].filter(state => state).join(', ');
+      const sorted = attribute(closest(el, 'th') ?? el, 'aria-sort').replace('none', '');
+      return [choice, ...said, seen, sorted].filter(state => state).join(', ');
     }
     if (el.type === 'password') return el.value ? '****' : '';
     const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
+    const suggestions = [...el.list?.options ?? []].map(option => tidy(option.value));
+    if (suggestions.length) return tidy(`${value} (${choiceOf(suggestions)})`);
     if (value || !example || nameOf(el).includes(example)) return value;
     return `(${cut(example, 100)})`;  // people see it in the field as long as that is empty
   };
@@ -944,7 +963,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       if (/^(script|style|noscript|template|head|embed)$/.test(node.localName)) return;
       if (node.localName === 'br') return cell ? put('') : flush();
       const style = getComputedStyle(node);
-      if (node.getAttribute('aria-hidden') === 'true') return;
+      if (node.getAttribute('aria-hidden') === 'true' || shrunkAway(style)) return;
       if (!shown(node, style)) {
         if (style.visibility === 'visible' || style.display === 'none') return;
         childNodes(node).forEach(child => {
@@ -1006,7 +1025,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         prefix = '';
       } else if (/^i?frame$/.test(el.localName) && !el.contentDocument) {
         const about = tidy(`${labelOf(el)} ${el.src.slice(0, 200)}`);
-        if (near) put(escape(`[a frame of another site: ${about}]`));
+        if (near) put(escape(`[a frame that cannot be read: ${about}]`));
       } else if (el.localName === 'img') {
         if (near) put(escape(tidy(el.alt) || labelOf(el)));
       } else if (el.matches('button,input,select,textarea') && (inert || disabled(el))) {
@@ -1137,7 +1156,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const text = plain(wanted);
     const listed = options => options.slice(0, 60).map(option => offered(el, option)).join(', ')
       + (options.length > 60 ? ', ...' : '');
-    const open = [...el.options].filter(option => !option.matches(':disabled'));
+    const open = optionsOf(el).filter(option => !option.matches(':disabled'));
     let found = open.find(option => plain(offered(el, option)) === text)
       ?? open.find(option => plain(option.label) === text);
     const parts = [
@@ -1166,6 +1185,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const refusal = why => `element ${id} does not take text: it is ${why}`;
     if (!el.isContentEditable && !el.matches('input,textarea')) return refusal('no field');
     if (el.matches(':disabled,[readonly]')) return refusal('locked');
+    if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
     shifted = stuckAround(el);
     el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
     if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
@@ -1197,8 +1217,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return el;
   };
-  // Scrolls the page or, if it cannot go on or a dialog is open, the innermost panel in its middle that can.
-  // direction: -1 or 1.
+  // Scrolls the page or, if it cannot go on or a dialog is open, the innermost panel in its middle that can; if there
+  // is none, the largest that can. direction: -1 or 1.
   const scroll = direction => {
     const goesOn = el => direction < 0 ? el.scrollTop > 1 : el.scrollTop + el.clientHeight < el.scrollHeight - 1;
     const isStuck = doc => [scrollerOf(doc), bodyOf(doc)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
@@ -1212,6 +1232,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!pageFirst) {
       panel = inMiddle();
       while (panel && !canScroll(panel)) panel = around(panel);
+    }
+    if (!pageFirst && !panel) {
+      const others = inside('*', document.documentElement).filter(el => canScroll(el) && boxOf(el) && reached(el));
+      const areaOf = el => el.clientWidth * el.clientHeight;
+      panel = others.sort((a, b) => areaOf(b) - areaOf(a))[0];
     }
     const height = panel?.clientHeight || innerHeight;
     const scroller = panel || window;

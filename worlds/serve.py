@@ -352,5 +352,5 @@ class Servers:
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             return
         output = server.output.decode(errors="replace")
-        with open(self.log, "a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as file:  # the disk may be full
             file.write(f"== task {task['task_id']}: {problem}\n$ {server.command}\n{output}\n")
