@@ -10,7 +10,7 @@ history keeps. Rollout samples from h_j and RL scores under the same ids: sample
 `replay`, for cloning from a file, encodes responses again.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
-and the pages that the episodes of a group share. Each row attends to exactly what it would see alone.
+and what the episodes of a group share from their beginning on. Each row attends to exactly what it would see alone.
 So every action keeps the context that it was sampled from.
 
 The released code trains one flat sequence per trajectory in which every page is replaced. It scores
@@ -50,7 +50,7 @@ class Turn:
     observation: str            # the page as the policy saw it, including a leading error line
     observation_ids: list[int]  # the whole user message around it, up to where the response starts
     action_ids: list[int]       # the response's ids as sampled; an end of turn only if sampled
-    logps: list[float]          # log-prob of each of them at sampling time
+    logps: list[float]          # log-prob of each of them at sampling time; [] in demonstrations
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
@@ -213,7 +213,7 @@ LLAMA31 = replace(LLAMA3, known_by="<|eom_id|>",
                   preface="Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n")
 FORMATS = (CHATML, LLAMA31, LLAMA3)
 
-TAGS = ("<think>", "</think>")  # Qwen3 has tokens for them; other families spell them out
+TAGS = ("<think>", "</think>")  # tokens of their own in some tokenizers (Qwen3's, our base's)
 
 
 def find_format(tokenizer: Tokenizer) -> Format:
@@ -263,7 +263,7 @@ class Chat:
     def encode(self, text: str, tags: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token.
 
-        tags: <think> and </think> may become tokens (Qwen3's): in prompts and responses, never in pages.
+        tags: <think> and </think> may become tokens: in prompts and responses, never in pages.
         """
         if tags and self.tags:
             return self._encode_with_tags(text)
@@ -374,10 +374,10 @@ def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
 def past_turn(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
     """Turn j in the history of later turns: the placeholder for its page, then its response."""
     turn = trajectory.turns[j]
-    page = turn.observation_ids
+    message_ids = turn.observation_ids
     if chat.compress:
-        page = chat.user_ids(trajectory.task, j, PLACEHOLDER)
-    return page + chat.past_response(turn.action_ids)
+        message_ids = chat.user_ids(trajectory.task, j, PLACEHOLDER)
+    return message_ids + chat.past_response(turn.action_ids)
 
 
 def trunk(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
@@ -480,7 +480,7 @@ class Row:
     n_action: int
     weight: float = 1.0      # of each action token in the loss
     advantage: float = 0.0
-    logps: list[float] | None = field(default_factory=list)  # of a_j when sampled; None: a replayed episode
+    logps: list[float] | None = field(default_factory=list)  # of a_j if sampled; None: a fork replays it
     tau: Trajectory | None = None  # the episode that it comes from ...
     turn: Turn | None = None       # ... and the turn
     after: list[bool] = field(default_factory=list)  # for each appended id: does the fork score it?

@@ -351,7 +351,7 @@ class SiteSettings(Settings):
     judge_url: str | None = None  # OpenAI-compatible URL; None: leave out tasks that need a judge
     judge_model: str = "gpt-4o-mini"  # the judge's name there
     reset_url: str | None = None  # WebArena's reset server, asked for fresh sites before every batch
-    screenshots: int = 0  # of how many episodes of a split or step the report shows pictures
+    screenshots: int = 0  # episodes of a split or step that the report shows with pictures
 
 
 class Environment:
@@ -444,7 +444,7 @@ class Environment:
     async def score(self, task: dict, answer: str | None, page, why=None) -> float:
         if "serve" in task:
             await serve.require_answer(task, self.cfg.timeout)
-        # The module's function, looked up at each call: a fork may have replaced it.
+        # The module's function, not this method.
         return await score(task, answer, page, why=why, judge=self.judge)
 
 

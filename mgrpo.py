@@ -106,7 +106,7 @@ class Config(SiteSettings):
     # Optimization
     lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10
     warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
-    decay: bool = True           # then lr falls, linearly, to 0 at the end
+    decay: bool = True           # after the warm-up lr falls linearly; one step after the last it would be 0
     max_grad_norm: float = 1.0   # a longer gradient is scaled down to this norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
     recompute: bool = False      # activation checkpointing
@@ -198,7 +198,8 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     surrogate_N = torch.min(unclipped_N, clipped_N)
 
     kl_N = kl_estimate(logp_N, logp_ref_N)
-    loss = -(weight_N * (surrogate_N - beta * kl_N)).sum()
+    gain_N = surrogate_N - beta * kl_N
+    loss = -(weight_N * gain_N).sum()
     without_gradient_N = clipped_N < unclipped_N
     return loss, {
         "kl": kl_N.sum().item(),
@@ -510,7 +511,8 @@ def warm_start(cfg: Config) -> str:
         run.print0("no --model given and no runs/bc yet: running behavior cloning first (python bc.py)")
         names = ["seed", "concurrency", "precision", "resume", "force"]
         names += [knob.name for knob in fields(BrowserSettings)]
-        bc.main(bc.Config(**{name: getattr(cfg, name) for name in names}))
+        shared = {name: getattr(cfg, name) for name in names}
+        bc.main(bc.Config(**shared))
     return "runs/bc"
 
 
@@ -543,7 +545,7 @@ def open_method(cfg: Config, Method, device) -> MGRPO:
 
 
 def warmup_linear(step: int, cfg: Config) -> float:
-    """The learning rate: a linear rise; then constant, or a linear fall to zero."""
+    """The learning rate: a linear rise; then constant, or a linear fall that would reach 0 after the last step."""
     warm = round(cfg.warmup * cfg.steps)
     rise = (step + 1) / max(warm, 1)
     fall = 1.0
@@ -624,7 +626,7 @@ def save_state(method: MGRPO, directory: run.Run, step: int):
 
 
 def show_progress(tick, i: int, n: int, share: float):
-    """Of the i-th of n updates, a share is done."""
+    """Shows the progress of n updates: i are done, and this share of the next."""
     percent_done = int(100 * (i + share) / n)  # rounded down: "(100%)" is a ticker's last line
     tick(f"({percent_done}%)")
 
@@ -669,7 +671,7 @@ def refuse_lost_state(out: Path):
                          "Give --no-resume to replace it, or another --out.")
 
 
-PATIENCE = 3  # how often a step is played, if none of its episodes can be judged
+PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
 
 
 def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory) -> tuple[list, list]:
@@ -685,7 +687,7 @@ def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory
         if any(tau.status == "ok" for tau in all_episodes):
             return episodes, all_episodes
     save_state(method, directory, step)
-    require_verdicts(all_episodes, directory.path)
+    require_verdicts(all_episodes, directory.path)  # raises, since none was judged
 
 
 def main(cfg: Config, Method=MGRPO):

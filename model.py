@@ -224,7 +224,7 @@ def rotate(x_BHTE, cos_B1TE, sin_B1TE):
 
 
 def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
-    """Grouped-query attention of T queries to C >= T keys. The last query sees the last key.
+    """Grouped-query attention of T queries to C >= T keys. Without a mask the last query sees the last key.
 
         nothing before the queries    T = C    causal
         keys before the queries       T < C    causal, aligned at the lower right: prefill in chunks, packed segments
@@ -846,7 +846,7 @@ def merge(state: dict) -> dict:
 
 def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     """The adapters in PEFT's layout, with a mark of the frozen weights that they belong to."""
-    base, weights = model.frozen_from
+    base, marks = model.frozen_from
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -862,13 +862,13 @@ def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     file.parent.mkdir()
     (file.parent / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     named = {f"{PEFT}{name}.weight": adapter for name, adapter in adapters.items()}
-    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(weights)})
+    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(marks)})
 
 
-def holds(checkpoint: str, weights) -> bool:
-    """Whether a checkpoint is there and holds these weights. weights: their `fingerprint`."""
+def holds(checkpoint: str, marks) -> bool:
+    """Whether a checkpoint is there and holds the weights with these marks: their `fingerprint`."""
     try:
-        return fingerprint(resolve(checkpoint)) == weights
+        return fingerprint(resolve(checkpoint)) == marks
     except ValueError:
         return False
 
@@ -879,14 +879,14 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
     settings = read_json(file.parent / "adapter_config.json")
     adapters = {}
     with reading(file), safe_open(file, framework="pt") as tensors:
-        marks = tensors.metadata() or {}
-        if "frozen" not in marks:
+        metadata = tensors.metadata() or {}
+        if "frozen" not in metadata:
             raise ValueError("another program wrote these adapters; merge them into the weights with it "
                              f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
         if settings["lora_alpha"] != ALPHA:
             raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
         base = settings["base_model_name_or_path"]
-        if not holds(base, json.loads(marks["frozen"])):
+        if not holds(base, json.loads(metadata["frozen"])):
             raise ValueError(f"{base}, as seen from this folder, does not hold the weights that it was trained on; "
                              f"put them there, or delete {file.parent} to use the merged weights")
         for name in tensors.keys():

@@ -24,7 +24,7 @@ side as one object, `env`:
     env.keep(tau)                 called with each finished episode
     env.visible                   whether to play in a window
 
-Words: a worker plays one episode after the other. A slot is its number, and its row in the KV cache.
+Words: a worker plays one episode after another. Its number is its slot, its row in the KV cache.
 
 Dimension key: B rows, T tokens, D width, V vocabulary.
 """
@@ -203,7 +203,10 @@ def read_call_over_lines(lines: list[str]) -> RawCall | None:
 
 
 def find_call(answer: str) -> RawCall:
-    """The one call among comments and code fences. Raises ActionError."""
+    """The one call in an answer. Raises ActionError.
+
+    Lines before it are skipped. After it only comments and code fences may follow.
+    """
     lines = re.split(r"\r\n?|\n", answer)
     while lines and not CALL_BEGINS.match(lines[0]):
         lines.pop(0)
@@ -238,8 +241,12 @@ def parse(response: str) -> Call:
 
     # 2) The answer of an exit, whatever its keyword is called.
     if name == "exit":
-        values = [*positional, *keywords.values(), ""]
-        message = keywords.get("message", values[0])
+        values = [*positional, *keywords.values()]
+        message = ""
+        if "message" in keywords:
+            message = keywords["message"]
+        elif values:
+            message = values[0]
         return Call("exit", argument=message)
 
     # 3) What the action needs. Anything else in the call is ignored. The id may be written as pages show it,
@@ -324,8 +331,10 @@ class Engine:
 
                 # 2) Prefill the requests that have come, one by one.
                 while self.waiting:
-                    await loop.run_in_executor(thread, self.prefill, self.waiting[0])
-                    self.running.append(self.waiting.popleft())
+                    request = self.waiting[0]
+                    await loop.run_in_executor(thread, self.prefill, request)
+                    self.waiting.popleft()
+                    self.running.append(request)
 
                 # 3) Decode one token for all; wake those whose response is complete.
                 complete = await loop.run_in_executor(thread, self.decode)
@@ -555,7 +564,9 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             played.append(trajectory)
             seconds = time.monotonic() - start
             tick(progress(played, total=len(jobs), seconds=seconds))
-            job = upcoming or next(queue, None)
+            job = upcoming
+            if job is None:
+                job = next(queue, None)
             upcoming = None
 
     sites = sites_of(tasks, settings.allow)

@@ -14,6 +14,7 @@ A run's directory, runs/NAME/:
     trajectories.jsonl   one episode a line
     unfinished/          the episodes of an evaluation that has not ended (evaluate.Unfinished)
     state/00012/         the training state at the 12th save, in one part per rank; `resume` continues from it
+    best/                a copy of the checkpoint that did best on --held-out
     report.html          all of it to browse, in one file that needs no network
     model.safetensors    the weights: the directory is also a checkpoint
 """
@@ -128,7 +129,7 @@ def ignore(*_):
 def ticker(begin: str = "", pause: float = 10.0):
     """Returns tick(line), which shows progress: one line, rewritten on a terminal; elsewhere a new line now and then.
 
-    A line with "(100%)" is the last: it is always shown and stays. Other ranks than 0 are silent.
+    A line with "(100%)" is the last: it is always shown and stays. Ranks other than 0 are silent.
     pause: seconds between plain lines.
     """
     if rank() != 0:
@@ -241,7 +242,10 @@ def reshard(model):
 
 
 def training_tensors(model, optimizer) -> dict:
-    """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq."""
+    """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq.
+
+    An optimizer that has not stepped yet gets its first state, zeros.
+    """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     trained.update(nn.ModuleDict(model.heads).named_parameters())
     tensors = dict(trained)
@@ -521,7 +525,7 @@ def describe_run(cfg, device) -> dict:
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a training or an evaluation wrote what is there: config.json says so, before it the lock."""
+    """Whether a training or an evaluation wrote what is there: config.json says so; before that the lock does."""
     config = out / "config.json"
     if config.exists():
         return "run" in read_json(config)
@@ -730,7 +734,10 @@ def refuse_out_of_range(given: dict):
         if not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} {value:g}: give more than 0.")
     for name, value in given.items():
-        if isinstance(value, float) and (math.isnan(value) or math.isinf(value) and name in FINITE):
+        if not isinstance(value, float):
+            continue
+        infinite = name in FINITE and math.isinf(value)
+        if math.isnan(value) or infinite:
             raise ValueError(f"--{name.replace('_', '-')} {value}: give a finite number.")
     warmup = given.get("warmup", 0)
     if not 0 <= warmup <= 1:

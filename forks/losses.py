@@ -253,14 +253,16 @@ class Losses(mgrpo.MGRPO):
 
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(own_settings(cfg), chat, model, reference, optimizer, device)
-        self.A, self.J, *_ = LOSSES[cfg.loss]
+        advantage, surrogate, *_ = LOSSES[cfg.loss]
+        self.advantage = advantage
+        self.surrogate = surrogate
 
     def advantages(self, group):
         training = mgrpo.group_advantages(group)  # drops groups of equal rewards
         if not training:
             return []
         r = torch.tensor([tau.reward for tau in training], dtype=torch.float64)
-        A = self.A(r)
+        A = self.advantage(r)
         for tau, A_i in zip(training, A.tolist()):
             tau.advantage = A_i
         return training
@@ -276,12 +278,12 @@ class Losses(mgrpo.MGRPO):
 
         # 2) L.
         kl_N = mgrpo.kl_estimate(logp_N, logp_ref_N)
-        J_N = self.J(t, self.cfg)
+        J_N = self.surrogate(t, self.cfg)
         gain_N = J_N - self.cfg.beta * kl_N
         loss = -(weight_N * gain_N).sum()
 
         # 3) The metrics.
-        push_N = push(self.J, t, self.cfg)
+        push_N = push(self.surrogate, t, self.cfg)
         without_push_N = (push_N == 0) & (t.A != 0)
         return loss, {
             "kl": kl_N.sum().item(),

@@ -103,6 +103,14 @@ def test_what_playwright_refuses_becomes_a_sentence_without_its_names(site, brow
     browse(test, site({"/": "<input type=number>"}))
 
 
+def test_a_field_for_files_says_so(site, browse):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match="element 0 does not take text: it is for files, which you cannot choose"):
+            await execute(session, 'do(action="Type", argument="a.png", element="0")')
+    browse(test, site({"/": "<input type=file>"}))
+
+
 def test_a_slow_navigation_is_awaited(site, browse):
     def slow(handler):
         time.sleep(0.7)
@@ -210,6 +218,19 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "an editor that holds a link": (
         "<div contenteditable aria-label=Body onkeydown='document.title += event.key'>a <a href=/x>link</a>",
         'Type", argument="ab', "title: Backspaceab\n<div>Body <0> = ab</div>"),
+    "lines in an editor where Enter sends": (
+        "<div contenteditable role=textbox aria-label=Message onkeydown='if (event.key == \"Enter\" && !event.shiftKey) "
+        "this.textContent = \"sent\"'></div>", 'Type", argument="Hello\\nWorld', "<input>Message <0> = Hello World</input>"),
+    "names that the page takes": (
+        "<script>class Event {} class DOMRect {} class CSS {}</script><select aria-label=Room onchange='document.title = value'>"
+        "<option>A<option>B</select>", 'Select Dropdown Option", argument="B', "title: B"),
+    "a key's name that the page takes": (
+        "<script>class KeyboardEvent {}</script><input aria-label=sum onkeyup='document.title = value'>",
+        'Type", argument="45', "title: 45"),
+    "an answer in pieces": (
+        "<button onclick='ask()'>b</button><script>async function ask() { const reader = (await fetch('/pieces')).body.getReader(); "
+        "const told = new TextDecoder(); for (let each; !(each = await reader.read()).done; ) document.title += "
+        "told.decode(each.value) }</script>", "Click", "title: The answer is 42"),
     "a form that the browser refuses": (
         "<form><button>send</button><label>Email <input required></label></form>", "Click",
         'note: the browser refuses "Email": Please fill out this field.'),
@@ -248,8 +269,14 @@ def test_real_pages_are_used(site, browse):
         time.sleep(0.2)
         request.wfile.write(b"\x81\x03new")
         request.close_connection = True
+    def in_pieces(request):
+        request.send_response(200)
+        request.end_headers()
+        for word in ("The", " answer", " is", " 42"):
+            time.sleep(0.15)
+            request.wfile.write(word.encode())
     base = site({f"/{quote(name)}": page for name, (page, *_) in DONE.items()} | dict.fromkeys(LATE, late) | {
-        "/": "start", "/x": "arrived", "/built": BUILT, "/socket": answered})
+        "/": "start", "/x": "arrived", "/built": BUILT, "/socket": answered, "/pieces": in_pieces})
 
     async def test(session):
         for name, (_, action, seen) in DONE.items():

@@ -354,6 +354,15 @@ def test_a_locator_that_is_no_javascript_is_the_tasks_fault(judge, site, locator
     assert "is no JavaScript (SyntaxError" in str(voided)
 
 
+@pytest.mark.parametrize("locator", ["document.querySelector('p')", "document.querySelectorAll('p')"])
+def test_a_locator_that_finds_an_element_is_the_tasks_fault(judge, site, locator):
+    """It was judged as the text "ref: <Node>", which holds nothing that a task excludes."""
+    task = target("last", locator, must_exclude=["x"])
+    (voided,) = judge(site({"/": PAGE}) + "/", (task, "done"))
+    assert isinstance(voided, EnvError)
+    assert "finds an element, not its text; add .innerText" in str(voided)
+
+
 def test_text_that_a_locator_cannot_parse_is_the_agents(judge, site):
     """JSON.parse raises a SyntaxError, too, but the locator itself is in order."""
     task = target("last", "document.body && JSON.parse('{').n", exact_match="1")

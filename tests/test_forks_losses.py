@@ -276,7 +276,7 @@ def test_on_the_policy_that_sampled_every_loss_pushes_by_the_advantage(chat, flo
     A_N = mgrpo.per_token(advantages, case.rows, "cpu")
     tokens = losses.Tokens(case.new, case.old, A_N, lengths)
 
-    push_N = losses.push(case.method.J, tokens, case.method.cfg)
+    push_N = losses.push(case.method.surrogate, tokens, case.method.cfg)
     torch.testing.assert_close(push_N, A_N, atol=1e-12, rtol=0)
 
 

@@ -84,6 +84,40 @@ def test_not_every_small_text_field_is_an_editor(site, browse):
 
 # ------------------------------------------------------------------------------------------------ clicks and scrolling
 
+SEEN = {
+    "options that the page hides": (
+        "<select aria-label=City><option>Rome<option hidden>Oslo<option style='display: none'>Bergen"
+        "<optgroup hidden label=more><option>Turku</optgroup></select>", "<select>City <0> = Rome (Rome)</select>"),
+    "suggestions": (
+        "<input aria-label=Tag list=tags value=ur><datalist id=tags><option>urgent<option>backlog</datalist>",
+        "<input>Tag <0> = ur (urgent | backlog)</input>"),
+    "a drawn slider": (
+        "<div role=slider aria-label=Volume aria-valuenow=3 tabindex=0>o</div>", "<div>Volume <0> = 3</div>"),
+    "a sorted column": (
+        "<table><tr><th aria-sort=descending><button>Price</button><th aria-sort=none><button>Name</button></table>",
+        "<button>Price <0> = descending</button> | <button>Name <1></button>"),
+    "a menu scaled to nothing": (
+        "<div style='transform: scale(0)'>Signed in as ada</div><p style='transform: scale(2)'>here</p>", "here"),
+}
+
+
+def test_what_people_see_of_a_control_and_nothing_else(site, browse):
+    check(SEEN, site, browse)
+
+
+def test_scrolling_finds_the_panel_beside_the_middle(site, browse):
+    page = """<style>div { position: fixed; top: 0; left: 0; height: 100px; overflow: auto } #log { width: 200px }
+        #small { width: 50px; left: 300px }</style><div id=small><p style="height: 900px">b</div>
+        <div id=log><p style="height: 900px">a</div>"""
+
+    async def test(session):
+        await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate("[log.scrollTop > 0, small.scrollTop]") == [True, 0]
+        await act(session, 'do(action="Scroll Up")')
+        assert await session.page.evaluate("log.scrollTop") == 0
+    browse(test, site({"/": page}))
+
+
 # An application as high as the window. Something in it reaches out below, so the browser can scroll the application
 # away, but people cannot, and nothing would bring it back.
 APP = """<style>body { margin: 0 } #app { height: 100vh; overflow: hidden; position: relative }

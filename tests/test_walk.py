@@ -616,7 +616,8 @@ def test_a_changed_loss_changes_the_walk(record, checkpoint, tmp_path, monkeypat
     def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps, beta):
         rho_N = (logp_N - logp_old_N).exp()
         surrogate_N = rho_N * A_N  # no clip
-        loss = -(weight_N * surrogate_N).sum()
+        gain_N = surrogate_N
+        loss = -(weight_N * gain_N).sum()
         return loss, {"kl": 0.0, "clip_frac": 0.0}
 
     monkeypatch.setattr(mgrpo, "mgrpo_loss", mgrpo_loss)

@@ -9,8 +9,8 @@
       elements that the page holds. An id that a page merely prints means nothing.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
       environment fails, the episode is void (`EnvError`), which is not a reward of 0.
-    - Nothing sleeps to give a page time, except `Session.wait`, which the agent asks for. `settle` waits
-      for navigations, and up to 3 s for what scripts have begun.
+    - Nothing sleeps to give a page time, except `Session.wait`, which the agent asks for, and a click that leaves
+      a field (0.1 s). `settle` waits for navigations, and up to 3 s for what scripts have begun.
     - Pages are hostile. Whatever one does, the agent reads a sentence or the episode is void; the
       run goes on. And nothing reaches a host that is not the task's: see `fence`.
 
@@ -441,7 +441,7 @@ class Loading:
     def __init__(self):
         self.frames = set()          # and new tabs, until they have a document
         self.announced = deque()     # addresses of tabs that are not here yet
-        self.quiet = asyncio.Event()  # set while there are none of either, once something has loaded
+        self.quiet = asyncio.Event()  # set while both are empty; not before the first load
 
     def _update(self):
         if self.frames or self.announced:

@@ -714,7 +714,7 @@ rounded here, so your last digit may differ by one.)
 
 {first_table}
 
-{code(mgrpo.mgrpo_loss, "loss = ", "loss = ")}
+{code(mgrpo.mgrpo_loss, "gain_N = ", "loss = ")}
 
 The weight is 1 / {n_tokens} for all tokens. beta = {walk.cfg.beta:g} leaves out the last term, a penalty for
 moving away from the policy that training began with. So the loss is minus the sum divided by {n_tokens}:
