@@ -896,16 +896,31 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
             held_out = ""
             if "held_out_success" in line:
                 held_out = f"{100 * line['held_out_success']:.1f}"
+            measured = "- | -"
+            if line["groups_kept"]:
+                measured = f"{line['entropy']:.3f} | {line['logp_gap']:.1e}"
             assert (f"| {line['step'] + 1} | {100 * line['reward']:.1f} of {100 * line['success_rate']:.1f} "
                     f"| {line['groups_kept']} of 8 | {100 * line['exited']:.0f}% "
-                    f"| {line['invalid_actions']} of {round(line['turns'] * line['n'])} | {line['entropy']:.3f} "
-                    f"| {line['logp_gap']:.1e} | {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} "
+                    f"| {line['invalid_actions']} of {round(line['turns'] * line['n'])} | {measured} "
+                    f"| {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} "
                     f"| {held_out} |\n") in section
 
-    files = {"clone": "clone", "M-GRPO, eight steps": "r1", "filtered cloning, 528 episodes": "filtered"}
+    files = {"clone": "clone", "M-GRPO, eight steps": "r1", "filtered cloning, 528 episodes": "filtered",
+             "M-GRPO, 24 steps": "r1-24-steps"}
+    starts = json.loads((folders[31] / "starts.json").read_text())
+    longer = json.loads((folders[31] / "r1-24-steps.json").read_text())["by_task"]
     for seed, raw in folders.items():
         by_task = json.loads((raw / "by-task.json").read_text())
-        for (policy, file), tasks_by_kind in zip(files.items(), by_task.values(), strict=True):
+        if seed == 31:
+            by_task["M-GRPO, 24 steps"] = longer
+        for (policy, file), tasks_by_kind in zip(files.items(), by_task.values()):
+            solved_from = {"n": [], "h": []}  # a page nearer to the goal, the home page
+            for split, tasks in tasks_by_kind.items():
+                if split not in ("sandbox:test/3", "sandbox:test/7"):
+                    for success, start in zip(tasks, starts[split], strict=True):
+                        solved_from[start].append(success)
+            cells = [f"{tasks.count('1')} of {len(tasks)}" for tasks in solved_from.values()]
+            assert f"| {policy} | {seed} | {' | '.join(cells)} |\n" in section
             splits = json.loads((raw / f"{file}.json").read_text())["splits"]
             kinds = [splits[split] for split in tasks_by_kind]
             solved = [round(kind["success_rate"] * kind["n"]) for kind in kinds]
@@ -917,6 +932,15 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
             unparsable = sum(kind["invalid_actions"] for kind in kinds)
             assert (f"| {policy} | {seed} | {100 * sum(solved) / n:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(cells)} "
                     f"| {unparsable} of {responses} |\n") in section
+
+    groups = [group for raw in folders.values() for group in read_lines(raw / "groups.jsonl")]
+    assert len(groups) == (24 + 8) * 8
+    failed = []
+    for start in ("home", "nearer"):
+        theirs = [group["successes"] for group in groups
+                  if group["start"] == start and group["split"] not in ("sandbox:train/3", "sandbox:train/7")]
+        failed += [theirs.count(0), len(theirs)]
+    assert failed == [60, 74, 4, 95] and "60 of the 74 groups" in section and "nearer 4 of 95" in section
 
     dev = []
     sampled = []
@@ -969,6 +993,22 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     assert said("clone", "M-GRPO") in section
     assert said("clone", "filtered cloning") in section
     assert said("filtered cloning", "M-GRPO") in section
+
+    def further(before):
+        """What step 24 adds to another policy: over all tasks, won, lost, and over the kinds."""
+        old = json.loads((folders[31] / "by-task.json").read_text())[before]
+        kinds = []
+        for a, b in zip(old.values(), longer.values(), strict=True):
+            kinds.append([100 * (int(after) - int(earlier)) for earlier, after in zip(a, b, strict=True)])
+        every = sum(kinds, [])
+        centre, low, high = table.interval([mean(kind) for kind in kinds])
+        return f"{mean(every):.1f}", every.count(100), every.count(-100), f"{centre:.1f} points [{low:.1f}, {high:.1f}]"
+
+    assert further("clone") == ("19.0", 12, 0, "18.5 points [-7.0, 44.0]")
+    assert "solves 19.0 points more than its clone (twelve tasks won, none lost; kinds as clusters 18.5 points [-7.0, 44.0])" in section
+    assert further("M-GRPO")[0] == "3.2" and "3.2 more than after eight" in section
+    more_than_filtered, _, _, interval = further("filtered cloning")
+    assert f"{more_than_filtered} more than filtered cloning, which had a third of the episodes ({interval})" in section
     readme = (ROOT / "README.md").read_text()
     assert said("clone", "M-GRPO") == "12.1 points [-14.8, 39.1]" and "two runs gained 12 points [-15, 39]" in readme
     assert said("clone", "filtered cloning") == "14.6 points [-8.9, 38.2]" and "gained 15 [-9, 38]" in readme
