@@ -942,6 +942,12 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
         failed += [theirs.count(0), len(theirs)]
     assert failed == [60, 74, 4, 95] and "60 of the 74 groups" in section and "nearer 4 of 95" in section
 
+    demo = json.loads((folders[31] / "demo-starts.json").read_text())
+    (clone_home, n_home), (home, _) = demo["clone"]["home"], demo["M-GRPO"]["home"]
+    (clone_nearer, n_nearer), (nearer, _) = demo["clone"]["nearer"], demo["M-GRPO"]["nearer"]
+    assert f"in {clone_home} of {n_home} tasks, and there M-GRPO goes on to {home} (" in section
+    assert f"nearer: {clone_nearer} and {nearer} of {n_nearer};" in section
+
     dev = []
     sampled = []
     reached = []
