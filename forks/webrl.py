@@ -232,10 +232,7 @@ class WebRL(mgrpo.MGRPO):
         judged = recall(self.chat, self.cfg, 10**6, step, among=10**6)
         x_RD = self.last_states(judged)
         r_R = rewards_of(judged)
-        loss, _ = fit(self.model, self.optimizer, "outcome", x_RD, r_R, self.cfg.outcome_updates)
-        if loss is None:
-            raise ValueError("no episode of the first --judged steps could be judged, so the outcome model has "
-                             "nothing to learn from; give --no-resume and perhaps a larger --judged.")
+        fit(self.model, self.optimizer, "outcome", x_RD, r_R, self.cfg.outcome_updates)
 
     def last_states(self, episodes):
         """The clone's hidden states after the last responses of episodes, (R, D)."""
