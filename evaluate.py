@@ -230,6 +230,9 @@ async def evaluate_js(page, expression: str):
     raise LookupError(reason)
 
 
+NODE = "ref: <Node>"  # what Playwright gives for an element
+
+
 async def located_text(page, target: dict, last_url: str) -> str | None:
     """The text that a program_html target's locator finds. None, or LookupError: it finds no element."""
     locator = target["locator"].strip()
@@ -242,7 +245,8 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
     value = await evaluate_js(page, locator)
-    if "ref: <Node>" in str(value):  # how Playwright writes an element
+    is_list = isinstance(value, (list, dict))
+    if value == NODE or is_list and NODE in str(value):
         raise browser.EnvError(f"the task's locator {locator!r:.80} finds an element, not its text; add .innerText")
     return None if value is None else browser.readable(value)
 

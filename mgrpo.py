@@ -674,7 +674,7 @@ def refuse_lost_state(out: Path):
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
 
 
-def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory) -> tuple[list, list]:
+def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory: run.Run) -> tuple[list, list]:
     """Plays a step's tasks. Returns this rank's episodes, and those of all ranks.
 
     Sites may be down for a while, so a step of which no episode could be judged is played again. If they stay
@@ -686,6 +686,7 @@ def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory
         all_episodes = run.gather(episodes)
         if any(tau.status == "ok" for tau in all_episodes):
             return episodes, all_episodes
+        run.print0(f"  none of the {len(all_episodes)} episodes could be judged")
     save_state(method, directory, step)
     require_verdicts(all_episodes, directory.path)  # raises, since none was judged
 

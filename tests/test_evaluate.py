@@ -346,21 +346,28 @@ def test_the_page_says_why_there_is_no_such_text(judge, site):
     assert "querySelect is not a function" in check.detail
 
 
-@pytest.mark.parametrize("locator", ["document.querySelector('p'.innerText", "document.("])
-def test_a_locator_that_is_no_javascript_is_the_tasks_fault(judge, site, locator):
-    task = target("last", locator, must_include=["x"])
-    (voided,) = judge(site({"/": PAGE}) + "/", (task, "done"))
-    assert isinstance(voided, EnvError)
-    assert "is no JavaScript (SyntaxError" in str(voided)
+NO_JAVASCRIPT = "is no JavaScript (SyntaxError"
+NO_TEXT = "finds an element, not its text; add .innerText"
 
 
-@pytest.mark.parametrize("locator", ["document.querySelector('p')", "document.querySelectorAll('p')"])
-def test_a_locator_that_finds_an_element_is_the_tasks_fault(judge, site, locator):
-    """It was judged as the text "ref: <Node>", which holds nothing that a task excludes."""
+@pytest.mark.parametrize("locator, says", [
+    ("document.querySelector('p'.innerText", NO_JAVASCRIPT),
+    ("document.(", NO_JAVASCRIPT),
+    ("document.querySelector('p')", NO_TEXT),
+    ("document.querySelectorAll('p')", NO_TEXT),
+])
+def test_a_locator_that_finds_no_text_anywhere_is_the_tasks_fault(judge, site, locator, says):
+    """An element was once judged as the text "ref: <Node>", which holds nothing that a task excludes."""
     task = target("last", locator, must_exclude=["x"])
     (voided,) = judge(site({"/": PAGE}) + "/", (task, "done"))
     assert isinstance(voided, EnvError)
-    assert "finds an element, not its text; add .innerText" in str(voided)
+    assert says in str(voided)
+
+
+def test_a_page_that_says_what_playwright_says_is_judged(judge, site):
+    base = site({"/": "<p>see ref: &lt;Node&gt; here</p>"})
+    check = only_check(judge, f"{base}/", target("last", "document.querySelector('p').innerText", must_include=["see ref"]))
+    assert check.passed
 
 
 def test_text_that_a_locator_cannot_parse_is_the_agents(judge, site):

@@ -960,7 +960,14 @@ def test_sites_that_stay_down_stop_the_run(chat, play, save_every):
     assert batches == 5  # the first step was played twice, the second three times
     assert [line["step"] for line in play.lines] == [0]
 
-    lines = play(teach, "x", save_every=save_every)
+    resumed = []
+
+    async def counted(*given, seed, **more):
+        resumed.append(seed)
+        return await teach(*given, seed=seed, **more)
+
+    lines = play(counted, "x", save_every=save_every)
+    assert len(resumed) == 5  # the first of six steps is not lost
     expected = play(teach, "uninterrupted", save_every=save_every)
     for line in [*lines, *expected]:
         for key in ("seconds_rollout", "seconds_train", "tokens_per_second"):

@@ -64,10 +64,10 @@ def test_an_editor_that_draws_its_text_is_a_text_field(site, browse, field):
 
 NO_EDITORS = {
     "a hidden field beside others": (
-        "<form>Name <input aria-label=name> <textarea style='width:1px;height:1px' name=trap></textarea></form>",
+        "<form>Name <input aria-label=name> <textarea style='width:1px;height:1px;border:0;padding:0' name=trap></textarea></form>",
         "Name <input>name <0></input> <textarea>trap <1></textarea>"),
     "a field that floats out of its box": (
-        "<p>Your view<div style='height:0'><textarea aria-label=View style='float:left'>good</textarea></div>",
+        "<section>Your view<div style='height:0'><textarea aria-label=View style='float:left'>good</textarea></div></section>",
         "Your view\n<textarea>View <0> = good</textarea>"),
     "a field that Tab leaves out": (
         "<div>copied <textarea tabindex=-1 style='width:1px;height:1px;border:0;padding:0'></textarea></div>",

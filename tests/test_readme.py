@@ -942,6 +942,9 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
         failed += [theirs.count(0), len(theirs)]
     assert failed == [60, 74, 4, 95] and "60 of the 74 groups" in section and "nearer 4 of 95" in section
 
+    shown = [task["start_url"].endswith("__") for task in sandbox.tasks("train", 76)
+             if task["intent_template_id"] in (2, 11, 23, 26)]
+    assert f"{sum(shown)} of its {len(shown)} demonstrations of these kinds start at the home page" in section
     demo = json.loads((folders[31] / "demo-starts.json").read_text())
     (clone_home, n_home), (home, _) = demo["clone"]["home"], demo["M-GRPO"]["home"]
     (clone_nearer, n_nearer), (nearer, _) = demo["clone"]["nearer"], demo["M-GRPO"]["nearer"]

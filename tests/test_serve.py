@@ -302,6 +302,12 @@ def test_a_verdict_that_fails_changes_neither_order_nor_number_of_the_episodes(s
     assert nothing_left(tmp_path)
 
 
+def test_a_log_that_cannot_be_written_hides_no_cause(shop, tmp_path):
+    (tmp_path / "servers.log").mkdir()  # as on a full disk, opening it fails
+    with pytest.raises(EnvError, match="no such table: goods"):
+        serve_one(shop("crashes"), tmp_path, seconds=10)
+
+
 def test_a_prepared_server_that_does_not_come_up_costs_an_attempt(shop, tmp_path, chat, run):
     """The second start fails: that of the second episode, while the first is judged."""
     command = shop()["serve"]

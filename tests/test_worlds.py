@@ -344,6 +344,11 @@ def test_a_task_file_that_is_not_there_is_named_with_the_other_kinds_of_tasks():
         load_tasks("nowhere.json", {})
 
 
+def test_no_tasks_are_named():
+    with pytest.raises(ValueError, match="no tasks are named; give sandbox:test"):
+        load_tasks("", {})
+
+
 def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path, capsys):
     spoken = fuzzy(["x"]) | {"task_id": 8, "sites": ["reddit", "gitlab"]}
     broken = GOOD | {"task_id": 9, "intent": None}

@@ -96,7 +96,7 @@ def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
     ids may occur in another source, and an episode's random numbers come from its task's id.
     """
     if not spec:
-        raise ValueError("the tasks are named by an empty text; give sandbox:test, a task file, or both with a comma.")
+        raise ValueError("no tasks are named; give sandbox:test, a task file, or several of them with commas.")
     tasks = []
     for number, source in enumerate(sources(spec)):
         kind, _, rest = source.partition(":")

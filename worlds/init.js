@@ -18,9 +18,9 @@
   const begun = new Map();  // a piece of work -> the time at which waiting for it ends
   let budget = BUDGET;      // what is left to the chain of the callback that is running now
 
-  const begin = cost => {
+  const begin = (cost, patience = 3000) => {
     const work = {left: budget - cost};
-    if (work.left >= 0) begun.set(work, now() + 3000);
+    if (work.left >= 0) begun.set(work, now() + patience);
     return work;
   };
   // What runs now goes on with the chain of this work, and so do the callbacks of promises that it fulfills:
@@ -73,17 +73,18 @@
 
   // ---- requests
 
-  const promised = (owner, name, cost) => {
+  const promised = (owner, name, cost, patience) => {
     const ask = owner[name];
     owner[name] = function (...given) {
-      const work = begin(cost), answer = ask.apply(this, given);
+      const work = begin(cost, patience), answer = ask.apply(this, given);
       answer.then(() => end(work), () => end(work));
       return answer;
     };
   };
   promised(window, 'fetch', 100);
   for (const read of ['arrayBuffer', 'blob', 'json', 'text']) promised(Response.prototype, read, 0);
-  promised(ReadableStreamDefaultReader.prototype, 'read', 20);  // an answer that comes in pieces
+  // An answer may come in pieces. Nobody knows which is the last: a stream of news never ends.
+  promised(ReadableStreamDefaultReader.prototype, 'read', 20, 500);
 
   const {send} = XMLHttpRequest.prototype;
   XMLHttpRequest.prototype.send = function (...body) {

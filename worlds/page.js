@@ -374,6 +374,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // Editors of code draw their text themselves. The keys go to a text field of a few pixels that they hold.
   const tiny = el => el.offsetWidth < 5 || el.offsetHeight < 5;
+  // What draws the text of such a field; null for an ordinary one.
   const drawerOf = field => {
     const holder = parentOf(field);
     const cutOff = holder && tiny(holder) && getComputedStyle(holder).overflow === 'hidden';
@@ -785,6 +786,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return cut(text, 100);
   };
 
+  // What a field offers, at most sixty texts of it.
   const choiceOf = texts => {
     const first = texts.slice(0, 60).join(' | ');
     const rest = texts.length - 60;
