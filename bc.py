@@ -95,7 +95,8 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     """Writes OUT/name: the sandbox's experts act in the real browser, on the policy's own pages.
 
     All ranks call it and share the work. An existing file with the same model, tasks and page settings
-    is reused. An expert that fails is a bug of the sandbox, so it is an error and not a dropped row.
+    is reused. A failed demonstration is an error and not a dropped row: site or browser failed twice, a limit
+    such as --max-turns is too small, or the sandbox has a bug.
     """
     tasks = sandbox.tasks(cfg.split, cfg.demos)
     made = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
@@ -357,6 +358,16 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
                            method=type(optimizer).__name__)
 
 
+def open_policy(cfg, device) -> tuple[Chat, nn.Module]:
+    """The chat and the policy of --model, ready to train. mgrpo.py opens its policy with it, too."""
+    chat = open_chat(cfg.model, rollout.actions_help())
+    model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
+    check_context(model, cfg.max_context)
+    check_vocabulary(model, chat.tokenizer)
+    model.recompute = cfg.recompute
+    return chat, model
+
+
 def adamw(model, lr: float):
     # 0.98: the second moment averages over about 50 steps; 0.999 would take more than the run has.
     return torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.98), weight_decay=0.0)
@@ -365,11 +376,7 @@ def adamw(model, lr: float):
 def main(cfg: Config, make_optimizer=adamw):
     # 1) The policy, its optimizer, and where an interrupted run stopped.
     device = run.init_dist(cfg.precision)
-    chat = open_chat(cfg.model, rollout.actions_help())
-    model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
-    check_context(model, cfg.max_context)
-    check_vocabulary(model, chat.tokenizer)
-    model.recompute = cfg.recompute
+    chat, model = open_policy(cfg, device)
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small_model=5e-4, large_model=2e-5))
     optimizer = make_optimizer(model, cfg.lr)

@@ -13,8 +13,9 @@ For training, `pack` writes once what rows have in common: the history that an e
 and what the episodes of a group share from their beginning on. Each row attends to exactly what it would see alone.
 So every action keeps the context that it was sampled from.
 
-The released code trains one flat sequence per trajectory in which every page is replaced. It scores
-actions in contexts they were not sampled from (tests/tools/flat_sequence.py measures the gap).
+The released code trains one flat sequence per trajectory in which every page but the last is replaced, and its
+attention mask hides that one as well. So it scores actions in contexts they were not sampled from
+(tests/tools/flat_sequence.py measures the gap).
 
     python tests/tools/savings.py [TRAJECTORIES] [--model DIR]   # what compression and packing save
 
@@ -160,7 +161,7 @@ def answer_of(response: str) -> str | None:
         action                                         -> action
         <think>thought                                 -> None
     """
-    _, thought_closed, rest = response.rpartition("</think>")  # without such a tag, rest is all of it
+    _, _, rest = response.rpartition("</think>")  # without such a tag, rest is all of it
     place = rest
     if not rest.strip():
         place = response  # it ends with </think>: the answer may stand before that
@@ -169,7 +170,7 @@ def answer_of(response: str) -> str | None:
         if found is None:
             return None
         return found[1]
-    if "<think>" in response and not thought_closed:
+    if "<think>" in rest:
         return None
     return rest
 
@@ -184,7 +185,7 @@ def answer_of(response: str) -> str | None:
 class Format:
     """A message is start, role, role_end, gap, content, end.
 
-    Token ids equal the official chat template's. "": the family has no such token or text.
+    Token ids equal the official chat template's, but for Qwen3's thoughts (below). "": the family has no such token or text.
     """
     begin: str                    # control token before everything
     start: str                    # control token before the role
@@ -204,7 +205,8 @@ class Format:
         return [token for token in tokens if token]
 
 
-# Qwen3's template also adds empty thoughts before a response when thinking is off. We do not.
+# Qwen3's template also drops the thoughts of past responses, and adds empty ones before a response when thinking
+# is off. We do neither.
 CHATML = Format(begin="", start="<|im_start|>", role_end="", gap="\n", end="<|im_end|>", after="\n")
 LLAMA3 = Format(begin="<|begin_of_text|>", start="<|start_header_id|>",
                 role_end="<|end_header_id|>", gap="\n\n", end="<|eot_id|>", after="", trim=True)
@@ -263,7 +265,7 @@ class Chat:
     def encode(self, text: str, tags: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token.
 
-        tags: <think> and </think> may become tokens: in prompts and responses, never in pages.
+        tags: <think> and </think> may become tokens: in the system prompt and in responses, never in pages and tasks.
         """
         if tags and self.tags:
             return self._encode_with_tags(text)
@@ -499,7 +501,7 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     rows = []
     for j, turn in enumerate(trajectory.turns):
         if not turn.action_ids:
-            continue  # the environment broke the episode before the response
+            continue  # imported data: a response that was cut before its first token
         if not turn.page_known:
             continue
         ids = context(chat, trajectory, j) + turn.action_ids
@@ -510,6 +512,11 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     return rows
 
 
+def shared_length(a: list[int], b: list[int]) -> int:
+    """How many ids two lists begin with alike."""
+    return len(os.path.commonprefix([a, b]))  # works on any lists, not only on paths
+
+
 def common_length(before: Row, row: Row) -> int:
     """How many ids at the beginning of `row` are those of `before`: what `pack` need not write again.
 
@@ -518,9 +525,7 @@ def common_length(before: Row, row: Row) -> int:
     """
     assert row.n_context > 0, "nothing predicts the first id of a row"
     longest = row.n_context - 1
-    # os.path.commonprefix works on any lists, not only on paths.
-    common = os.path.commonprefix([before.ids[:longest], row.ids[:longest]])
-    return len(common)
+    return shared_length(before.ids[:longest], row.ids[:longest])
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:

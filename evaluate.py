@@ -190,7 +190,7 @@ async def judged_checks(task: dict, contents: dict, text: str | None, *, subject
 
 def answer_text(answer: str | None) -> str | None:
     """The answer as matchers get it: cleaned. As in the benchmark, most of them clean it again."""
-    return None if answer is None else clean(str(answer))
+    return None if answer is None else clean(answer)
 
 
 def tidy(url: str) -> str:
@@ -245,8 +245,9 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
     value = await evaluate_js(page, locator)
-    is_list = isinstance(value, (list, dict))
-    if value == NODE or is_list and NODE in str(value):
+    is_node = value == NODE
+    holds_node = isinstance(value, (list, dict)) and NODE in str(value)
+    if is_node or holds_node:
         raise browser.EnvError(f"the task's locator {locator!r:.80} finds an element, not its text; add .innerText")
     return None if value is None else browser.readable(value)
 
@@ -548,7 +549,7 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
         if tau.status != "ok":
             continue
         key = task_key(tau.task)
-        if "intent_from" in tau.task:  # MiniWoB++: the page makes up its task, another one each time
+        if "intent_from" in tau.task:  # MiniWoB++: the page makes up its task; each sentence counts for itself
             key = (key, tau.task["intent"])
         successes[key].append(tau.success)
     return list(successes.values())
@@ -708,10 +709,10 @@ def print_splits(splits: dict[str, dict]):
             print(f"{split}: runs {each}; {', '.join(chances)}")
 
 
-def compare(runs: list[str]) -> str:
+def compare(directories: list[str]) -> str:
     """The evaluations of several runs in one table, split by split."""
     rows = []
-    for directory in runs:
+    for directory in directories:
         path = Path(directory) / "summary.json"
         with run.reading(path):
             splits = run.read_json(path)["splits"]
@@ -723,7 +724,7 @@ def compare(runs: list[str]) -> str:
     rows.sort(key=lambda row: row[0])
     longest = max(len(split) for split, _, _ in rows)
     rows = [(f"{split:{longest}}  {name}", summary) for split, name, summary in rows]
-    report = run.report(runs[-1], others=runs[:-1])
+    report = run.report(directories[-1], others=directories[:-1])
     return f"{table(rows)}\n{run.with_size(report)}"
 
 
@@ -746,7 +747,7 @@ class Config(SiteSettings):
     # How to play. A checkpoint of ours remembers its sizes.
     max_turns: list[int] = field(default_factory=lambda: [15])  # per episode; 5,10,15: each in turn
     temperature: float = 0.0  # 0: greedy
-    runs: int = 1  # episodes per task; at temperature 0 only the site can make them differ
+    runs: int = 1  # episodes per task; at temperature 0 only the site, or a near tie of tokens, makes them differ
     seed: int = 0  # of sampling, at a temperature above 0
     resume: bool = True  # if this evaluation was interrupted, play only the episodes that are missing
 

@@ -53,8 +53,8 @@ What other RL trainers have and this one leaves out, and what you would notice:
     no KL by default: nothing pulls pi back to the clone, and kl is logged as 0 (--beta 0.001)
     no entropy bonus: entropy is logged, but nothing keeps it up; if it falls, groups agree and drop out
     no mini-batches: each update uses all rows of the step; --updates-per-batch says how many updates there are
-    no separate inference engine: rollout.Engine decodes with the weights that train, so none are copied
-        to it; each episode under way reserves a KV cache of --max-context tokens
+    no separate inference engine: rollout.Engine decodes with the weights that train (FSDP2 gathers them whole
+        on each rank for the rollout); each episode under way reserves a KV cache of --max-context tokens
     no Ray: torchrun starts equal ranks, which play and then train; while they play, nothing trains
     no asynchronous rollouts: a step waits for its slowest episode; in return, its first update is on-policy:
         the weights that train are those that sampled (forks/overlap.py)
@@ -80,9 +80,8 @@ import compress
 import worlds
 from compress import Chat, Row, Trajectory
 from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, require_verdicts
-from model import (as_reference, check_context, check_vocabulary, computing_dtype, config_json, load_for_training, save,
-                   token_logprobs)
-from rollout import actions_help, rollout
+from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
+from rollout import rollout
 from worlds.browser import BrowserSettings
 
 
@@ -113,8 +112,8 @@ class Config(SiteSettings):
     lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
     seed: int = 0                # of the order of tasks and of sampling
     held_out: str | None = None  # tasks to evaluate greedily on the way; OUT/best keeps the best
-    held_out_every: int = 5      # steps between these evaluations
-    save_every: int = 1          # steps between saves of weights and training state
+    held_out_every: int = 5      # steps between these evaluations; 0: only after the last step
+    save_every: int = 1          # steps between saves of weights and training state; 0: only after the last step
     keep_every: int = 0          # steps between checkpoints that stay, as OUT/step-00010; 0: none
     resume: bool = True          # continue the run in OUT from its last save, if there is one
     force: bool = False          # continue even if that run has other settings
@@ -404,6 +403,14 @@ def reference_logps(method: MGRPO, inputs: dict, logp_N):
     return logp_ref_N
 
 
+def fill_missing_logps(rows: list[Row], logp_N):
+    """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
+    counts = [row.n_action for row in rows]
+    for row, logp in zip(rows, logp_N.detach().split(counts)):
+        if row.logps is None:
+            row.logps = logp.tolist()
+
+
 def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     """One optimizer step on the rows of all ranks; returns its metrics.
 
@@ -453,38 +460,30 @@ def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     return totals
 
 
-def fill_missing_logps(rows: list[Row], logp_N):
-    """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
-    counts = [row.n_action for row in rows]
-    for row, logp in zip(rows, logp_N.detach().split(counts)):
-        if row.logps is None:
-            row.logps = logp.tolist()
-
-
-def update_metrics(updates: list[dict]) -> dict:
-    """The metrics of a step's updates. None, not 0, where nothing was trained."""
-    if not updates:
+def update_metrics(passes: list[dict]) -> dict:
+    """The metrics of a step's updates, the passes over its rows. None, not 0, where nothing was trained."""
+    if not passes:
         none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
         return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
     # From the first update, which is on-policy: loss, gradient norm, entropy, logp_gap, and a fork's own.
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
-    first, *others = updates
-    last = updates[-1]
+    first, *others = passes
+    last = passes[-1]
     line = dict(first)
     del line["actions"], line["tokens"]
     line["kl"] = last["kl"]
     line["clip_frac"] = last["clip_frac"]
     line["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
-    line["skipped"] = sum(one["skipped"] for one in updates)
+    line["skipped"] = sum(one["skipped"] for one in passes)
     # All ids of the packed rows, contexts as well: what was computed.
-    line["tokens_trained"] = int(sum(one["tokens"] for one in updates))
+    line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
     return line
 
 
-def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> dict:
-    """A step's line of metrics.jsonl, without its times and a fork's own metrics."""
+def step_metrics(step: int, episodes: list[Trajectory], passes: list[dict]) -> dict:
+    """A step's line of metrics.jsonl, without its times and what `training_rows` measured."""
     rewards = [tau.reward for tau in episodes if tau.status == "ok"]
-    return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(updates)}
+    return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(passes)}
 
 
 # ------------------------------------------------------------------------------------ the script --
@@ -516,28 +515,27 @@ def warm_start(cfg: Config) -> str:
     return "runs/bc"
 
 
-def open_training(cfg: Config, device):
-    """(policy, reference or None, optimizer), sharded over the ranks. What trains is float32."""
-    model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
-    check_context(model, cfg.max_context)
-    model.recompute = cfg.recompute
-    reference = None
-    if cfg.beta and cfg.lora:
-        reference = model  # its frozen weights, with the adapters as they are now: see `as_reference`
-    elif cfg.beta:
-        reference = load_for_training(cfg.model, device, precision=cfg.precision).requires_grad_(False)
+def open_reference(cfg: Config, model, device):
+    """The policy as it is now, for the KL term, sharded over the ranks; None if there is no such term."""
+    if not cfg.beta:
+        return None
+    if cfg.lora:
+        return model  # its frozen weights, with the adapters as they are now: see `as_reference`
+    return load_for_training(cfg.model, device, precision=cfg.precision).requires_grad_(False)
+
+
+def adamw(model):
     # The learning rate is set at each step. 0.99 averages the second moment over 100 steps, not
     # bc.py's 50: these gradients are noisier.
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
-    return model, reference, optimizer
+    return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
 
 
 def open_method(cfg: Config, Method, device) -> MGRPO:
     """The method with its policy. Its cfg names the model and the learning rate that were chosen."""
     cfg = replace(cfg, model=warm_start(cfg))
-    chat = compress.open_chat(cfg.model, actions_help())
-    model, reference, optimizer = open_training(cfg, device)
-    check_vocabulary(model, chat.tokenizer)
+    chat, model = bc.open_policy(cfg, device)
+    reference = open_reference(cfg, model, device)
+    optimizer = adamw(model)
     if cfg.lr is None:
         lr = bc.lr_by_size(model, small_model=3e-4, large_model=1e-6)
         cfg = replace(cfg, lr=lr)
@@ -593,8 +591,8 @@ def is_best(line: dict, out: Path) -> bool:
         earlier = rows[:-1]  # the last row is this step's
         # The row of OUT/best may be gone: a run that resumes repeats the steps since its last save.
         earlier.append(kept_best(out))
-        on_same_tasks = [row for row in earlier if row.get("held_out") == line["held_out"]]
-        best = all(rate > (row["held_out_success"] or 0.0) for row in on_same_tasks)
+        rates = [row["held_out_success"] for row in earlier if row.get("held_out") == line["held_out"]]
+        best = all(rate > old for old in rates if old is not None)
     return run.all_max(best)
 
 
@@ -703,6 +701,8 @@ def main(cfg: Config, Method=MGRPO):
     first = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
     if first == 0 and cfg.resume:
         refuse_lost_state(Path(cfg.out))
+    if first > 0:
+        kept_best(Path(cfg.out))  # if it is damaged, say so before a step is played
     if first >= cfg.steps:
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
@@ -713,7 +713,6 @@ def main(cfg: Config, Method=MGRPO):
         tasks, held_out = open_tasks(cfg, env)
         directory = run.open_run(cfg, device, first)
         directory.begin(config_json(method.model), first)
-        kept_best(directory.path)  # if it is damaged, say so before a step is played
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first + 1} on")
         start = time.monotonic()
@@ -731,18 +730,18 @@ def main(cfg: Config, Method=MGRPO):
             #    clipping takes effect.
             policy_group = method.optimizer.param_groups[0]  # the others are a fork's heads
             policy_group["lr"] = warmup_linear(step, cfg)
-            updates = []
+            passes = []
             if run.all_max(len(rows)) > 0:  # if one rank has rows, all ranks take part
                 n = method.updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n):
                     show = partial(show_progress, tick, i, n)
                     metrics = update(method, rows, show)
-                    updates.append(metrics)
+                    passes.append(metrics)
 
             # 4) Log.
             ended = time.monotonic()
-            line = step_metrics(step, all_episodes, updates)
+            line = step_metrics(step, all_episodes, passes)
             line.update(measured)
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled

@@ -919,7 +919,8 @@ def shard(model: Transformer, precision: str | None = None) -> Transformer:
         return model
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # slow to import
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = MixedPrecisionPolicy(computing_dtype(torch.device(kind), precision), torch.float32)
+    dtype = computing_dtype(torch.device(kind), precision)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # From the ranks' own group. By default a mesh makes new ones, whose time limit is minutes.
     mesh = DeviceMesh.from_group(dist.group.WORLD, kind)
     for block in model.model.layers:

@@ -34,7 +34,6 @@ import ast
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import re
 import time
@@ -48,7 +47,7 @@ from typing import Awaitable, Callable, NamedTuple
 import torch
 
 import compress
-from compress import Chat, Trajectory, Turn
+from compress import Chat, Trajectory, Turn, shared_length
 from model import GraphedStep, KVCache, Transformer, sample, unsharded
 from worlds.browser import (ENV_FAILED, ActionError, Browser, BrowserSettings, Session, bounded,
                             first_line, readable, sites_of)
@@ -163,6 +162,7 @@ FUNCTIONS = "|".join(["do", *SHORTHANDS])
 CALL_BEGINS = re.compile(rf"\s*({FUNCTIONS})\s*\(")
 NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT = re.compile("[0-9]{1,6}")
+STRING = re.compile(r"""(["'])(\\.|(?!\1).)*\1""", re.DOTALL)  # as it stands in a call, line breaks included
 
 
 class RawCall(NamedTuple):
@@ -197,9 +197,9 @@ def read_call(text: str) -> RawCall | None:
 
 def read_call_over_lines(lines: list[str]) -> RawCall | None:
     """A call over several lines. A line break inside a string, which Python forbids, is read as \\n."""
-    as_written = "\n".join(lines)
-    in_one_line = "\\n".join(lines)
-    return read_call(as_written.strip()) or read_call(in_one_line.strip())
+    as_written = "\n".join(lines).strip()
+    escaped = STRING.sub(lambda string: string[0].replace("\n", "\\n"), as_written)
+    return read_call(as_written) or read_call(escaped)
 
 
 def find_call(answer: str) -> RawCall:
@@ -278,6 +278,9 @@ class Request:
     logps: list[float] = field(default_factory=list)
 
 
+CHUNK = 2048  # ids of one prefill pass: bounds its memory
+
+
 class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
@@ -347,26 +350,23 @@ class Engine:
             torch.cuda.set_device(self.device)
 
     @torch.no_grad()  # holds for one thread only, so it is set in the thread that computes
-    def prefill(self, request: Request, chunk: int = 2048):
+    def prefill(self, request: Request):
         """Brings the slot to hold all of the context but its last token, which `decode` feeds."""
         slot = request.slot
         ids = request.ids[:-1]
 
         # 1) Keep what is computed already; positions after it get overwritten. Another slot may hold more of
         #    it: the system prompt, or the first page of an episode of the same task.
-        common = []  # with each slot, how many ids
-        for held in self.held:
-            beginning = os.path.commonprefix([held, ids])  # works on any lists
-            common.append(len(beginning))
+        common = [shared_length(held, ids) for held in self.held]  # with each slot, how many ids
         kept = max(common)
         if kept > common[slot]:
             other = common.index(kept)
             for part in (self.cache.k, self.cache.v):
                 part[:, slot, :, :kept] = part[:, other, :, :kept]
 
-        # 2) Compute the rest. The chunk bounds memory. No logits are needed.
-        for start in range(kept, len(ids), chunk):
-            stop = min(start + chunk, len(ids))
+        # 2) Compute the rest. No logits are needed.
+        for start in range(kept, len(ids), CHUNK):
+            stop = min(start + CHUNK, len(ids))
             tokens_BT = torch.tensor([ids[start:stop]], device=self.device)
             positions_BT = torch.arange(start, stop, device=self.device)[None]
             self.model(tokens_BT, positions_BT, self.cache, rows=slice(slot, slot + 1),

@@ -126,17 +126,16 @@ def ignore(*_):
     """Does nothing: what functions that report progress call by default."""
 
 
-def ticker(begin: str = "", pause: float = 10.0):
+def ticker(begin: str = ""):
     """Returns tick(line), which shows progress: one line, rewritten on a terminal; elsewhere a new line now and then.
 
     A line with "(100%)" is the last: it is always shown and stays. Ranks other than 0 are silent.
-    pause: seconds between plain lines.
     """
     if rank() != 0:
         return ignore
     live = sys.stdout.isatty()
-    least = 0.2 if live else pause  # seconds between two lines
-    shown = -pause
+    least = 0.2 if live else 10.0  # seconds between two lines
+    shown = -least
 
     def tick(line: str):
         nonlocal shown
@@ -542,7 +541,7 @@ def refuse_foreign(out: Path, patterns: tuple[str, ...]):
 
 def open_run(cfg, device, first: int) -> Run:
     """Claims cfg.out for a run that goes on at step `first`, 0 for a new one. `Run.begin` changes what is there."""
-    # 1) A new run overwrites --out, so nothing that it reads may be there, and nothing of anybody else.
+    # 1) A new run overwrites --out, so neither its model nor its demonstrations may be there, and nothing of anybody else.
     if not cfg.out:
         raise ValueError("--out: name a directory for the run.")
     out = Path(cfg.out).resolve()
@@ -620,10 +619,10 @@ def with_size(report: Path) -> str:
 
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
 COUNTS = ("max_turns", "max_new_tokens", "max_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs",
-          "steps", "demos", "head_updates", "outcome_updates")
+          "steps", "demos", "max_page_chars", "head_updates", "outcome_updates")
 NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature", "save_every", "keep_every", "held_out_every")
 ABOVE_ZERO = ("max_grad_norm", "epochs", "head_lr")
-FINITE = ("lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback", "awr_beta")
+FINITE = ("timeout", "lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback", "awr_beta")
 LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 

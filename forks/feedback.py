@@ -34,7 +34,6 @@ success fell from 61 to 21% in six steps (seed 31). With 0.002 it rose from 61 t
 
 Differs from mgrpo.py: `training_rows` appends, `logprobs` scores the appended, `loss` adds the term.
 """
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ import run  # before torch
 import torch
 
 import mgrpo
-from compress import CUT, Chat, Row, trajectory_rows, user_text
+from compress import CUT, Chat, Row, shared_length, trajectory_rows, user_text
 from forks.shared import without_messages
 from model import token_logprobs
 
@@ -113,10 +112,9 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     #    message once more, with a text that no news begins like. What the two share is the frame.
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
     other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))
-    frame = os.path.commonprefix([other, message])
+    n_frame = shared_length(other, message)
 
     # 2) At most `limit` ids of news.
-    n_frame = len(frame)
     message = message[:n_frame + limit]
     n_news = len(message) - n_frame
 

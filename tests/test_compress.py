@@ -879,6 +879,7 @@ def test_the_answer_is_what_follows_the_thoughts():
     assert answer_of("<think>so</think>go_forward()") == "go_forward()"
     assert answer_of("so</think>go_forward()") == "go_forward()"  # its template has opened the thought
     assert answer_of('<think>what if\nexit(message="N/A")') is None  # cut in its thought: that acts no more than
+    assert answer_of("<think>so</think><think>or\nexit()") is None  # and so in a second thought
     assert answer_of("<think>so</think><answer>exit(") is None  # cut before its end: neither action nor exit
     assert answer_of("<think>in <answer> tags</think>go_back()") == "go_back()"  # a thought may name a tag
     assert answer_of("<think>so<answer>go_back()</answer></think>\n") == "go_back()"

@@ -14,6 +14,7 @@ from conftest import ROOT, pointing_task, tiny_model
 from test_mgrpo import method_of, ragged_groups, trajectory, without_browser
 from test_scripts import ENV, METRICS, read, script
 
+import bc
 import mgrpo
 import run as runs
 from compress import context, trajectory_rows
@@ -876,8 +877,9 @@ def pointing(tmp_path_factory):
 def saved(fork, out):
     """The training state in OUT, as a resumed run reads it."""
     cfg = fork.Config(model=str(out), lr=1e-3)
-    model, reference, optimizer = mgrpo.open_training(cfg, "cpu")
-    METHODS[fork](cfg, None, model, reference, optimizer, "cpu")
+    _, model = bc.open_policy(cfg, "cpu")
+    optimizer = mgrpo.adamw(model)
+    METHODS[fork](cfg, None, model, None, optimizer, "cpu")
     assert runs.load_training(out / "state", model, optimizer)["step"] == 2
     return runs.training_tensors(model, optimizer)
 

@@ -612,6 +612,7 @@ def test_beta_0_loads_no_reference_model_and_kl_starts_at_0(chat, play, monkeypa
         loaded.append(args)
         return load_for_training(*args, **more)
 
+    monkeypatch.setattr(bc, "load_for_training", counted)
     monkeypatch.setattr(mgrpo, "load_for_training", counted)
 
     def two_steps(out, **changes):
@@ -793,7 +794,10 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
 
 
 def held_out_successes(chat, *successes):
-    """A stand-in for rollout: `even_tasks_teach`, and so many of ten held-out tasks in each evaluation."""
+    """A stand-in for rollout: `even_tasks_teach`, and so many of ten held-out tasks in each evaluation.
+
+    None: the sites are down, and no episode is judged.
+    """
     teach = even_tasks_teach(chat)
     successes = iter(successes)
 
@@ -801,7 +805,11 @@ def held_out_successes(chat, *successes):
         if kwargs["temperature"] > 0:
             return await teach(model, chat_, tasks, **kwargs)
         n = next(successes)
-        return [trajectory(chat, float(i < n), [1]) for i in range(len(tasks))]
+        episodes = [trajectory(chat, float(i < (n or 0)), [1]) for i in range(len(tasks))]
+        if n is None:
+            for tau in episodes:
+                tau.status = "env_error"
+        return episodes
 
     return rollout
 
@@ -869,6 +877,12 @@ def test_the_best_checkpoint_is_compared_with_steps_of_the_same_held_out_tasks(c
 
     held_out = [line["held_out"] for line in lines]
     assert held_out == ["easy"] * 2 + ["hard"] * 2 + ["easy"] * 2
+
+
+def test_a_success_rate_of_0_is_the_best_after_one_that_nobody_knows(chat, play, tmp_path):
+    lines = play(held_out_successes(chat, None, 0, 0), "x", steps=3, held_out="theirs", held_out_every=1)
+    assert [line["held_out_success"] for line in lines] == [None, 0, 0]
+    assert config_of(tmp_path / "x/best")["run"]["step"] == 2
 
 
 def test_a_run_that_repeats_steps_keeps_the_best_policy_of_the_first_time(chat, play, tmp_path):

@@ -66,6 +66,8 @@ CALLS = [
     ('exit(message="\\ud83d\\ude00 \\ud83d")', Call("exit", "\U0001f600 \ufffd")),
     ('do(\n  action="Click",  # the lamp\n  element="3"\n)', Call("Click", None, "3")),
     ('do(action="Type", argument="a\u2028b", element="3")', Call("Type", "a\u2028b", "3")),
+    ('do(action="Type",\n element="3", argument="a\nb")', Call("Type", "a\nb", "3")),
+    ('do(action="Type", argument="it\'s \\"a\n\nb\\"",\n element=\'3\')', Call("Type", "it's \"a\n\nb\"", "3")),
     ('I will search.\ndo(action="Search", argument="do(x)", element="1")', Call("Search", "do(x)", "1")),
 ]
 

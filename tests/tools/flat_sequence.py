@@ -3,6 +3,7 @@
 Plays episodes, scores their responses in three ways, and compares with the log-probs of the rollout:
 
     flat     one sequence per trajectory with every page replaced: no response sees the page it answered
+             (the released code keeps the last page, but its mask hides it; see "masked")
     masked   the same, with the loss mask as attention mask: after the first user message only responses are
              visible (and the token that opens a response, which is kinder than hiding that as well)
     ours     each response in the context it was sampled from, packed
