@@ -68,12 +68,12 @@ class Transformer(nn.Module):
         self.frequencies_E = rope_frequencies(config)
 
     def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None,
-                rows: slice = slice(None), head=None, segments: list[tuple] | None = None,
+                slots: slice = slice(None), head=None, segments: list[tuple] | None = None,
                 end: int | None = None):
         """Token ids (B, T) -> logits (B, T, V), or what `head` makes of the last hidden states.
 
         positions_BT: each token's position in its sequence, 0..T-1 by default.
-        cache, rows: write keys and values into these slots; attend to all earlier positions there.
+        cache, slots: write keys and values into these slots of it; attend to all earlier positions there.
         end: attend to the first `end` positions of the cache; all of positions_BT are below it. None: take
         max(positions_BT) + 1, for which Python waits for the GPU.
         head: replaces the LM head, whose logits for a page of 8,000 tokens take 5 GB. Let it return new tensors:
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
         view = None
         if cache is not None:
-            view = CacheView(cache, rows, positions_BT, end)
+            view = CacheView(cache, slots, positions_BT, end)
         self.frequencies_E = self.frequencies_E.to(tokens_BT.device)
 
         x_BTD = self.model.embed_tokens(tokens_BT)
@@ -314,7 +314,7 @@ class CacheView:
     last T positions. If `end` is given, there is always a mask.
     """
 
-    def __init__(self, cache: KVCache, rows: slice, positions_BT, end: int | None = None):
+    def __init__(self, cache: KVCache, slots: slice, positions_BT, end: int | None = None):
         self.positions_BT = positions_BT
         self.mask_B1TC = None
         self.aligned = False
@@ -331,8 +331,8 @@ class CacheView:
             unseen_B1TC = cached_C > positions_BT[:, None, :, None]
             # A float mask, because every layer would have to convert a bool one.
             self.mask_B1TC = torch.where(unseen_B1TC, -torch.inf, 0.0).to(cache.k.dtype)
-        self.k = cache.k[:, rows, :, :end]  # slices: no copies
-        self.v = cache.v[:, rows, :, :end]
+        self.k = cache.k[:, slots, :, :end]  # slices: no copies
+        self.v = cache.v[:, slots, :, :end]
 
     def write(self, layer: int, k_BKTE, v_BKTE):
         """Stores new keys and values; returns all that are attended to, (B, K, C, E) each."""

@@ -369,7 +369,7 @@ class Engine:
             stop = min(start + CHUNK, len(ids))
             tokens_BT = torch.tensor([ids[start:stop]], device=self.device)
             positions_BT = torch.arange(start, stop, device=self.device)[None]
-            self.model(tokens_BT, positions_BT, self.cache, rows=slice(slot, slot + 1),
+            self.model(tokens_BT, positions_BT, self.cache, slots=slice(slot, slot + 1),
                        head=lambda x_BTD: x_BTD[:, :0])
         self.held[slot] = ids
 
@@ -378,13 +378,13 @@ class Engine:
         """Samples one token for every running request; returns those that are complete."""
         # 1) The rows: all slots from the first that runs to the last, because a slice of the cache costs no
         #    copy. Idle slots among them write one unused position. A graph always has all rows.
-        slots = [request.slot for request in self.running]
-        low = min(slots)
-        high = max(slots)
+        running = [request.slot for request in self.running]
+        low = min(running)
+        high = max(running)
         if self.graphed:
             low = 0
             high = self.cache.slots - 1
-        rows = slice(low, high + 1)
+        slots = slice(low, high + 1)
         n_rows = high + 1 - low
 
         # 2) The inputs: each request's last token, its position, and a random number.
@@ -394,7 +394,7 @@ class Engine:
             row = request.slot - low
             tokens[row] = request.out[-1] if request.out else request.ids[-1]
             uniform[row] = request.rng.random()
-        positions = [len(held) for held in self.held[rows]]
+        positions = [len(held) for held in self.held[slots]]
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         positions_B1 = torch.tensor(positions, device=self.device)[:, None]
         uniform_B = torch.tensor(uniform, dtype=torch.float64, device=self.device)  # see `sample`
@@ -403,7 +403,7 @@ class Engine:
         if self.graphed:
             logits_BV = self.graphed(tokens_B1, positions_B1, max(positions))
         else:
-            logits_BV = self.model(tokens_B1, positions_B1, self.cache, rows=rows,
+            logits_BV = self.model(tokens_B1, positions_B1, self.cache, slots=slots,
                                    head=self.model.last_logits)
         ids_B, logp_B = sample(logits_BV, uniform_B, self.temperature)
         ids = ids_B.tolist()

@@ -134,6 +134,25 @@ def test_a_page_that_never_loads_is_stopped_and_the_agent_reads_why(site, browse
     browse(test, site(pages), BrowserSettings(timeout=1))
 
 
+def test_a_page_that_asks_before_it_is_left_is_left(site, browse):
+    """Chromium asks only after the page was used, and does not say what."""
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Type", argument="a", element="0")')
+        text = await act(session, 'do(action="Click", element="1")')
+        assert text == "note: the page showed a beforeunload: the page was left, and what was not saved may be lost\nthere"
+    page = "<input><a href=/x>go</a><script>onbeforeunload = event => event.preventDefault()</script>"
+    browse(test, site({"/": page, "/x": "there"}))
+
+
+def test_a_page_may_copy_to_the_clipboard(site, browse):
+    async def test(session):
+        await session.observe()
+        assert "title: copied" in await act(session, 'do(action="Click", element="0")')
+    page = "<button onclick='navigator.clipboard.writeText(1).then(() => { document.title = \"copied\" })'>copy link</button>"
+    browse(test, site({"/": page}))
+
+
 def test_dialogs_are_accepted_and_noted(site, browse):
     async def test(session):
         await session.observe()

@@ -189,6 +189,36 @@ READ = {  # how real pages are built -> what the agent reads
     "labels that look usable": ("<label style='cursor:pointer'>Gift <input type=checkbox aria-label=wrap></label>",
                                 "Gift <checkbox>wrap <0> = off</checkbox>"),
     "nothing chosen": ("<select multiple><option>a<option>b</select>", "<select> <0> = (a | b)</select>"),
+    "texts at the top of a shadow root": (
+        "<shop-app><template shadowrootmode=open>\n<style>b{}</style> Shop\n<button>Buy</button></template></shop-app>",
+        "Shop <button>Buy <0></button>"),
+    "what stands in slots": (
+        "<div><template shadowrootmode=open><button><slot></slot></button></template>Cancel</div>"
+        "<div><template shadowrootmode=open><a href=/x><slot></slot></a></template><b>More</b></div>",
+        "<button>Cancel <0></button>\n<a>More <1></a>"),
+    "a component that listens around its controls": (
+        "<div id=x><template shadowrootmode=open><b>Login</b><button>Done</button><input aria-label=Note></template></div>"
+        "<script>x.addEventListener('click', () => 0)</script>",
+        "Login <button>Done <0></button> <input>Note <1></input>"),
+    "rows that say what they are": (
+        "<ul role=listbox><li role=option aria-selected=true>Ann <button>Delete</button></ul>"
+        "<div tabindex=0 onclick=1>Card <button>Move</button></div><div tabindex=0>Area <button>Go</button></div>",
+        "<li>Ann <0> = selected</li> <button>Delete <1></button>\n<div>Card <2></div> <button>Move <3></button>\n"
+        "Area <button>Go <4></button>"),
+    "parts of a menu that listens": (
+        "<div onclick=1><p data-action=open>Open</p><p data-action=drop>Drop</p></div>"
+        "<div onclick=1><p data-v-1>Ann</p><p data-v-1>Vik</p></div><div onclick=1><p data-id=7>Alone</p></div>",
+        "<p>Open <0></p> <p>Drop <1></p>\n<div>Ann Vik <2></div> <div>Alone <3></div>"),
+    "days of which the keys reach one": (
+        "<table role=grid onclick=1><tr><td role=gridcell tabindex=0>3<td role=gridcell tabindex=-1>4</table>"
+        "<table role=grid><tr><td role=gridcell tabindex=-1>a<td role=gridcell tabindex=-1>b</table>",
+        "<td>3 <0></td> | <td>4 <1></td>\na | b"),
+    "listeners of every kind": (
+        "<p onmousedown=1>Paris</p><p id=p>Parma</p><script>p.onpointerdown = () => 1</script>",
+        "<p>Paris <0></p> <p>Parma <1></p>"),
+    "unread among the unselected": (
+        "<style>.unread{font-weight:bold}</style><div role=option tabindex=0 class=unread aria-selected=false>Ann</div>",
+        "<div>Ann <0> = unread</div>"),
 }
 
 
@@ -304,6 +334,12 @@ def test_what_a_clip_path_cuts_off_has_no_id(site, browse):
     ("<div role=spinbutton tabindex=0 aria-label=Guests>2</div>", "<div>Guests <0> = 2</div>"),
     ("<a href=/x aria-label=Cart>3</a>", "<a>Cart <0> = 3</a>"),
     ("<a href=/x aria-label='Cart, 3 items'>3</a>", "<a>Cart, 3 items <0></a>"),
+    ("<button aria-label='Book slot'>10:30</button>", "<button>Book slot <0> = 10:30</button>"),
+    ("<div role=button tabindex=0 aria-label=Card>fix login<br>Ada</div>", "<button>Card <0> = fix login Ada</button>"),
+    ("<button aria-label=Plan>Free</button>", "<button>Plan <0> = Free</button>"),
+    ("<button aria-label='Add lamp to cart'>Add lamp</button>", "<button>Add lamp to cart <0></button>"),
+    ("<button aria-label='Ann Vik'>AN</button>", "<button>Ann Vik <0></button>"),  # an avatar
+    ("<button aria-label=Menu>more_vert</button>", "<button>Menu <0></button>"),  # an icon
     ("<button aria-label=Close>x</button>", "<button>Close <0></button>"),
     ("<button aria-disabled=true>Pay</button>", "Pay (disabled)"),
 ])
@@ -435,6 +471,70 @@ def test_options_that_are_called_the_same_are_told_apart_by_their_groups(site, b
         assert "size <0> = Men: S (" in await choose("S")
     page = "<select aria-label=size><optgroup label=Men><option>S<optgroup label=Women><option>S<option>Any</select>"
     browse(test, site({"/": page}))
+
+
+def test_what_a_dropdown_in_a_shadow_root_says_leaves_it(site, browse):
+    """A person's input event is composed, the change event is not."""
+    async def test(session):
+        await session.observe()
+        choose = str(Call("Select Dropdown Option", "b", "0"))
+        assert "title: input" in await act(session, choose)
+    page = ("<div id=host><template shadowrootmode=open><select><option>a<option>b</select></template></div><script>"
+            "for (const type of ['input', 'change']) host.addEventListener(type, () => document.title += type)</script>")
+    browse(test, site({"/": page}))
+
+
+def test_a_column_that_stays_covers_nothing_for_good(site, browse):
+    async def test(session):
+        await session.observe()
+        assert "| <button>B <1></button> |" in await act(session, 'do(action="Click", element="2")')  # it scrolls sideways
+        assert await session.page.evaluate("panel.scrollLeft") > 0
+        assert "title: B" in await act(session, 'do(action="Click", element="1")')
+    page = ("<style>#panel{width:500px;overflow:auto}td{min-width:150px;background:#fff}td:first-child{position:sticky;left:0}"
+            "</style><div id=panel><table><tr><td>Ann<td><button>A</button><td><button>B</button><td>x"
+            "<td><button>D</button></table></div><script>panel.onclick = e => { document.title = e.target.textContent }</script>")
+    browse(test, site({"/": page}))
+
+
+def test_the_mouse_chooses_the_panel_to_scroll(site, browse):
+    """Two panels beside each other: the one in the middle, until the mouse is over the other."""
+    async def test(session):
+        scrolled = "[list.scrollTop > 0, mail.scrollTop > 0]"
+        await session.observe()
+        await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate(scrolled) == [False, True]
+        await session.page.evaluate("mail.scrollTo(0, 0)")
+        await act(session, 'do(action="Hover", element="0")')
+        await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate(scrolled) == [True, False]
+    page = ("<style>body{display:flex;height:100vh;margin:0;overflow:hidden}div{overflow:auto;flex:2}#list{flex:1}</style>"
+            f"<div id=list><a href=/x>first</a>{'<p>row' * 90}</div><div id=mail>{'<p>line' * 90}</div>")
+    browse(test, site({"/": page}))
+
+
+def test_a_mouse_beside_a_dialog_does_not_scroll_the_page_behind_it(site, browse):
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Click", element="0")')
+        await act(session, 'do(action="Scroll Down")')
+        assert await session.page.evaluate("[terms.scrollTop > 0, scrollY > 0]") == [True, False]
+    page = ("<style>#terms{height:200px;overflow:auto}</style><button onclick='d.showModal()'>Terms</button>"
+            f"<dialog id=d><div id=terms>{'<p>line' * 90}</div></dialog>{'<p>page' * 90}")
+    browse(test, site({"/": page}))
+
+
+def test_a_picture_without_a_body_is_read(site, browse):
+    async def test(session):
+        def picture(handler):
+            handler.send_response(200)
+            handler.send_header("Content-Type", "image/svg+xml")
+            handler.end_headers()
+            handler.wfile.write(b"<svg xmlns='http://www.w3.org/2000/svg'><text y='20'>sales</text></svg>")
+            handler.close_connection = True
+        base = site({"/": picture})
+        await session.page.goto(base)
+        assert "sales" in (await session.observe())[1]
+    browse(test, site({"/": "start"}))
 
 
 def test_an_option_that_no_person_can_choose_is_refused(site, browse):

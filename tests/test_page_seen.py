@@ -146,8 +146,8 @@ def test_a_click_follows_what_moves_when_the_mouse_leaves_a_menu(site, browse):
             await session.page.goto(base + path)
             await session.observe()
             text = await act(session, 'do(action="Hover", element="0")')
-            assert "<button>Clear <0></button>\n<button>one <1></button> <button>two <2></button>" in text
-            assert "pressed two" in await click(session, 2)
+            assert "<button>Clear <1></button>\n<button>one <2></button> <button>two <3></button>" in text
+            assert "pressed two" in await click(session, 3)
     buttons = "".join(f"<button onclick='said.textContent = `pressed ${{name}}`' name={name}>{name}</button>"
                       for name in ("one", "two", "three"))
     menu = f"""<style>.list {{ display: none }} .menu:hover .list {{ display: block }} button {{ display: block; height: 30px }}</style>

@@ -409,7 +409,8 @@ class Browser:
             headers["X-World"] = f"{task['world']}-{uuid.uuid4().hex}"
         browser_context = await self.chromium.new_context(
             viewport={"width": 1280, "height": 720}, extra_http_headers=headers,
-            storage_state=task.get("storage_state"), accept_downloads=False, service_workers="block")
+            storage_state=task.get("storage_state"), accept_downloads=False, service_workers="block",
+            permissions=["clipboard-write"])  # "copy link", which a person's click allows
         browser_context.set_default_timeout(1000 * self.settings.timeout)
 
         session = Session(browser_context, self.settings, self.sites, task.get("private", []))
@@ -623,6 +624,8 @@ class Session:
         said = dialog.message[:200]
         if dialog.type == "confirm":
             said += " (accepted)"
+        elif dialog.type == "beforeunload":  # Chromium gives it no text
+            said = "the page was left, and what was not saved may be lost"
         elif dialog.type == "prompt":
             said += f' (answered "{dialog.default_value[:200]}")'
         said = " ".join(said.split()).replace("<", "&lt;").replace(">", "&gt;")

@@ -28,6 +28,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
   const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
   const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
+  const allInShadow = real(ShadowRoot, 'elementsFromPoint');
 
   // Soft hyphens, and marks for where a line may break and in which direction it is read.
   const INVISIBLE = /[\u00ad\u200b\u200e\u200f\u2060]/g;
@@ -40,6 +41,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const attribute = (el, name) => tidy(attributeOf(el, name));
   const inside = (selector, el) => [...el.querySelectorAll(selector)];
   const wordless = el => !tidy(el.textContent);
+  // What a text stands in: an element, or the host of a shadow root.
+  const holderOf = text => parentOf(text) ?? rootOf(text).host;
 
   // Some answers take a search of the page and are needed again in the same call: a name, what the mouse hits.
   const caches = [];
@@ -117,7 +120,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // A message that has gone, or has not come. Below the window it may come when the page is scrolled.
-  const fadedOut = text => !parentOf(text).checkVisibility({opacityProperty: true}) && inWindow(text);
+  const fadedOut = text => !holderOf(text).checkVisibility({opacityProperty: true}) && inWindow(text);
 
   // Scaled to nothing, as some closed menus are.
   const shrunkAway = ({transform}) => {
@@ -171,8 +174,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // What the mouse hits at a point of el's document or shadow root: null outside the window.
   const hitBeside = (el, x, y) => {
-    const root = el.getRootNode();
-    return (nodeType(root) === DOCUMENT ? atPoint : inShadow)(root, x, y);
+    const root = rootOf(el);
+    if (nodeType(root) === DOCUMENT) return atPoint(root, x, y);
+    // A text that the page puts into a slot lies on top of what holds the slot, and is a part of it.
+    const hosts = [];
+    for (let at = root; at.host; at = rootOf(at.host)) hosts.push(at.host);
+    return allInShadow(root, x, y).find(hit => !hosts.some(host => contains(host, hit))) ?? null;
   };
   // The box that el moves with and that may cut it off.
   const boxAround = el => /fixed|absolute/.test(getComputedStyle(el).position) ? el.offsetParent : parentOf(el);
@@ -287,6 +294,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         if (scrolledOut) return true;
       }
       if (!layerStays) continue;
+      const besideColumn = x + panel.scrollLeft >= layer.getBoundingClientRect().right;  // one that stays
+      if (panel !== page && panel.scrollLeft > 0 && besideColumn) return true;
       // `locate` scrolls the element to the middle of the panel, as far as the panel scrolls.
       const {clientHeight, scrollHeight, scrollTop} = panel;
       const panelTop = panel === page ? 0 : edges.top;
@@ -361,10 +370,16 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const clickHandlers = window[Symbol.for('click handlers')];
   const role = el => el.getAttribute('role') || '';
   const native = el => el.matches(CONTROLS);
-  const hears = el => clickHandlers?.has(el) || typeof el?.onclick === 'function';
-  const delegate = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
+  const HANDLERS = ['onclick', 'onmousedown', 'onpointerdown'];
+  const hears = el => clickHandlers?.has(el) || HANDLERS.some(name => typeof el?.[name] === 'function');
+  const isRow = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
     && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
-  const marked = el => native(el) || ROLES.test(role(el)) || hears(el) || delegate(el);
+  // A calendar may listen for its days, of which the keys reach one: the others have a tabindex of -1.
+  const isDay = el => el.matches('[role=gridcell][tabindex]') && hears(el.closest('table,[role=grid]'));
+  // A menu may listen for its parts, and tell them apart by such attributes.
+  const PART = ['action', 'command', 'value', 'id', 'key', 'index', 'tab', 'view'].map(name => `[data-${name}]`).join();
+  const isPart = el => el.matches(PART) && hears(parentOf(el)) && el.matches(':not(:only-child)');
+  const marked = el => native(el) || ROLES.test(role(el)) || hears(el) || isRow(el) || isDay(el) || isPart(el);
   const disabled = el => el.matches(':disabled') || el.getAttribute('aria-disabled') === 'true';
 
   // A checkbox or radio button that is styled away: people see and press its label.
@@ -446,10 +461,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || looksClickable(el);
   });
   // What a person aims at. A role speaks for all that the element holds, down to the next control.
-  const innermost = el => native(el) || editor(el) || ![...el.querySelectorAll('*')].some(inner => {
-    const whole = ROLES.test(role(el)) && !marked(inner);
-    return !whole && clickable(inner) && shown(inner, getComputedStyle(inner));
-  });
+  const someInside = (top, test) => inside('*', top).some(inner => test(inner) || someInShadow(inner, test));
+  const someInShadow = (el, test) => !!shadowRoot(el) && someInside(shadowRoot(el), test);
+  const innermost = el => {
+    const usable = inner => {
+      const whole = ROLES.test(role(el)) && !marked(inner);
+      return !whole && clickable(inner) && shown(inner, getComputedStyle(inner));
+    };
+    return native(el) || editor(el) || !someInside(el, usable) && !someInShadow(el, usable);
+  };
 
   // The checkbox that is all there is in a container but its name: pressing the one presses the other.
   const tickIn = el => {
@@ -458,9 +478,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       && seenText(el, 'input') === nameOf(ticks[0]);
   };
 
-  // A container that people see is usable, though it holds controls of its own: a card, a row.
-  const isCard = (el, style) => !native(el) && !editor(el) && el.localName !== 'label'
-    && (style.cursor === 'pointer' || el.localName === 'tr' && hears(el)) && clickable(el) && !tickIn(el);
+  // A container that people see is usable, or that says so, though it holds controls of its own: a card, a row.
+  const isCard = (el, style) => {
+    const says = ROLES.test(role(el)) || hears(el) && el.matches('tr,[tabindex]');
+    return !native(el) && !editor(el) && el.localName !== 'label'
+      && (style.cursor === 'pointer' || says) && clickable(el) && !tickIn(el);
+  };
   // Whether this part of a card belongs to one of the controls that the card holds.
   const inControl = (part, card) => {
     for (let at = part; at && at !== card; at = parentOf(at)) {
@@ -501,7 +524,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // since the font itself may not have come.
   const ICON_CLASS = /(^|\s)material-(icons|symbols)/;
   const ICON_FAMILY = /^[^,]*(icon|symbol|glyph)/i;
-  const hasIconFont = remembered(doc => !!bodyOf(doc).querySelector('[class*="material-" i]')
+  const hasIconFont = remembered(doc => !!bodyOf(doc)?.querySelector('[class*="material-" i]')
     || [...fontsOf(doc)].some(font => ICON_FAMILY.test(font.family)));
   const inIconFont = (el, text) => {
     if (!/^[a-z\d_]{2,}$/.test(text) || !hasIconFont(el.ownerDocument)) return false;
@@ -521,7 +544,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     const add = node => {
       if (nodeType(node) === TEXT) {
-        if (!inIconFont(parentOf(node), tidy(node.data))) text += node.data;
+        if (!inIconFont(holderOf(node), tidy(node.data))) text += node.data;
         return;
       }
       if (nodeType(node) !== ELEMENT || node.matches(without)) return;
@@ -774,16 +797,16 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return group && optionsCalled(el).get(name).length > 1 ? `${tidy(group.label)}: ${name}` : name;
   };
 
-  // What a control of the page's own making shows inside, if its name comes from elsewhere: the choice of a drawn
-  // dropdown, a number beside a label such as "Cart".
+  // What a control shows inside, if its name comes from elsewhere: the choice of a drawn dropdown, a number beside
+  // a label such as "Cart", the hour on a button that is called "Book". A small word alone may name an icon.
   const chosenIn = el => {
     if (!el.hasAttribute('aria-label') && !el.hasAttribute('aria-labelledby')) return '';
     const text = attribute(el, 'aria-valuetext') || attribute(el, 'aria-valuenow') || ownText(el);
     const opensList = /^(menu|listbox)$/.test(attribute(el, 'aria-haspopup'));
     const holdsValue = opensList || /^(combobox|spinbutton|slider)$/.test(role(el));
-    const isNumber = /^[\d.,]+[+%]?$/.test(text);
-    if (!holdsValue && !isNumber || nameOf(el).includes(text)) return '';
-    return cut(text, 100);
+    const says = /(^|\W)\d|\p{L}\s|\p{Lu}\p{L}{2}/u.test(text);
+    const named = nameOf(el).toLowerCase().includes(text.toLowerCase());
+    return named || !holdsValue && !says ? '' : cut(text, 100);
   };
 
   // What a field offers, at most sixty texts of it.
@@ -814,7 +837,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const choice = chosenIn(el);
       const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds);
       const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
-      const seen = asked ? '' : stateOf(el);
+      const state = stateOf(el);
+      const seen = asked && state !== 'unread' ? '' : state;
       const sorted = attribute(closest(el, 'th') ?? el, 'aria-sort').replace('none', '');
       return [choice, ...said, seen, sorted].filter(state => state).join(', ');
     }
@@ -916,19 +940,19 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         if (i > 0) flush();
         const text = tidy(part);
         if (!text) tight = false;
-        if (!text || inIconFont(parentOf(node), text)) return;
+        if (!text || inIconFont(holderOf(node), text)) return;
         if (behind) {
           if (inWindow(node)) leaveOut();
           return;
         }
-        words ??= parentOf(node);
+        words ??= holderOf(node);
         const joined = tight && !/^\s/.test(part);
         let written = escape(text);
         const card = titles.get(node);
         if (card) {  // the text is its name
           titles.delete(node);
           const id = elements.length;
-          elements.push(parentOf(node));
+          elements.push(holderOf(node));
           written = tagged(card, written, id);
         }
         put(written, joined);
@@ -952,7 +976,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       try {
         look(node);
       } catch (error) {
-        if (error instanceof TypeError) childrenOf(node).forEach(visit);  // a form whose fields hide its methods
+        const hidden = error instanceof TypeError && nodeType(node) === ELEMENT;  // a form's fields hide its methods
+        if (hidden) childrenOf(node).forEach(visit);
         else if (!(error instanceof RangeError)) throw error;  // nested too deeply: what is outside goes on
       }
       if (aim === node) aim = null;
@@ -1173,7 +1198,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     if (!found) return 'its options are: ' + listed(open);
     found.selected = !(el.multiple && found.selected);  // takes a chosen one back
-    for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
+    el.dispatchEvent(new Event('input', {bubbles: true, composed: true}));  // as a person's, it leaves a shadow root
+    el.dispatchEvent(new Event('change', {bubbles: true}));
     return '';
   };
 
@@ -1219,8 +1245,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return el;
   };
-  // Scrolls the page or, if it cannot go on or a dialog is open, the innermost panel in its middle that can; if there
-  // is none, the largest that can. direction: -1 or 1.
+  // Scrolls the page or, if it cannot go on or a dialog is open, the innermost panel under the mouse that can, or else
+  // in the window's middle; if there is none, the largest that can. direction: -1 or 1.
   const scroll = direction => {
     const goesOn = el => direction < 0 ? el.scrollTop > 1 : el.scrollTop + el.clientHeight < el.scrollHeight - 1;
     const isStuck = doc => [scrollerOf(doc), bodyOf(doc)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
@@ -1232,8 +1258,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const pageFirst = page && canScroll(page) && !hasModal(document.documentElement) && !coverOf();
     let panel = null;
     if (!pageFirst) {
-      panel = inMiddle();
-      while (panel && !canScroll(panel)) panel = around(panel);
+      const innermostOf = at => !at || canScroll(at) ? at : innermostOf(around(at));
+      panel = innermostOf(inside(':hover', document.documentElement).at(-1));
+      if (!panel || panel === page) panel = innermostOf(inMiddle());
     }
     if (!pageFirst && !panel) {
       const others = inside('*', document.documentElement).filter(el => canScroll(el) && boxOf(el) && reached(el));
