@@ -377,8 +377,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // A calendar may listen for its days, of which the keys reach one: the others have a tabindex of -1.
   const isDay = el => el.matches('[role=gridcell][tabindex]') && hears(el.closest('table,[role=grid]'));
   // A menu may listen for its parts, and tell them apart by such attributes.
-  const PART = ['action', 'command', 'value', 'id', 'key', 'index', 'tab', 'view'].map(name => `[data-${name}]`).join();
-  const isPart = el => el.matches(PART) && hears(parentOf(el)) && el.matches(':not(:only-child)');
+  const PART = ':is([data-action],[data-command],[data-value],[data-id],[data-key],[data-index],[data-tab],[data-view])'
+    + ':not(:only-child)';
+  const isPart = el => el.matches(PART) && hears(parentOf(el));
   const marked = el => native(el) || ROLES.test(role(el)) || hears(el) || isRow(el) || isDay(el) || isPart(el);
   const disabled = el => el.matches(':disabled') || el.getAttribute('aria-disabled') === 'true';
 
