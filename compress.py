@@ -185,7 +185,8 @@ def answer_of(response: str) -> str | None:
 class Format:
     """A message is start, role, role_end, gap, content, end.
 
-    Token ids equal the official chat template's, but for Qwen3's thoughts (below). "": the family has no such token or text.
+    Token ids equal the official chat template's, but for Qwen3's thoughts (below). "": the family has no such token
+    or text.
     """
     begin: str                    # control token before everything
     start: str                    # control token before the role

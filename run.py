@@ -541,7 +541,8 @@ def refuse_foreign(out: Path, patterns: tuple[str, ...]):
 
 def open_run(cfg, device, first: int) -> Run:
     """Claims cfg.out for a run that goes on at step `first`, 0 for a new one. `Run.begin` changes what is there."""
-    # 1) A new run overwrites --out, so neither its model nor its demonstrations may be there, and nothing of anybody else.
+    # 1) A new run overwrites --out, so neither its model nor its demonstrations may be there, and nothing of
+    #    anybody else.
     if not cfg.out:
         raise ValueError("--out: name a directory for the run.")
     out = Path(cfg.out).resolve()
@@ -622,7 +623,8 @@ COUNTS = ("max_turns", "max_new_tokens", "max_tokens", "concurrency", "batch", "
           "steps", "demos", "max_page_chars", "head_updates", "outcome_updates")
 NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature", "save_every", "keep_every", "held_out_every")
 ABOVE_ZERO = ("max_grad_norm", "epochs", "head_lr")
-FINITE = ("timeout", "lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback", "awr_beta")
+FINITE = ("timeout", "lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback",
+          "awr_beta")
 LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 

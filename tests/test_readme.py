@@ -886,6 +886,117 @@ def test_the_run_of_smollm2_that_fell_has_the_figures_of_the_raw_files():
     assert f"{seen} of 100 unseen\ninstances, {unseen} of 60 of unseen templates" in page
 
 
+def six_kinds_step(line: dict) -> str:
+    """A step's row of a table on six kinds of tasks."""
+    held_out = ""
+    if "held_out_success" in line:
+        held_out = f"{100 * line['held_out_success']:.1f}"
+    measured = "- | -"
+    if line["groups_kept"]:
+        measured = f"{line['entropy']:.3f} | {line['logp_gap']:.1e}"
+    return (f"| {line['step'] + 1} | {100 * line['reward']:.1f} of {100 * line['success_rate']:.1f} "
+            f"| {line['groups_kept']} of 8 | {100 * line['exited']:.0f}% "
+            f"| {line['invalid_actions']} of {round(line['turns'] * line['n'])} | {measured} "
+            f"| {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} | {held_out} |\n")
+
+
+def six_kinds_starts(tasks_by_kind: dict, starts: dict) -> str:
+    """Tasks of four kinds that were solved, from a page nearer to the goal and from the home page."""
+    solved_from = {"n": [], "h": []}
+    for split, tasks in tasks_by_kind.items():
+        if split not in ("sandbox:test/3", "sandbox:test/7"):
+            for success, start in zip(tasks, starts[split], strict=True):
+                solved_from[start].append(success)
+    return " | ".join(f"{tasks.count('1')} of {len(tasks)}" for tasks in solved_from.values())
+
+
+def six_kinds_test(tasks_by_kind: dict, splits: dict) -> str:
+    """What a row of a table on six kinds says of a policy, and that the two raw files agree."""
+    kinds = [splits[split] for split in tasks_by_kind]
+    solved = [round(kind["success_rate"] * kind["n"]) for kind in kinds]
+    assert solved == [tasks.count("1") for tasks in tasks_by_kind.values()]
+    n = sum(kind["n"] for kind in kinds)
+    low, high = (100 * share for share in evaluate.wilson(sum(solved), n))
+    cells = [f"{count} of {kind['n']}" for count, kind in zip(solved, kinds, strict=True)]
+    responses = sum(round(kind["turns"] * kind["n"]) for kind in kinds)
+    unparsable = sum(kind["invalid_actions"] for kind in kinds)
+    return f"{100 * sum(solved) / n:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(cells)} | {unparsable} of {responses}"
+
+
+def home_groups(groups: list[dict], start: str) -> tuple[int, int]:
+    """Of the groups of four kinds with this start, how many failed as a whole, and how many there are."""
+    theirs = [group["successes"] for group in groups
+              if group["start"] == start and group["split"] not in ("sandbox:train/3", "sandbox:train/7")]
+    return theirs.count(0), len(theirs)
+
+
+def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_of_the_raw_files():
+    results = ROOT / "assets/results/smollm2"
+    raw = results / "sandbox-six-kinds-152"
+    page = (ROOT / "assets/results.md").read_text()
+    _, section = page.split("\n**A clone that sometimes finds the way.**")
+    section, _ = section.split("\n## ", 1)
+    for line in read_lines(raw / "r1-metrics.jsonl"):
+        assert six_kinds_step(line) in section
+
+    starts = json.loads((results / "sandbox-six-kinds/starts.json").read_text())
+    files = {"clone": "clone", "M-GRPO, eight steps": "r1-8-steps", "M-GRPO, twelve steps": "r1",
+             "filtered cloning, 528 episodes": "filtered"}
+    by_task = json.loads((raw / "by-task.json").read_text())
+    for (policy, file), tasks_by_kind in zip(files.items(), by_task.values(), strict=True):
+        splits = json.loads((raw / f"{file}.json").read_text())["splits"]
+        assert f"| {policy} | {six_kinds_test(tasks_by_kind, splits)} |\n" in section
+        assert f"| {policy} | {six_kinds_starts(tasks_by_kind, starts)} |\n" in section
+
+    def gain(before, after):
+        """Over all tasks, won, lost, and over the kinds."""
+        kinds = []
+        for old, new in zip(by_task[before].values(), by_task[after].values(), strict=True):
+            kinds.append([100 * (int(b) - int(a)) for a, b in zip(old, new, strict=True)])
+        every = sum(kinds, [])
+        return mean(every), every.count(100), every.count(-100), table.shown([mean(kind) for kind in kinds])
+
+    more, won, lost, clusters = gain("clone", "filtered cloning")
+    assert f"{more:.1f} points more than its clone, {won} tasks won, {lost or 'none'} lost (kinds as clusters {clusters})" in section
+    more, won, lost, clusters = gain("clone", "M-GRPO, eight steps")
+    assert f"{-more:.1f} points fewer than its clone ({won} tasks won, {lost} lost; kinds as clusters {clusters})" in section
+    more, _, _, clusters = gain("filtered cloning", "M-GRPO, twelve steps")
+    assert f"{-more:.1f} points behind filtered cloning (kinds as clusters {clusters})" in section
+
+    held_out = [kind["success_rate"] for split, kind in json.loads((raw / "clone.json").read_text())["splits"].items()
+                if split.startswith("sandbox:dev")]
+    assert f"Held out, the clone solves {100 * mean(held_out):.1f}%" in section
+    groups = read_lines(raw / "groups.jsonl")
+    assert len(groups) == 12 * 8
+    failed, n = home_groups(groups, "home")
+    assert f"{failed} of the {n} groups of the four kinds that started there failed as a whole" in section
+    played = json.loads((raw / "sampled.json").read_text())["splits"].values()
+    assert sum(kind["n"] for kind in played) == 528
+    assert f"{sum(kind['success_rate'] * kind['n'] for kind in played):.0f} of the 528 episodes succeed" in section
+    demos = [task for task in sandbox.tasks("train", 152) if task["intent_template_id"] in (2, 11, 23, 26)]
+    shown = [task for task in demos if task["start_url"].endswith("__")]
+    assert f"{len(shown)} of its {len(demos)} demonstrations of the four kinds start at the home page" in section
+
+    forgot = {}
+    for policy, episodes in json.loads((raw / "saved.json").read_text()).items():
+        assert len(episodes) == 20
+        typed = 0
+        unsaved = 0
+        meant_to = 0
+        for episode in episodes:
+            word = episode["intent"].split('"')[1]
+            if any(f'argument="{word}"' in response and not error for response, error in episode["turns"]):
+                typed += 1
+                unsaved += not any("# Element: save" in response for response, _ in episode["turns"])
+                meant_to += "<think>click save" in episode["turns"][-1][0]
+        solved = sum(episode["success"] for episode in episodes)
+        forgot[policy] = int(solved), typed, unsaved, meant_to
+    assert forgot["clone"] == (15, 16, 1, 0)
+    assert forgot["M-GRPO, eight steps"] == (0, 11, 11, 10)
+    assert forgot["M-GRPO, twelve steps"][0] == 10 and "solves ten of the 20 again" in section
+    assert "it types the word in eleven, and leaves without a press of save in all eleven" in section
+
+
 def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     results = ROOT / "assets/results/smollm2"
     folders = {31: results / "sandbox-six-kinds", 32: results / "sandbox-six-kinds-seed32"}
@@ -893,17 +1004,7 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     _, section = page.split("\n### SmolLM2 on six kinds of the sandbox's tasks, on two CPU cores\n")
     for raw in folders.values():
         for line in read_lines(raw / "r1-metrics.jsonl"):
-            held_out = ""
-            if "held_out_success" in line:
-                held_out = f"{100 * line['held_out_success']:.1f}"
-            measured = "- | -"
-            if line["groups_kept"]:
-                measured = f"{line['entropy']:.3f} | {line['logp_gap']:.1e}"
-            assert (f"| {line['step'] + 1} | {100 * line['reward']:.1f} of {100 * line['success_rate']:.1f} "
-                    f"| {line['groups_kept']} of 8 | {100 * line['exited']:.0f}% "
-                    f"| {line['invalid_actions']} of {round(line['turns'] * line['n'])} | {measured} "
-                    f"| {line['seconds_rollout']:.0f}, {line['seconds_train']:.0f} "
-                    f"| {held_out} |\n") in section
+            assert six_kinds_step(line) in section
 
     files = {"clone": "clone", "M-GRPO, eight steps": "r1", "filtered cloning, 528 episodes": "filtered",
              "M-GRPO, 24 steps": "r1-24-steps"}
@@ -914,32 +1015,13 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
         if seed == 31:
             by_task["M-GRPO, 24 steps"] = longer
         for (policy, file), tasks_by_kind in zip(files.items(), by_task.values()):
-            solved_from = {"n": [], "h": []}  # a page nearer to the goal, the home page
-            for split, tasks in tasks_by_kind.items():
-                if split not in ("sandbox:test/3", "sandbox:test/7"):
-                    for success, start in zip(tasks, starts[split], strict=True):
-                        solved_from[start].append(success)
-            cells = [f"{tasks.count('1')} of {len(tasks)}" for tasks in solved_from.values()]
-            assert f"| {policy} | {seed} | {' | '.join(cells)} |\n" in section
+            assert f"| {policy} | {seed} | {six_kinds_starts(tasks_by_kind, starts)} |\n" in section
             splits = json.loads((raw / f"{file}.json").read_text())["splits"]
-            kinds = [splits[split] for split in tasks_by_kind]
-            solved = [round(kind["success_rate"] * kind["n"]) for kind in kinds]
-            assert solved == [tasks.count("1") for tasks in tasks_by_kind.values()]
-            n = sum(kind["n"] for kind in kinds)
-            low, high = (100 * share for share in evaluate.wilson(sum(solved), n))
-            cells = [f"{count} of {kind['n']}" for count, kind in zip(solved, kinds, strict=True)]
-            responses = sum(round(kind["turns"] * kind["n"]) for kind in kinds)
-            unparsable = sum(kind["invalid_actions"] for kind in kinds)
-            assert (f"| {policy} | {seed} | {100 * sum(solved) / n:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(cells)} "
-                    f"| {unparsable} of {responses} |\n") in section
+            assert f"| {policy} | {seed} | {six_kinds_test(tasks_by_kind, splits)} |\n" in section
 
     groups = [group for raw in folders.values() for group in read_lines(raw / "groups.jsonl")]
     assert len(groups) == (24 + 8) * 8
-    failed = []
-    for start in ("home", "nearer"):
-        theirs = [group["successes"] for group in groups
-                  if group["start"] == start and group["split"] not in ("sandbox:train/3", "sandbox:train/7")]
-        failed += [theirs.count(0), len(theirs)]
+    failed = [*home_groups(groups, "home"), *home_groups(groups, "nearer")]
     assert failed == [60, 74, 4, 95] and "60 of the 74 groups" in section and "nearer 4 of 95" in section
 
     shown = [task["start_url"].endswith("__") for task in sandbox.tasks("train", 76)
