@@ -30,7 +30,7 @@ from compress import open_chat, trajectory_rows
 from evaluate import Environment
 from forks import digirl, shared, tsr, webrl
 from model import generate, load
-from rollout import parse
+from rollout import actions_help, parse
 from worlds import load_tasks
 
 
@@ -577,7 +577,7 @@ def test_what_trains_is_what_was_chosen_with_the_policys_log_probs(checkpoint, s
     sites = {"sandbox": sandbox_sites}
     tasks = load_tasks("sandbox:train:2", sites)
     model = load(checkpoint)
-    policy = open_chat(checkpoint, mgrpo.actions_help())
+    policy = open_chat(checkpoint, actions_help())
     method = method_of(policy, model, cfg, Method=tsr.TSR)
     played = method.collect(tasks, Environment(sites, tmp_path, cfg), 0)
 
