@@ -701,12 +701,12 @@ def main(cfg: Config, Method=MGRPO):
     first = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
     if first == 0 and cfg.resume:
         refuse_lost_state(Path(cfg.out))
-    if first > 0:
-        kept_best(Path(cfg.out))  # if it is damaged, say so before a step is played
     if first >= cfg.steps:
         run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
         return
+    if first > 0:
+        kept_best(Path(cfg.out))  # if it is damaged, say so before a step is played
 
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)

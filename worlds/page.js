@@ -977,8 +977,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       try {
         look(node);
       } catch (error) {
-        const hidden = error instanceof TypeError && nodeType(node) === ELEMENT;  // a form's fields hide its methods
-        if (hidden) childrenOf(node).forEach(visit);
+        if (error instanceof TypeError) childrenOf(node).forEach(visit);  // a form whose fields hide its methods
         else if (!(error instanceof RangeError)) throw error;  // nested too deeply: what is outside goes on
       }
       if (aim === node) aim = null;
@@ -1260,7 +1259,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     let panel = null;
     if (!pageFirst) {
       const innermostOf = at => !at || canScroll(at) ? at : innermostOf(around(at));
-      panel = innermostOf(inside(':hover', document.documentElement).at(-1));
+      // In a page without a doctype, a lone :hover finds links only.
+      panel = innermostOf(inside(':hover:not(:root)', document.documentElement).at(-1));
       if (!panel || panel === page) panel = innermostOf(inMiddle());
     }
     if (!pageFirst && !panel) {
