@@ -81,14 +81,14 @@ PAPER = dict(
 # -------------------------------------------------------------------------------- demonstrations --
 
 
-def recorded_already(path: Path, tasks: list[dict], made: dict) -> bool:
+def recorded_already(path: Path, tasks: list[dict], settings: dict) -> bool:
     """Whether a file holds demonstrations of just these tasks, made with these settings."""
     if not path.exists():
         return False
     with run.reading(path):
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        there = [(record["task_id"], record["intent"], record.get("made")) for record in records]
-    return there == [(task["task_id"], task["intent"], made) for task in tasks]
+        there = [(record["task_id"], record["intent"], record.get("settings")) for record in records]
+    return there == [(task["task_id"], task["intent"], settings) for task in tasks]
 
 
 def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str):
@@ -99,10 +99,10 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     such as --max-turns is too small, or the sandbox has a bug.
     """
     tasks = sandbox.tasks(cfg.split, cfg.demos)
-    made = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
+    settings = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
     for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
-        made[knob] = getattr(cfg, knob)
-    if recorded_already(directory.path / name, tasks, made):
+        settings[knob] = getattr(cfg, knob)
+    if recorded_already(directory.path / name, tasks, settings):
         run.print0(f"{directory.path / name} is there already; delete it to record the demonstrations again")
         return
     experts = {}  # slot -> the expert of the episode that it plays
@@ -131,7 +131,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
                          f"{first.task['task_id']}: {first.checks or first.turns[-1].error}.")
     text = ""
     for tau in played:
-        record = tau.to_json(chat, made=made)
+        record = tau.to_json(chat, settings=settings)
         text += json.dumps(record) + "\n"
     directory.replace(name, text)
 
@@ -241,7 +241,7 @@ def average_head_gradients(model):
     """Averages the gradients of a fork's heads over the ranks. They lie outside FSDP, which averages the others."""
     if run.world_size() == 1:
         return
-    for parameter in nn.ModuleDict(model.heads).parameters():
+    for parameter in nn.ModuleDict(model.fork_heads).parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= run.world_size()
@@ -267,8 +267,8 @@ def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple
 def lr_by_size(model, *, small_model: float, large_model: float) -> float:
     """The learning rate for a model of at most ten million parameters, or for a larger one.
 
-    A larger one is pretrained, and a high rate would undo that: in 60 steps of SmolLM2-135M the loss rises from
-    1.87 to 3.58 at 1e-3, and falls to 1.18 at 2e-5. With LoRA, whose update starts at zero, ten times as much.
+    A larger one is pretrained, and a high rate would undo that. With LoRA, whose update starts at zero, ten times
+    as much.
     """
     parameters = sum(weight.numel() for weight in model.parameters())
     lr = small_model if parameters <= 1e7 else large_model
@@ -288,7 +288,7 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
     """Yields every step's batch of rows; dataset holds one list of rows per trajectory.
 
     Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
-    neighbors: then packing reads their common history once, which saves 31% of the default demonstrations' tokens.
+    neighbors: then packing reads their common history once.
     """
     order = []
     for step in range(steps):
@@ -327,8 +327,8 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
     return loss, grad_norm, skipped
 
 
-def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, directory, first: int = 0):
-    """Behavior cloning on `dataset`, from step `first` on; writes each step's metrics to `directory`."""
+def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, directory, first_step: int = 0):
+    """Behavior cloning on `dataset`, from `first_step` on; writes each step's metrics to `directory`."""
     responses = sum(len(rows) for rows in dataset)
     steps_per_epoch = max(1, responses // cfg.batch)
     steps = max(1, round(cfg.epochs * steps_per_epoch))
@@ -336,7 +336,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
     start = time.monotonic()
     tokens = 0
     for step, batch in enumerate(batches(dataset, steps, cfg)):
-        if step < first:
+        if step < first_step:
             continue
         for group in optimizer.param_groups:
             group["lr"] = warmup_cosine(step, steps, cfg)
@@ -348,14 +348,14 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
         # per micro-batch, so the two cannot be compared.
         tokens += sum(len(row.ids) for row in batch)
         speed = tokens / seconds
-        left = (steps - done) / (done - first) * seconds
+        left = (steps - done) / (done - first_step) * seconds
         tick(f"bc step {done}/{steps} ({100 * done // steps}%), loss {loss:.4f}, "
              f"{speed:.0f} tokens/s, {left:.0f} s left")
-        directory.write({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
+        directory.write_metrics({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
                          "tokens_per_second": speed})
         if cfg.save_every and done % cfg.save_every == 0:
             run.save_state(cfg, model, optimizer, step=done, inputs=directory.inputs,
-                           method=type(optimizer).__name__)
+                           method_name=type(optimizer).__name__)
 
 
 def open_policy(cfg, device) -> tuple[Chat, nn.Module]:
@@ -380,8 +380,8 @@ def main(cfg: Config, make_optimizer=adamw):
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small_model=5e-4, large_model=2e-5))
     optimizer = make_optimizer(model, cfg.lr)
-    first = run.resume(cfg, model, optimizer, may_change=set(), method=type(optimizer).__name__)
-    directory = run.open_run(cfg, device, first)
+    first_step = run.resume(cfg, model, optimizer, may_change=set(), method_name=type(optimizer).__name__)
+    directory = run.open_run(cfg, device, first_step)
 
     # 2) Demonstrations.
     data = cfg.data
@@ -406,14 +406,14 @@ def main(cfg: Config, make_optimizer=adamw):
                          f"{too_long} are longer.")
     said = (f"{len(demonstrations)} demonstrations, {responses} responses to learn "
             f"({too_long} over --max-context left out)")
-    if first > 0:
-        said += f"; step {first + 1} is next"
+    if first_step > 0:
+        said += f"; step {first_step + 1} is next"
     run.print0(said)
 
     # 4) Train, and leave a checkpoint.
-    directory.begin(config_json(model), first)
-    clone(model, optimizer, dataset, cfg, device=device, directory=directory, first=first)
-    save(model, cfg.out, like=cfg.model, run=directory.config)
+    directory.begin(config_json(model), first_step)
+    clone(model, optimizer, dataset, cfg, device=device, directory=directory, first_step=first_step)
+    save(model, cfg.out, like=cfg.model, settings=directory.config)
     if run.rank() == 0:
         run.delete_directory(Path(cfg.out) / "state")
     tasks_flag = "" if cfg.data == "experts" else " --tasks FILE"

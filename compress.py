@@ -6,8 +6,8 @@ Under dynamic context compression (paper §3.2) the policy draws response a_j fr
 
 j is a turn; the paper counts turns from 1, the code from 0. s_j is a whole page and s' a placeholder of a few
 tokens: only the current page is seen, but every past response stays. `trunk` and `past_turn` decide what the
-history keeps. Rollout samples from h_j and RL scores under the same ids: sampled ids are kept as drawn. Only
-`replay`, for cloning from a file, encodes responses again.
+history keeps. A rollout samples a_j from h_j, and RL scores it under exactly these ids: sampled ids are stored, not
+encoded again. Only `replay`, which reads a file for cloning, encodes the text of responses.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
 and what the episodes of a group share from their beginning on. Each row attends to exactly what it would see alone.
@@ -49,8 +49,8 @@ class Turn:
     """
     url: str
     observation: str            # the page as the policy saw it, including a leading error line
-    observation_ids: list[int]  # the whole user message around it, up to where the response starts
-    action_ids: list[int]       # the response's ids as sampled; an end of turn only if sampled
+    message_ids: list[int]      # the whole user message around it, up to where the response starts
+    response_ids: list[int]     # the response as sampled; an end of turn only if sampled
     logps: list[float]          # log-prob of each of them at sampling time; [] in demonstrations
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
@@ -100,8 +100,8 @@ class Trajectory:
         for name in ("url", "observation", "response", "action", "error"):
             record[name] = getattr(turn, name)
         decode = chat.tokenizer.decode
-        record["ids"] = turn.action_ids
-        record["tokens"] = [decode([i], skip_special_tokens=False) for i in turn.action_ids]
+        record["ids"] = turn.response_ids
+        record["tokens"] = [decode([i], skip_special_tokens=False) for i in turn.response_ids]
         record["logps"] = [round(logp, 4) for logp in turn.logps]
         record["truncated"] = not turn.ended
         record["context_tokens"] = len(context(chat, self, j))
@@ -330,9 +330,9 @@ class Chat:
         """The user message of a turn and the opening of the response."""
         return self.message("user", user_text(task, turn, page)) + self.opening("assistant")
 
-    def past_response(self, action_ids: list[int]) -> list[int]:
+    def past_response(self, response_ids: list[int]) -> list[int]:
         """A past response as context: its ids as sampled, closed if it did not close itself."""
-        ids = list(action_ids)
+        ids = list(response_ids)
         if ids[-1:] != [self.end_id]:
             ids.append(self.end_id)
         return ids + self.encode(self.format.after)
@@ -377,10 +377,10 @@ def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
 def past_turn(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
     """Turn j in the history of later turns: the placeholder for its page, then its response."""
     turn = trajectory.turns[j]
-    message_ids = turn.observation_ids
+    ids = turn.message_ids
     if chat.compress:
-        message_ids = chat.user_ids(trajectory.task, j, PLACEHOLDER)
-    return message_ids + chat.past_response(turn.action_ids)
+        ids = chat.user_ids(trajectory.task, j, PLACEHOLDER)
+    return ids + chat.past_response(turn.response_ids)
 
 
 def trunk(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
@@ -395,7 +395,7 @@ def trunk(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
 
 def context(chat: Chat, trajectory: Trajectory, j: int) -> list[int]:
     """h_j: the ids that the j-th response (from 0) was sampled from."""
-    return trunk(chat, trajectory, j) + trajectory.turns[j].observation_ids
+    return trunk(chat, trajectory, j) + trajectory.turns[j].message_ids
 
 
 def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
@@ -418,7 +418,7 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
 def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     """The next turn's user message, with the page cut so that trunk and message fit in `budget`.
 
-    Returns (observation_ids, page as shown, whether it was cut), or None: the system prompt, the task and
+    Returns (message_ids, page as shown, whether it was cut), or None: the system prompt, the task and
     the history are never cut, and they alone leave no room.
     """
     j = len(trajectory.turns)
@@ -455,19 +455,21 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success
+    if not isinstance(record["intent"], str):
+        raise ValueError("the intent is not text")
     for j, recorded in enumerate(record["turns"]):
         page = recorded["observation"]
         page_known = page is not None
         if not page_known:
             page = PLACEHOLDER
-        if not (isinstance(page, str) and isinstance(record["intent"], str)):
-            raise ValueError(f"the intent or the observation of turn {j + 1} is not text")
+        if not isinstance(page, str):
+            raise ValueError(f"the observation of turn {j + 1} is not text")
         ended = not recorded.get("truncated")
-        action_ids = chat.encode(recorded["response"], tags=True)
+        response_ids = chat.encode(recorded["response"], tags=True)
         if ended:
-            action_ids.append(chat.end_id)
-        observation_ids = chat.user_ids(task, j, page)
-        turn = Turn(recorded["url"], page, observation_ids, action_ids=action_ids, logps=[],
+            response_ids.append(chat.end_id)
+        message_ids = chat.user_ids(task, j, page)
+        turn = Turn(recorded["url"], page, message_ids, response_ids=response_ids, logps=[],
                     response=recorded["response"], ended=ended, page_known=page_known)
         trajectory.turns.append(turn)
     return trajectory
@@ -501,13 +503,13 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     """
     rows = []
     for j, turn in enumerate(trajectory.turns):
-        if not turn.action_ids:
+        if not turn.response_ids:
             continue  # imported data: a response that was cut before its first token
         if not turn.page_known:
             continue
-        ids = context(chat, trajectory, j) + turn.action_ids
+        ids = context(chat, trajectory, j) + turn.response_ids
         advantage = trajectory.advantage + turn.advantage
-        row = Row(ids, n_action=len(turn.action_ids), advantage=advantage, logps=turn.logps,
+        row = Row(ids, n_action=len(turn.response_ids), advantage=advantage, logps=turn.logps,
                   tau=trajectory, turn=turn)
         rows.append(row)
     return rows

@@ -154,23 +154,23 @@ def contents_checks(contents: dict, text: str | None, subject: str) -> list[Chec
     if text is not None:
         shown = " ".join(text.split())[:200]
         detail = f"the {subject} is “{shown}”"
-    made = []
+    results = []
     for kind, references in contents.items():
         if kind not in MATCHERS:
             raise ValueError(f"{kind} needs a language model as judge; give --judge-url.")
         if not isinstance(references, list):
             references = [references]
         references = [str(ref) for ref in references]
-        results = [False] * len(references)
+        passes = [False] * len(references)
         if text is not None:
             matches = MATCHERS[kind]
-            results = [matches(ref, text) for ref in references]
+            passes = [matches(ref, text) for ref in references]
         if kind == "one_of":
             references = [" |OR| ".join(references)]
-            results = [any(results)]
-        for ref, passed in zip(references, results):
-            made.append(Check(f"{kind} “{ref}”", passed, detail))
-    return made
+            passes = [any(passes)]
+        for ref, passed in zip(references, passes):
+            results.append(Check(f"{kind} “{ref}”", passed, detail))
+    return results
 
 
 async def judged_checks(task: dict, contents: dict, text: str | None, *, subject: str,
@@ -184,8 +184,8 @@ async def judged_checks(task: dict, contents: dict, text: str | None, *, subject
     if text is not None:
         passed, detail = await judge(task, references, text)
     others = {kind: value for kind, value in contents.items() if kind != "fuzzy_match"}
-    made = contents_checks(others, text, subject)
-    return [*made, Check(f"fuzzy_match “{references}”", passed, detail)]
+    results = contents_checks(others, text, subject)
+    return [*results, Check(f"fuzzy_match “{references}”", passed, detail)]
 
 
 def answer_text(answer: str | None) -> str | None:
@@ -294,9 +294,9 @@ async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=No
     #    to wait. prep_actions must run only once, since a second click may undo the first.
     has_to_wait = target.get("prep_actions") or "must_exclude" in contents
     if not has_to_wait:
-        made = await look()
-        if all(check.passed for check in made):
-            return made
+        results = await look()
+        if all(check.passed for check in results):
+            return results
 
     # 3) Look again once nothing changes any more. Scripts may still be on their way: the benchmark
     #    gives them three seconds.
@@ -314,37 +314,37 @@ async def checks(task: dict, answer: str | None, page, judge=None) -> list[Check
     """
     spec = task["eval"]
     last_url = page.url
-    made = []
+    results = []
     if "string_match" in spec["eval_types"]:
-        made += await judged_checks(task, spec["reference_answers"], answer_text(answer),
-                                    subject="answer", judge=judge)
+        results += await judged_checks(task, spec["reference_answers"], answer_text(answer),
+                                       subject="answer", judge=judge)
     if "url_match" in spec["eval_types"]:
         reference = spec["reference_url"]
         note = spec.get("url_note")
-        made.append(Check(name=f"url_match {note or 'EXACT'} “{reference}”",
-                          passed=url_match(last_url, reference, note),
-                          detail=f"the episode ended on {last_url}"))
+        results.append(Check(name=f"url_match {note or 'EXACT'} “{reference}”",
+                             passed=url_match(last_url, reference, note),
+                             detail=f"the episode ended on {last_url}"))
     if "verify" in spec["eval_types"]:
         first, *_ = browser.start_pages(task)
         passed, reason = await verify(spec["verify"], browser.origin(first))
-        made.append(Check(f"verify {Path(spec['verify']).name}", passed, reason))
+        results.append(Check(f"verify {Path(spec['verify']).name}", passed, reason))
     if "program_html" in spec["eval_types"]:
         # The page that the episode left open comes first, before its tab goes elsewhere.
         here = [target for target in spec["program_html"] if target["url"] == "last"]
         elsewhere = [target for target in spec["program_html"] if target["url"] != "last"]
         for target in here + elsewhere:
-            made += await html_checks(task, target, page, last_url=last_url, judge=judge)
-    if not made:
+            results += await html_checks(task, target, page, last_url=last_url, judge=judge)
+    if not results:
         raise ValueError(f"task {task['task_id']} checks nothing; see --validate.")
-    return made
+    return results
 
 
 async def score(task: dict, answer: str | None, page, why=None, judge=None) -> float:
     """1.0 if every check passes, else 0.0. why: a list that the checks are appended to."""
-    made = await checks(task, answer, page, judge)
+    results = await checks(task, answer, page, judge)
     if why is not None:
-        why += made
-    return float(all(check.passed for check in made))
+        why += results
+    return float(all(check.passed for check in results))
 
 
 # ------------------------------------------------------------------- the task's side of an episode --
@@ -614,8 +614,8 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict:
     lengths = []  # of the episodes, in tokens
     for tau in valid:
         turns += tau.turns
-        pages = sum(len(turn.observation_ids) for turn in tau.turns)
-        responses = sum(len(turn.action_ids) for turn in tau.turns)
+        pages = sum(len(turn.message_ids) for turn in tau.turns)
+        responses = sum(len(turn.response_ids) for turn in tau.turns)
         lengths.append(pages + responses)
     failed = [turn for turn in turns if turn.error]
     return {
@@ -624,7 +624,7 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict:
         "env_errors": len(trajectories) - len(valid),
         "env_retries": sum(bool(tau.fault) for tau in trajectories),
         "turns": mean([len(tau.turns) for tau in valid]),
-        "response_tokens": mean([len(turn.action_ids) for turn in turns]),
+        "response_tokens": mean([len(turn.response_ids) for turn in turns]),
         "trajectory_tokens": mean(lengths),
         "exited": mean([tau.answer is not None for tau in valid]),
         "truncated": sum(not turn.ended for turn in turns),
@@ -774,7 +774,10 @@ def open_policy(cfg: Config, device):
     if cfg.policy_url:
         return Endpoint(cfg.policy_url, cfg.policy_model), chat
     dtype = model.computing_dtype(device, cfg.precision)
-    return model.load(checkpoint, dtype, device), chat
+    policy = model.load(checkpoint, dtype, device)
+    model.check_context(policy, cfg.max_context)
+    model.check_vocabulary(policy, chat.tokenizer)
+    return policy, chat
 
 
 def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
@@ -798,9 +801,12 @@ def evaluation_key(cfg: Config, sites: dict, tasks: list[dict]) -> str:
     for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
         settings.pop(knob, None)
     checkpoint = checkpoint_of(cfg)
-    policy = [str(Path(checkpoint or "")), run.checkpoint_marks(checkpoint)]
+    policy = [str(Path(checkpoint or "")), run.checkpoint_fingerprint(checkpoint)]
     files = run.inputs_of(cfg)["tasks"]
-    programs = {task["eval"]["verify"] for task in tasks if "verify" in task["eval"]["eval_types"]}
+    programs = set()
+    for task in tasks:
+        if "verify" in task["eval"]["eval_types"]:
+            programs.add(task["eval"]["verify"])
     judges = {program: run.fingerprint(program) for program in sorted(programs)}
     addresses = {name: sites[name] for name in webarena.HOSTS if name in sites}
     text = json.dumps([settings, policy, files, judges, addresses])
@@ -842,9 +848,9 @@ class Unfinished:
 
     def read(self, file: Path):
         """Adds a file's episodes to those that are there."""
-        *lines, _ = file.read_text(encoding="utf-8").split("\n")  # the last is empty, or cut off by a kill
-        for line in lines:
-            with run.reading(f"{file} (--no-resume does without it)"):
+        with run.reading(f"{file} (--no-resume does without it)"):
+            *lines, _ = file.read_text(encoding="utf-8").split("\n")  # the last is empty, or cut off by a kill
+            for line in lines:
                 record = json.loads(line)
                 place = (record["batch"], record["key"], record["member"])
                 episode = record["episode"]
@@ -918,6 +924,14 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
     return summaries
 
 
+def may_describe(config: Path) -> bool:
+    """Whether config.json is missing or an evaluation's. A checkpoint's describes its training, and stays."""
+    if not config.exists():
+        return True
+    written = run.read_json(config)
+    return "run" in written and "model_type" not in written
+
+
 def main(cfg: Config) -> int | None:
     # 1) What needs no policy.
     if cfg.validate is not None:
@@ -946,9 +960,8 @@ def main(cfg: Config) -> int | None:
     if run.rank() != 0:
         return
 
-    # 3) Show it. If the directory is a checkpoint as well, config.json describes its training.
-    config = directory.path / "config.json"
-    if not config.exists() or (run.holds_run(out) and "model_type" not in run.read_json(config)):
+    # 3) Show it.
+    if may_describe(out / "config.json"):
         directory.replace("config.json", {"run": directory.config})
     print_splits(summaries)
     print(run.with_size(run.report(directory.path)))

@@ -180,6 +180,9 @@ def kl_estimate(logp_N, logp_ref_N):
 
     The mean of -delta is the KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the
     policies agree. From a batch's second update on, pi_old sampled the tokens, so it is approximate.
+
+    Only its value estimates this KL. Its gradient at these tokens, which the loss takes, is on average that of
+    KL(pi_ref || pi), as in GRPO. Both pull pi toward pi_ref.
     """
     delta_N = logp_ref_N - logp_N
     return delta_N.exp() - delta_N - 1
@@ -206,15 +209,15 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     }
 
 
-def weigh(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
-    """Makes the training rows of the groups that train, each with the weight of its action tokens in L.
+def weighted_rows(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
+    """The training rows of the groups that train, each with the weight of its action tokens in L.
 
     Means count the groups and tokens of all ranks.
     """
     own_tokens = 0  # this rank's
     for group in groups:
         for tau in group:
-            own_tokens += sum(len(turn.action_ids) for turn in tau.turns)
+            own_tokens += sum(len(turn.response_ids) for turn in tau.turns)
     n_groups, n_tokens = run.all_sum([len(groups), own_tokens]).tolist()
     longest = cfg.max_turns * cfg.max_new_tokens  # tokens of an episode
     out = []
@@ -362,7 +365,7 @@ class MGRPO:
             training = self.advantages(group)
             if training:
                 kept.append(training)
-        rows = weigh(kept, self.chat, self.cfg)
+        rows = weighted_rows(kept, self.chat, self.cfg)
         if not self.cfg.credit_errors:
             withhold_credit(rows)
         n_kept = run.all_sum([len(kept)])
@@ -460,30 +463,30 @@ def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     return totals
 
 
-def update_metrics(passes: list[dict]) -> dict:
-    """The metrics of a step's updates, the passes over its rows. None, not 0, where nothing was trained."""
-    if not passes:
+def update_metrics(updates: list[dict]) -> dict:
+    """The metrics of a step from those of its updates, in order. None, not 0, where nothing was trained."""
+    if not updates:
         none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
-        return {**none, "skipped": 0, "change": [], "tokens_trained": 0}
+        return {**none, "skipped": 0, "change": [], "tokens_packed": 0}
     # From the first update, which is on-policy: loss, gradient norm, entropy, logp_gap, and a fork's own.
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
-    first, *others = passes
-    last = passes[-1]
+    first, *others = updates
+    last = updates[-1]
     line = dict(first)
     del line["actions"], line["tokens"]
     line["kl"] = last["kl"]
     line["clip_frac"] = last["clip_frac"]
     line["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
-    line["skipped"] = sum(one["skipped"] for one in passes)
+    line["skipped"] = sum(one["skipped"] for one in updates)
     # All ids of the packed rows, contexts as well: what was computed.
-    line["tokens_trained"] = int(sum(one["tokens"] for one in passes))
+    line["tokens_packed"] = int(sum(one["tokens"] for one in updates))
     return line
 
 
-def step_metrics(step: int, episodes: list[Trajectory], passes: list[dict]) -> dict:
+def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> dict:
     """A step's line of metrics.jsonl, without its times and what `training_rows` measured."""
     rewards = [tau.reward for tau in episodes if tau.status == "ok"]
-    return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(passes)}
+    return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(updates)}
 
 
 # ------------------------------------------------------------------------------------ the script --
@@ -525,8 +528,8 @@ def open_reference(cfg: Config, model, device):
 
 
 def adamw(model):
-    # The learning rate is set at each step. 0.99 averages the second moment over 100 steps, not
-    # bc.py's 50: these gradients are noisier.
+    # The learning rate is set at each step. 0.99: over the 27 updates of a default run the second moment is
+    # nearly a plain mean of all of them.
     return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
 
 
@@ -603,7 +606,7 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
 
     def save_as(path, **more):
         settings = {**directory.config, **more}
-        save(method.model, path, like=cfg.model, run=settings)
+        save(method.model, path, like=cfg.model, settings=settings)
 
     if is_best(line, directory.path):
         save_as(directory.path / "best", step=step + 1, held_out_success=line["held_out_success"])
@@ -620,7 +623,7 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
 def save_state(method: MGRPO, directory: run.Run, step: int):
     """Saves what a resumed run needs; it continues with `step`."""
     run.save_state(method.cfg, method.model, method.optimizer, step=step, inputs=directory.inputs,
-                   method=type(method).__name__)
+                   method_name=type(method).__name__)
 
 
 def show_progress(tick, i: int, n: int, share: float):
@@ -664,7 +667,9 @@ def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
 
 def refuse_lost_state(out: Path):
     """Raises ValueError if a trained policy is there without its training state: a new run would replace it."""
-    if run.holds_run(out) and (out / "model.safetensors").exists() and not (out / "state").exists():
+    has_policy = run.holds_run(out) and (out / "model.safetensors").exists()
+    has_state = len(run.saved_states(out / "state")) > 0
+    if has_policy and not has_state:
         raise ValueError(f"{out} holds a trained policy, but no state/ to go on from. "
                          "Give --no-resume to replace it, or another --out.")
 
@@ -698,25 +703,25 @@ def main(cfg: Config, Method=MGRPO):
     may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
     if not cfg.decay and not cfg.warmup:
         may_change.add("steps")  # a constant learning rate does not depend on it
-    first = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
-    if first == 0 and cfg.resume:
+    first_step = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
+    if first_step == 0 and cfg.resume:
         refuse_lost_state(Path(cfg.out))
-    if first >= cfg.steps:
-        run.print0(f"{cfg.out} is finished: all {first} steps are done, nothing was touched. "
+    if first_step >= cfg.steps:
+        run.print0(f"{cfg.out} is finished: all {first_step} steps are done, nothing was touched. "
                    "Give --no-resume to start over, or another --out.")
         return
-    if first > 0:
+    if first_step > 0:
         kept_best(Path(cfg.out))  # if it is damaged, say so before a step is played
 
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)
         tasks, held_out = open_tasks(cfg, env)
-        directory = run.open_run(cfg, device, first)
-        directory.begin(config_json(method.model), first)
+        directory = run.open_run(cfg, device, first_step)
+        directory.begin(config_json(method.model), first_step)
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
-                   f"writing {cfg.out} from step {first + 1} on")
+                   f"writing {cfg.out} from step {first_step + 1} on")
         start = time.monotonic()
-        for step in range(first, cfg.steps):
+        for step in range(first_step, cfg.steps):
             # 1) Collect. Each episode has a browser context of its own.
             began = time.monotonic()
             batch = method.choose_tasks(tasks, step)
@@ -730,24 +735,24 @@ def main(cfg: Config, Method=MGRPO):
             #    clipping takes effect.
             policy_group = method.optimizer.param_groups[0]  # the others are a fork's heads
             policy_group["lr"] = warmup_linear(step, cfg)
-            passes = []
+            updates = []  # the metrics of each
             if run.all_max(len(rows)) > 0:  # if one rank has rows, all ranks take part
-                n = method.updates(step)
+                n_updates = method.updates(step)
                 tick = run.ticker("  updates ")
-                for i in range(n):
-                    show = partial(show_progress, tick, i, n)
+                for i in range(n_updates):
+                    show = partial(show_progress, tick, i, n_updates)
                     metrics = update(method, rows, show)
-                    passes.append(metrics)
+                    updates.append(metrics)
 
             # 4) Log.
             ended = time.monotonic()
-            line = step_metrics(step, all_episodes, passes)
+            line = step_metrics(step, all_episodes, updates)
             line.update(measured)
             line["seconds_rollout"] = rolled - began
             line["seconds_train"] = ended - rolled
-            line["tokens_per_second"] = line["tokens_trained"] / line["seconds_train"]
+            line["tokens_per_second"] = line["tokens_packed"] / line["seconds_train"]
             done = step + 1
-            seconds_a_step = (ended - start) / (done - first)
+            seconds_a_step = (ended - start) / (done - first_step)
             minutes_left = seconds_a_step * (cfg.steps - done) / 60
             print_step(line, cfg, device, minutes_left)
 
@@ -760,7 +765,7 @@ def main(cfg: Config, Method=MGRPO):
             # 6) Save.
             records = [tau.to_json(method.chat, step=step, split="train") for tau in episodes]
             directory.append("trajectories.jsonl", run.gather(records))
-            directory.write(line)
+            directory.write_metrics(line)
             save_everything(method, directory, line)
 
     if run.rank() == 0:

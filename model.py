@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         self.lora = 0  # the rank of the adapters that `adapt` has added
         self.frozen_from = ("", {})  # with adapters: the checkpoint of the frozen weights, their fingerprint
         self.recompute = False  # activation checkpointing, see `recomputed`
-        self.heads = {}  # a fork's own modules; a plain dict, so checkpoints leave them out
+        self.fork_heads = {}  # of a fork, such as a value head; a plain dict, so checkpoints leave them out
 
         embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         blocks = [Block(config, layer) for layer in range(config.num_hidden_layers)]
@@ -92,8 +92,9 @@ class Transformer(nn.Module):
 
         x_BTD = self.model.embed_tokens(tokens_BT)
         rotation = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
+        recompute = self.recompute and torch.is_grad_enabled()  # a rollout saves nothing that could be computed again
         for block in self.model.layers:
-            if self.recompute:
+            if recompute:
                 x_BTD = recomputed(block, x_BTD, rotation, view, segments)
             else:
                 x_BTD = block(x_BTD, rotation, view, segments)
@@ -190,7 +191,7 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
     """Speed of each of the E/2 rotations, radians per token. Llama 3.1 slows the slow ones.
 
     NOTE Keep transformers' order of operations: a difference in the last bit becomes another angle
-    at position 16,000, and logits drift by 5e-3.
+    at position 16,000, and the logits drift.
     """
     exponent_E = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
     freq_E = 1 / config.rope_theta ** (exponent_E / config.head_dim)
@@ -242,8 +243,8 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
         return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, attn_mask=lower_right,
                                               is_causal=C == T, enable_gqa=H != K)
 
-    # T = 1 or a mask. The query heads that share a key head are laid one below the other, as the queries
-    # of a single head. So both sides have K heads, and no keys are copied.
+    # T = 1 or a mask. The H / K query heads that share a key head become further queries of a single head. So both
+    # sides have K heads, and no keys are copied.
     sharing = H // K
     q = q_BHTE.reshape(B, K, sharing * T, E)
     mask = None
@@ -570,9 +571,11 @@ def resolve(path: str | Path) -> Path:
         return path
     with reading(f"the checkpoint {path}"):
         # A missing runs/bc is a spelling mistake; do not make the user wait for the hub.
-        ours = path.parts[0] in ("runs", "worlds") or path.parent.is_dir()
-        if len(path.parts) != 2 or ours:
+        if len(path.parts) != 2 or path.parts[0] in ("runs", "worlds"):
             raise ValueError("it is neither a directory nor a Hugging Face hub id")
+        if path.parent.is_dir():
+            raise ValueError(f"there is no {path.name} in the directory {path.parent}; "
+                             "if you mean a model of the hub, rename that directory")
         from huggingface_hub import snapshot_download
         files = ["*.json", "*.safetensors", "*.jinja"]
         return Path(snapshot_download(str(path), allow_patterns=files))
@@ -636,8 +639,14 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
             for name in tensors.keys():
                 shared = name == "lm_head.weight" and config.tie_word_embeddings
                 computed = name.endswith("inv_freq")
-                if not shared and not computed:
-                    fill(missing.pop(name), tensors.get_tensor(name))
+                if shared or computed:
+                    continue
+                if name not in missing:
+                    raise ValueError(f"it holds {name}, for which config.json has no place")
+                weight = tensors.get_tensor(name)
+                if not weight.is_floating_point() or not weight.isfinite().all():
+                    raise ValueError(f"not all values of {name} are finite floating-point numbers")
+                fill(missing.pop(name), weight)
     if missing:
         raise ValueError(f"cannot use {path}: no {min(missing)}, {len(missing)} tensors missing")
     return model
@@ -658,9 +667,9 @@ def check_context(model: Transformer, max_context: int):
 
 def check_vocabulary(model: Transformer, tokenizer: Tokenizer):
     """Refuses a tokenizer with ids that the model has no embedding for."""
-    n_tokens = tokenizer.get_vocab_size()
-    if n_tokens > model.config.vocab_size:
-        raise ValueError(f"the tokenizer has {n_tokens} tokens, the model embeddings for {model.config.vocab_size}; "
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model.config.vocab_size:
+        raise ValueError(f"the tokenizer has ids up to {largest}, the model {model.config.vocab_size} embeddings; "
                          "resize the model's embeddings, or take the tokenizer that it was trained with.")
 
 
@@ -683,17 +692,17 @@ def config_json(model: Transformer) -> dict:
     return config
 
 
-def save(model: Transformer, path: str | Path, like: str | Path | None = None, run=None):
+def save(model: Transformer, path: str | Path, like: str | Path | None = None, settings=None):
     """Writes a directory that `load` and transformers open. All ranks call it, rank 0 writes.
 
     With LoRA it holds the policy twice: as merged weights in float32, for any program, and in adapter/
     as trained, in PEFT's layout, for `load`, peft and vLLM. A merge in bfloat16 would lose small updates.
-    like: the checkpoint whose tokenizer files go along. run: the run's settings, for config.json.
+    like: the checkpoint whose tokenizer files go along. settings: the run's, for config.json.
     """
     path = Path(path)
     config = config_json(model)
-    if run:
-        config["run"] = run
+    if settings:
+        config["run"] = settings
     state = full_state(model)
     adapters = merge(state)
     for name, weight in state.items():
@@ -846,7 +855,7 @@ def merge(state: dict) -> dict:
 
 def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     """The adapters in PEFT's layout, with a mark of the frozen weights that they belong to."""
-    base, marks = model.frozen_from
+    base, hashes = model.frozen_from
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -862,13 +871,13 @@ def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     file.parent.mkdir()
     (file.parent / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     named = {f"{PEFT}{name}.weight": adapter for name, adapter in adapters.items()}
-    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(marks)})
+    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(hashes)})
 
 
-def holds(checkpoint: str, marks) -> bool:
-    """Whether a checkpoint is there and holds the weights with these marks: their `fingerprint`."""
+def holds(checkpoint: str, hashes) -> bool:
+    """Whether a checkpoint is there and holds the weights with these hashes: their `fingerprint`."""
     try:
-        return fingerprint(resolve(checkpoint)) == marks
+        return fingerprint(resolve(checkpoint)) == hashes
     except ValueError:
         return False
 

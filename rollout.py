@@ -271,11 +271,18 @@ def parse(response: str) -> Call:
 class Request:
     """One response that an episode waits for."""
     slot: int
-    ids: list[int]      # the whole context
+    context_ids: list[int]
     rng: random.Random  # this episode's own
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-    out: list[int] = field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def newest_id(self) -> int:
+        """The last id of all; the next pass computes its keys."""
+        if self.response_ids:
+            return self.response_ids[-1]
+        return self.context_ids[-1]
 
 
 CHUNK = 2048  # ids of one prefill pass: bounds its memory
@@ -318,7 +325,7 @@ class Engine:
         self.waiting.append(request)
         self.arrived.set()
         await request.complete.wait()
-        return request.out, request.logps, request.out[-1] == self.end_id
+        return request.response_ids, request.logps, request.newest_id == self.end_id
 
     async def serve(self):
         """Runs until cancelled. Forward passes run in a thread, so no browser waits for them."""
@@ -340,8 +347,8 @@ class Engine:
                     self.running.append(request)
 
                 # 3) Decode one token for all; wake those whose response is complete.
-                complete = await loop.run_in_executor(thread, self.decode)
-                for request in complete:
+                done = await loop.run_in_executor(thread, self.decode)
+                for request in done:
                     self.running.remove(request)
                     request.complete.set()
 
@@ -353,7 +360,7 @@ class Engine:
     def prefill(self, request: Request):
         """Brings the slot to hold all of the context but its last token, which `decode` feeds."""
         slot = request.slot
-        ids = request.ids[:-1]
+        ids = request.context_ids[:-1]
 
         # 1) Keep what is computed already; positions after it get overwritten. Another slot may hold more of
         #    it: the system prompt, or the first page of an episode of the same task.
@@ -376,8 +383,8 @@ class Engine:
     @torch.no_grad()
     def decode(self) -> list[Request]:
         """Samples one token for every running request; returns those that are complete."""
-        # 1) The rows: all slots from the first that runs to the last, because a slice of the cache costs no
-        #    copy. Idle slots among them write one unused position. A graph always has all rows.
+        # 1) The rows: every slot from the first running one to the last, because a slice of the cache needs no
+        #    copy. Idle slots among them write to a position that nobody reads. A graph always has all slots.
         running = [request.slot for request in self.running]
         low = min(running)
         high = max(running)
@@ -392,7 +399,7 @@ class Engine:
         uniform = [0.0] * n_rows
         for request in self.running:
             row = request.slot - low
-            tokens[row] = request.out[-1] if request.out else request.ids[-1]
+            tokens[row] = request.newest_id
             uniform[row] = request.rng.random()
         positions = [len(held) for held in self.held[slots]]
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
@@ -414,10 +421,10 @@ class Engine:
         for request in self.running:
             row = request.slot - low
             self.held[request.slot].append(tokens[row])
-            request.out.append(ids[row])
+            request.response_ids.append(ids[row])
             request.logps.append(logps[row])
             ended = ids[row] == self.end_id
-            full = len(request.out) == self.max_new_tokens
+            full = len(request.response_ids) == self.max_new_tokens
             if ended or full:
                 complete.append(request)
         return complete
@@ -425,7 +432,7 @@ class Engine:
 
 # -------------------------------------------------------------------------------------- episodes --
 
-# act(trajectory, slot) -> (action_ids, logps, ended): the last turn's response, by a model or an expert
+# act(trajectory, slot) -> (response_ids, logps, ended): the last turn's response, by a model or an expert
 Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
 
 
@@ -446,12 +453,12 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
         if fitted is None:
             return  # the history alone fills the context: this is the end, as at the turn limit
         ids, shown, cut = fitted
-        turn = Turn(url, shown, ids, action_ids=[], logps=[], response="", page_cut=cut)
+        turn = Turn(url, shown, ids, response_ids=[], logps=[], response="", page_cut=cut)
         trajectory.turns.append(turn)
 
         # 2) Respond.
-        turn.action_ids, turn.logps, turn.ended = await act(trajectory, slot)
-        turn.response = chat.decode(turn.action_ids)
+        turn.response_ids, turn.logps, turn.ended = await act(trajectory, slot)
+        turn.response = chat.decode(turn.response_ids)
         await env.watch(session, trajectory)
 
         # 3) Act.

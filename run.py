@@ -20,7 +20,7 @@ A run's directory, runs/NAME/:
 """
 import os
 
-# Waiting OpenMP threads spin, and starve the browser on their cores. Must be set before torch loads.
+# By default, OpenMP threads that wait keep a core busy, which the browser needs. Must be set before torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
@@ -246,7 +246,7 @@ def training_tensors(model, optimizer) -> dict:
     An optimizer that has not stepped yet gets its first state, zeros.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    trained.update(nn.ModuleDict(model.heads).named_parameters())
+    trained.update(nn.ModuleDict(model.fork_heads).named_parameters())
     tensors = dict(trained)
     for name, parameter in trained.items():
         state = optimizer.state[parameter]
@@ -257,6 +257,11 @@ def training_tensors(model, optimizer) -> dict:
         for key, tensor in state.items():
             tensors[f"{name}/{key}"] = tensor
     return tensors
+
+
+def saved_states(path: Path) -> list[Path]:
+    """The directories in which `save_training` has left whole training states, oldest first."""
+    return sorted(path.glob("[0-9]" * 5))
 
 
 def save_training(path: str | Path, model, optimizer, extra: dict):
@@ -285,7 +290,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
         barrier()
         if rank() == 0:
             (fresh / "state.json").write_text(json.dumps({"parts": parts, "extra": extra}))
-            older = sorted(path.glob("[0-9]*"))
+            older = saved_states(path)
             number = 1
             if older:
                 number = int(older[-1].name) + 1
@@ -297,7 +302,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
 
 def load_training(path: str | Path, model, optimizer) -> dict | None:
     """Brings model and optimizer to where `save_training` left them; returns `extra`, or None."""
-    saved = sorted(Path(path).glob("[0-9]*"))
+    saved = saved_states(Path(path))
     if not saved:
         return None
     newest_state = saved[-1]
@@ -330,7 +335,7 @@ def fingerprint(path: str | Path | None) -> dict:
     files = [path]
     if not path.is_file():
         files = sorted(path.glob("*.safetensors"))
-    marks = {}
+    hashes = {}
     for file in files:
         size = file.stat().st_size
         with open(file, "rb") as weights:
@@ -338,11 +343,11 @@ def fingerprint(path: str | Path | None) -> dict:
             weights.seek(max(0, size - 1_000_000))
             end = weights.read()
         seen = b"%d" % size + begin + end
-        marks[file.name] = hashlib.sha256(seen).hexdigest()
-    return marks
+        hashes[file.name] = hashlib.sha256(seen).hexdigest()
+    return hashes
 
 
-def checkpoint_marks(path: str | Path | None) -> dict:
+def checkpoint_fingerprint(path: str | Path | None) -> dict:
     """`fingerprint` of a checkpoint's weights, and of its agent.json, which decides the prompt."""
     if not path:
         return {}
@@ -350,11 +355,11 @@ def checkpoint_marks(path: str | Path | None) -> dict:
 
 
 def inputs_of(cfg) -> dict:
-    """{flag: {path: its marks}} of what a run reads: its checkpoint, demonstrations and task files."""
+    """{flag: {path: its fingerprint}} of what a run reads: its checkpoint, demonstrations and task files."""
     inputs = {}
-    for flag, marks_of in (("model", checkpoint_marks), ("data", fingerprint), ("tasks", fingerprint)):
+    for flag, hashes_of in (("model", checkpoint_fingerprint), ("data", fingerprint), ("tasks", fingerprint)):
         paths = getattr(cfg, flag, None) or ""
-        inputs[flag] = {path: marks_of(path) for path in paths.split(",")}
+        inputs[flag] = {path: hashes_of(path) for path in paths.split(",")}
     return inputs
 
 
@@ -363,16 +368,17 @@ PLACE_AND_PACE = {"out", "resume", "force", "save_every", "concurrency", "timeou
                   "screenshots", "cuda_graph", "browser"}
 
 
-def save_state(cfg, model, optimizer, *, step: int, inputs: dict, method: str = ""):
-    """Saves the training state: the run continues with `step`. inputs: `Run.inputs`; method: see `resume`."""
-    extra = {"step": step, "config": asdict(cfg), "inputs": inputs, "method": method}
+def save_state(cfg, model, optimizer, *, step: int, inputs: dict, method_name: str = ""):
+    """Saves the training state: the run continues with `step`. inputs: `Run.inputs`; method_name: see `resume`."""
+    extra = {"step": step, "config": asdict(cfg), "inputs": inputs, "method": method_name}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
 
-def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int:
+def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -> int:
     """Loads the training state in cfg.out, if there is one; returns the step to continue with.
 
-    method: the name of what trains, such as MGRPO; a run resumes only with the one that it began with.
+    method_name: the class that trains, MGRPO or a fork's; for bc.py its optimizer's. A run resumes only with the
+    one that it began with.
 
     Randomness depends on (seed, step, task, member) alone, so there is no generator to restore. The
     run must have the same values, but for `may_change` and PLACE_AND_PACE.
@@ -390,15 +396,17 @@ def resume(cfg, model, optimizer, may_change: set[str], method: str = "") -> int
         step = int(extra["step"])
         other = []
         for key, now in asdict(cfg).items():
-            if key not in may_change and was.get(key, now) != now:
+            if key in may_change or key not in was:  # a knob that was added since then has no saved value
+                continue
+            if was[key] != now:
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
-        if extra["method"] != method:
-            other.append(f"the method {extra['method']}, not {method}")
+        if extra["method"] != method_name:
+            other.append(f"the method {extra['method']}, not {method_name}")
         contents = {"model": "weights or agent.json", "data": "demonstrations", "tasks": "tasks"}
-        for flag, marks in inputs_of(cfg).items():
+        for flag, hashes in inputs_of(cfg).items():
             paths = getattr(cfg, flag, None)
             same_paths = was.get(flag) == paths  # the first loop says so if not
-            if same_paths and marks != extra["inputs"][flag]:
+            if same_paths and hashes != extra["inputs"][flag]:
                 other.append(f"other {contents[flag]} in {paths}, which have been rewritten or removed since it began")
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
@@ -420,6 +428,9 @@ def delete_directory(directory: Path):
 # What a new run deletes of an earlier one, besides its weights.
 DIRECTORIES = ("state", "best", "screenshots", "step-*", "adapter", "unfinished")
 RECORDS = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
+# What it replaces.
+CHECKPOINT = ("*.safetensors", "config.json", "generation_config.json", "agent.json", "tokenizer*.json",
+              "special_tokens_map.json", "chat_template.jinja")
 
 
 class Run:
@@ -466,21 +477,21 @@ class Run:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
 
-    def write(self, metrics: dict):
-        """A row of metrics. JSON has no NaN, so non-finite numbers become null."""
+    def write_metrics(self, metrics: dict):
+        """Appends a row. JSON has no NaN, so non-finite numbers become null."""
         finite = json.loads(json.dumps(metrics), parse_constant=lambda _: None)
         self.append("metrics.jsonl", [finite])
 
-    def begin(self, model_config: dict, first: int):
-        """Call this right before training from step `first` on: removes what later steps left, writes config.json.
+    def begin(self, model_config: dict, first_step: int):
+        """Call this right before training from `first_step` on: removes what later steps left, writes config.json.
 
         Until then an earlier run's directory is whole: this one may still find that it cannot train.
         """
         def is_earlier(row: dict) -> bool:  # rows of later steps come again
             step = row.get("step") or 0
-            return step < first
+            return step < first_step
 
-        if first == 0:
+        if first_step == 0:
             self.clear()
         if rank() == 0:
             for name in ("metrics.jsonl", "trajectories.jsonl"):
@@ -539,8 +550,8 @@ def refuse_foreign(out: Path, patterns: tuple[str, ...]):
                              "choose another --out.")
 
 
-def open_run(cfg, device, first: int) -> Run:
-    """Claims cfg.out for a run that goes on at step `first`, 0 for a new one. `Run.begin` changes what is there."""
+def open_run(cfg, device, first_step: int) -> Run:
+    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one. `Run.begin` changes what is there."""
     # 1) A new run overwrites --out, so neither its model nor its demonstrations may be there, and nothing of
     #    anybody else.
     if not cfg.out:
@@ -550,35 +561,35 @@ def open_run(cfg, device, first: int) -> Run:
     if cfg.model:
         adapters = Path(cfg.model) / "adapter" / "adapter_config.json"
         if adapters.exists():
-            inputs["--model's frozen weights"] = read_json(adapters)["base_model_name_or_path"]
+            inputs["--model's frozen weights"] = read_json(adapters).get("base_model_name_or_path")
     for name, place in inputs.items():
-        if first > 0 or not place:
+        if first_step > 0 or not place:
             continue
         path = Path(place).resolve()
-        if path.exists() and out in (path, path.parent):
+        if path.exists() and out in (path, *path.parents):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
-    if first == 0 and not holds_run(out):
-        refuse_foreign(out, (*DIRECTORIES, *RECORDS, "*.safetensors", "config.json", "tokenizer.json"))
+    if first_step == 0 and not holds_run(out):
+        refuse_foreign(out, (*DIRECTORIES, *RECORDS, *CHECKPOINT, "demos*.jsonl"))
 
     # 2) Claim the directory.
-    run = Run(cfg.out, describe_run(cfg, device))
-    run.inputs = inputs_of(cfg)
-    run.claim()
-    print0("config: " + ", ".join(f"{key} {value}" for key, value in run.config.items()))
-    return run
+    directory = Run(cfg.out, describe_run(cfg, device))
+    directory.inputs = inputs_of(cfg)
+    directory.claim()
+    print0("config: " + ", ".join(f"{key} {value}" for key, value in directory.config.items()))
+    return directory
 
 
 # -------------------------------------------------------------------------------------- the report --
 
 
-def embed_screenshots(records: list[dict], run: Path, room: int = 40_000_000):
+def embed_screenshots(records: list[dict], path: Path, room: int = 40_000_000):
     """Puts the screenshots of a run's records into them, the newest first, `room` bytes at most."""
     for record in reversed(records):
         for turn in record["turns"]:
             if "shot" not in turn:
                 continue
-            file = run / turn["shot"]["file"]
+            file = path / turn["shot"]["file"]
             if not file.exists():
                 continue
             room -= file.stat().st_size
@@ -716,6 +727,9 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
 
     # 3) The values.
     given = vars(parser.parse_args())
+    for field in fields(Config):
+        if given[field.name] == "" and field.default != "":  # such as "$M" where M is not set
+            raise ValueError(f"--{field.name.replace('_', '-')} is empty; give a value, or leave it out.")
     refuse_out_of_range(given)
     return Config(**given)
 
@@ -724,11 +738,14 @@ def refuse_out_of_range(given: dict):
     """Raises ValueError if a number is smaller or larger than its flag allows. given: {field: value}"""
     for name, least in LEAST.items():
         value = given.get(name)
+        if value is None:
+            continue
         smallest = value
         if isinstance(value, list):  # evaluate.py's turns: 0 shows what passes when nobody acts
-            least = 0
             smallest = min(value)
-        if value is not None and not smallest >= least:  # nan is refused as well
+            least = 0
+        in_range = smallest >= least  # False for nan
+        if not in_range:
             raise ValueError(f"--{name.replace('_', '-')} {value}: give at least {least}.")
     for name in ABOVE_ZERO:
         value = given.get(name, 1)
@@ -740,6 +757,9 @@ def refuse_out_of_range(given: dict):
         infinite = name in FINITE and math.isinf(value)
         if math.isnan(value) or infinite:
             raise ValueError(f"--{name.replace('_', '-')} {value}: give a finite number.")
+    temperature = given.get("temperature", 0)
+    if 0 < temperature < 0.01:
+        raise ValueError(f"--temperature {temperature:g}: give at least 0.01, or in evaluate.py 0 for the likeliest token.")
     warmup = given.get("warmup", 0)
     if not 0 <= warmup <= 1:
         raise ValueError(f"--warmup {warmup:g}: it is a share of the steps, from 0 to 1.")

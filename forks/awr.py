@@ -76,7 +76,7 @@ class AWR(mgrpo.MGRPO):
         past = recall(self.chat, cfg, cfg.past, step)
         training = fresh + past
         groups = [[tau] for tau in training]
-        rows = mgrpo.weigh(groups, self.chat, cfg)
+        rows = mgrpo.weighted_rows(groups, self.chat, cfg)
 
         # 2) What a response is worth: its w_j.
         V, metrics = self.fit_value(rows)

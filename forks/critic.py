@@ -3,7 +3,7 @@
     A_t = r - V(h_j, a_<t)                        for every token t of a response
     L   = L_mgrpo with A_t  +  c * sum_t weight_t cross-entropy(r, V(h_j, a_<t))
 
-r is the reward of the whole episode, 0 or 1; weight_t is L_mgrpo's (mgrpo.weigh). V is a head on the
+r is the reward of the whole episode, 0 or 1; weight_t is L_mgrpo's (mgrpo.weighted_rows). V is a head on the
 policy's own last hidden state, the one that predicts token t, so it estimates the chance of success before
 token t is sampled. Its gradient runs through the policy's layers: both learn to read pages. A_t is computed
 once, in the step's first update, and reused in the later ones, without gradient. As in mgrpo.py, a response
@@ -69,7 +69,7 @@ class Critic(mgrpo.MGRPO):
     def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
         # 1) V of each token, and the logit that it comes from.
         device = logp_N.device
-        head = self.model.heads["value"]
+        head = self.model.fork_heads["value"]
         logit_N = head(hidden_ND.float())[:, 0]
         V_N = logit_N.detach().sigmoid()
 

@@ -81,8 +81,8 @@ def whole_lines(page: str) -> list[str]:
 def news(before: str, after: str) -> str:
     """The lines of a page that a diff with the page before it calls inserted or changed.
 
-    Ids do not count: each page has its own. Lines about the last action (errors and notes) are new each time.
-    Lines that follow where the page before was cut are not: they may have been there.
+    Ids do not count: each page has its own. Errors and notes about the last action always count. Lines below the
+    place where the page before was cut do not: that page may have had them.
     """
     lines = whole_lines(after)
     old = [without_ids(line) for line in whole_lines(without_messages(before))]
@@ -96,9 +96,10 @@ def news(before: str, after: str) -> str:
     return "\n".join(changed)
 
 
-def append_feedback(chat: Chat, row: Row, limit: int) -> int:
+def append_feedback(chat: Chat, row: Row, limit: int, max_context: int) -> int:
     """Appends to a row what its response changed; returns how many tokens of it count.
 
+    At most `limit` tokens count, fewer if the row would become longer than max_context ids.
     row.after is true for these, and false for the beginning of their message.
     """
     turns = row.tau.turns
@@ -114,13 +115,16 @@ def append_feedback(chat: Chat, row: Row, limit: int) -> int:
     other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))
     n_frame = shared_length(other, message)
 
-    # 2) At most `limit` ids of news.
-    message = message[:n_frame + limit]
+    # 2) As much of the news as there is room for, after what closes the response.
+    closing = chat.past_response(row.turn.response_ids)[row.n_action:]
+    n_unscored = len(closing) + n_frame
+    room = min(limit, max_context - len(row.ids) - n_unscored)
+    if room <= 0:
+        return 0
+    message = message[:n_frame + room]
     n_news = len(message) - n_frame
 
-    # 3) Append it after what closes the response.
-    closing = chat.past_response(row.turn.action_ids)[row.n_action:]
-    n_unscored = len(closing) + n_frame
+    # 3) Append it.
     row.ids = row.ids + closing + message
     row.after = [False] * n_unscored + [True] * n_news
     return n_news
@@ -145,7 +149,9 @@ class Feedback(mgrpo.MGRPO):
                 rows += dropped
 
         # 2) What the world said, appended to each row.
-        n_news = sum(append_feedback(self.chat, row, self.cfg.feedback_tokens) for row in rows)
+        n_news = 0
+        for row in rows:
+            n_news += append_feedback(self.chat, row, self.cfg.feedback_tokens, self.cfg.max_context)
         n_actions = sum(row.n_action for row in rows)
         n_news, n_actions = run.all_sum([n_news, n_actions]).tolist()
         self.n_news = max(n_news, 1)

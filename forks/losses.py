@@ -23,7 +23,7 @@ find rho away from 1, and only there does J matter. assets/losses.svg draws push
 The papers have one response an episode. Here a "sequence" of GSPO and of the mask is a response, not an
 episode: each response has a context of its own and is one row, which no micro-batch splits. A loss function
 sees only its micro-batch. What depends on the whole batch of all ranks, such as the number of tokens, is in
-the weights (mgrpo.weigh).
+the weights (mgrpo.weighted_rows).
 
     python forks/losses.py --loss cispo --model runs/bc --out runs/cispo
 

@@ -58,7 +58,7 @@ def add_heads(model: Transformer, optimizer, *names: str, lr: float = 1e-3):
 
         head = nn.Sequential(first, nn.GELU(), last)
         head = head.to(device)
-        model.heads[name] = head
+        model.fork_heads[name] = head
         optimizer.add_param_group({"params": head.parameters(), "lr": lr})
 
 
@@ -111,7 +111,7 @@ def fit(model: Transformer, optimizer, name: str,
     if not len(all_y_R):
         return None, None
 
-    head = model.heads[name]
+    head = model.fork_heads[name]
 
     def cross_entropy():
         logit_R = head(all_x_RD)[:, 0]
@@ -129,7 +129,7 @@ def fit(model: Transformer, optimizer, name: str,
 @torch.no_grad()
 def predict(model: Transformer, name: str, x_RD):
     """The head's chance of success for each row, (R,)."""
-    head = model.heads[name]
+    head = model.fork_heads[name]
     logit_R = head(x_RD)[:, 0]
     return logit_R.sigmoid()
 
@@ -224,6 +224,6 @@ def remember(chat: Chat, record: dict) -> Trajectory:
     tau.member = record["member"]
     tau.reward = record["reward"]
     for turn, recorded in zip(tau.turns, record["turns"]):
-        turn.action_ids = recorded["ids"]
+        turn.response_ids = recorded["ids"]
         turn.logps = None  # those of an older policy, rounded
     return tau

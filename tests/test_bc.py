@@ -88,7 +88,7 @@ def test_behavior_cloning_learns_its_demonstrations(chat):
     lines = []
     cfg = Config(epochs=60, batch=2, lr=1e-2, save_every=0)  # else it leaves a state in runs/bc
     optimizer = torch.optim.AdamW(model.parameters())
-    directory = SimpleNamespace(write=lines.append)
+    directory = SimpleNamespace(write_metrics=lines.append)
 
     bc.clone(model, optimizer, [rows], cfg, device="cpu", directory=directory)
 
@@ -316,7 +316,7 @@ def test_the_learning_rate_rises_and_falls():
     ("[1]", "row 0"),
     ('"a"', "line 1"),
     ('[{"conversations": [{"value": "hi"}, {"value": "ho"}]}]', "row 0.*WebRL"),
-    (json.dumps(RECORD | {"intent": 7}), "line 1.*the intent or the observation of turn 1 is not text"),
+    (json.dumps(RECORD | {"intent": 7}), "line 1.*the intent is not text"),
     (json.dumps(RECORD | {"turns": [RECORD["turns"][0] | {"observation": ["a"]}]}), "line 1.*turn 1 is not text"),
 ])
 def test_files_that_hold_no_demonstrations_are_named(chat, tmp_path, text, says):

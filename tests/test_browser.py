@@ -710,6 +710,15 @@ def test_a_connection_that_breaks_costs_an_attempt_and_the_run_connects_again(si
 def test_pages_need_time_to_load():
     with pytest.raises(ValueError, match="--timeout 0: give the seconds"):
         BrowserSettings(timeout=0)
+    with pytest.raises(ValueError, match="--timeout 1e.07: give the seconds"):  # Chromium would wait for 1 ms
+        BrowserSettings(timeout=1e7)
+
+
+@pytest.mark.parametrize("allowed", ["cdn.example.com", "*.example.com", "http://127.0.0.1:9,ftp://files"])
+def test_what_is_allowed_and_is_no_web_address_is_refused(allowed):
+    """It was once left out without a word."""
+    with pytest.raises(ValueError, match="--allow .*: write http://HOST or http://HOST:PORT"):
+        sites_of([], allowed)
 
 
 def test_no_chromium_is_one_sentence_with_the_remedy(monkeypatch):
@@ -913,7 +922,7 @@ def test_the_fence_is_drawn_around_every_address_of_a_task():
     assert sites_of([task | prose]) == wanted
     odd = {"start_url": "HTTP://[::1]:8/x http://b\u00fccher.de/"}
     assert sites_of([odd]) == {"http://[::1]:8", "http://xn--bcher-kva.de:80"}
-    assert sites_of([task], "http://g:5/,nonsense") == wanted | {"http://g:5"}
+    assert sites_of([task], "http://g:5/,") == wanted | {"http://g:5"}
     assert sites_of([task], "all") is None
     assert sites_of([{"start_url": "http://a:1/", "intent": "open http://*:1/"}]) == {"http://a:1"}
 

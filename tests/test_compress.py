@@ -29,14 +29,14 @@ def make_trajectory(chat, n_turns=3, seed=0, ended=True):
     trajectory = Trajectory(task)
     for k in range(n_turns):
         page = f"title: page {k}\n<a>red lamp <{k}></a> ${k}"
-        observation_ids = chat.user_ids(task, k, page)
+        message_ids = chat.user_ids(task, k, page)
         ids = torch.randint(3, 300, (5 + k,), generator=generator).tolist()
-        action_ids = list(ids)
+        response_ids = list(ids)
         if ended:
-            action_ids.append(chat.end_id)
-        logps = [-1.0] * len(action_ids)
+            response_ids.append(chat.end_id)
+        logps = [-1.0] * len(response_ids)
         response = chat.decode(ids)
-        turn = Turn("http://x/", page, observation_ids, action_ids, logps, response, ended)
+        turn = Turn("http://x/", page, message_ids, response_ids, logps, response, ended)
         trajectory.turns.append(turn)
     return trajectory
 
@@ -53,8 +53,8 @@ def whole_text(chat, ids) -> str:
 def test_the_context_is_the_chat_written_out(chat):
     """Every past page is the placeholder; past responses and the current page are whole."""
     trajectory = make_trajectory(chat)
-    a0 = chat.decode(trajectory.turns[0].action_ids)
-    a1 = chat.decode(trajectory.turns[1].action_ids)
+    a0 = chat.decode(trajectory.turns[0].response_ids)
+    a1 = chat.decode(trajectory.turns[1].response_ids)
 
     expected = (
         "<|im_start|>system\nYou browse the web.<|im_end|>\n"
@@ -176,8 +176,8 @@ def test_prompts_equal_the_checkpoints_own_templates(family):
         history, tau = random_history(number)
         chat = Chat(tokenizer, system=history[0]["content"])
         for k, turn in enumerate(tau.turns):
-            turn.observation_ids = chat.user_ids(tau.task, k, turn.observation)
-            turn.action_ids = chat.encode(turn.response) + [chat.end_id]
+            turn.message_ids = chat.user_ids(tau.task, k, turn.observation)
+            turn.response_ids = chat.encode(turn.response) + [chat.end_id]
         last = len(tau.turns) - 1
 
         ids = tokenizer.encode(string, add_special_tokens=False).ids
@@ -190,7 +190,7 @@ def test_sampled_ids_are_kept_even_where_encoding_again_would_change_them(chat):
     assert chat.encode("lamp") != letters
 
     odd = letters + [chat.end_id]
-    trajectory.turns[0].action_ids = odd
+    trajectory.turns[0].response_ids = odd
     ids = context(chat, trajectory, 1)
     windows = [ids[i:i + 5] for i in range(len(ids))]
     assert odd in windows
@@ -200,7 +200,7 @@ def test_a_forced_end_of_turn_is_context_but_never_trained(chat):
     trajectory = make_trajectory(chat, ended=False)
     for t, row in enumerate(trajectory_rows(chat, trajectory)):
         trained = row.ids[-row.n_action:]
-        assert trained == trajectory.turns[t].action_ids
+        assert trained == trajectory.turns[t].response_ids
         assert chat.end_id not in trained
 
     after = trunk(chat, trajectory, 1)
@@ -244,18 +244,18 @@ def test_perturbing_one_page_token_changes_the_next_actions_logprob(chat):
 def test_masks_come_from_recorded_lengths_not_from_token_values(chat):
     trajectory = make_trajectory(chat)
     response = [0, chat.end_id, 0, chat.end_id]  # pad id and end id in a response
-    trajectory.turns[1].action_ids = response
+    trajectory.turns[1].response_ids = response
     samples = trajectory_rows(chat, trajectory)
 
     tokens, action = pad(samples)
-    assert action.sum(1).tolist() == [len(turn.action_ids) for turn in trajectory.turns]
+    assert action.sum(1).tolist() == [len(turn.response_ids) for turn in trajectory.turns]
     assert tokens[1][action[1]].tolist() == [0, chat.end_id, 0, chat.end_id]
 
     packed = pack(samples)
     trained = packed["tokens_BT"][packed["action_BT"]].tolist()
     expected = []
     for turn in trajectory.turns:
-        expected += turn.action_ids
+        expected += turn.response_ids
     assert trained == expected
 
 
@@ -470,10 +470,10 @@ def test_a_replay_reads_what_a_record_wrote(chat):
     for k, turn in enumerate(trajectory.turns):
         turn.response = f"go to {k}."
         turn.ended = k != 1
-        turn.action_ids = chat.encode(turn.response)
+        turn.response_ids = chat.encode(turn.response)
         if turn.ended:
-            turn.action_ids.append(chat.end_id)
-        turn.logps = [-1.0] * len(turn.action_ids)
+            turn.response_ids.append(chat.end_id)
+        turn.logps = [-1.0] * len(turn.response_ids)
 
     record = trajectory.to_json(chat)
     recorded = [turn["context_tokens"] for turn in record["turns"]]
@@ -481,8 +481,8 @@ def test_a_replay_reads_what_a_record_wrote(chat):
 
     again = replay(chat, record)
     for ours, theirs in zip(again.turns, trajectory.turns, strict=True):
-        assert ours.observation_ids == theirs.observation_ids
-        assert ours.action_ids == theirs.action_ids
+        assert ours.message_ids == theirs.message_ids
+        assert ours.response_ids == theirs.response_ids
         assert ours.observation == theirs.observation
         assert ours.response == theirs.response
         assert ours.ended == theirs.ended
@@ -516,7 +516,7 @@ def test_a_row_is_the_context_and_the_response_id_for_id(chat):
     trajectory = make_trajectory(chat, 4, ended=False)
     for t, row in enumerate(trajectory_rows(chat, trajectory)):
         seen = context(chat, trajectory, t)
-        assert row.ids == seen + trajectory.turns[t].action_ids
+        assert row.ids == seen + trajectory.turns[t].response_ids
         assert row.n_context == len(seen)
 
 
@@ -597,8 +597,8 @@ def test_packing_an_episode_writes_its_history_once_and_every_page_and_response_
 
     most = len(trunk(chat, trajectory, 2))
     for turn in trajectory.turns:
-        most += len(turn.observation_ids)
-        most += len(turn.action_ids)
+        most += len(turn.message_ids)
+        most += len(turn.response_ids)
     assert packed["tokens_BT"].numel() <= most
 
 

@@ -881,7 +881,7 @@ def unfinished(out, sites=None, loaded=(), **settings) -> evaluate.Unfinished:
 
 
 def kept_episode(task) -> Trajectory:
-    turn = Turn("http://x/", "a page", [1, 2], action_ids=[3, 4], logps=[-0.25, -1e-9], response="é",
+    turn = Turn("http://x/", "a page", [1, 2], response_ids=[3, 4], logps=[-0.25, -1e-9], response="é",
                 ended=False, action="exit(message='')", error="no")
     return Trajectory(task, member=1, turns=[turn], answer="", success=1.0, reward=1.0, fault="it crashed",
                       checks=[["url_match", True, "there"]])
@@ -921,11 +921,11 @@ def test_an_episode_without_a_verdict_is_played_again_and_a_cut_line_harms_no_ot
     assert back.find("other", task, 1) == kept_episode(task)
 
 
-@pytest.mark.parametrize("line", ["{}", "[1]", "not JSON"])
+@pytest.mark.parametrize("line", ["{}", "[1]", "not JSON", "not UTF-8: \xff"])
 def test_a_damaged_episode_is_one_sentence_that_names_its_file_and_the_way_out(line, tmp_path):
     unfinished(tmp_path).add("split", kept_episode(make_task()))
     file = next(tmp_path.glob("unfinished/*/*.jsonl"))
-    file.write_text(f"{file.read_text()}{line}\n")
+    file.write_bytes(file.read_bytes() + line.encode("latin-1") + b"\n")
     with pytest.raises(ValueError, match=f"cannot use {file} .--no-resume does without it"):
         unfinished(tmp_path)
     unfinished(tmp_path, resume=False)
@@ -1106,8 +1106,8 @@ def played(success, site="shopping", status="ok", answer="x", fault="", **change
     turn = {
         "url": "http://h/",
         "observation": "page",
-        "observation_ids": [1],
-        "action_ids": [5, 6],
+        "message_ids": [1],
+        "response_ids": [5, 6],
         "logps": [-.1, -2.],
         "response": "ab",
         "action": "exit()",
@@ -1231,7 +1231,7 @@ def test_the_figures_of_a_step_count_turns_tokens_and_what_went_wrong():
         cut.turns[0],
         ended=True,
         action="do(...)",
-        observation_ids=[1, 2, 3],
+        message_ids=[1, 2, 3],
         page_cut=False,
     )
     cut.turns.append(second)

@@ -93,7 +93,7 @@ def context_by_hand(chat, tau, t, whole) -> list[int]:
         if whole:
             page = turn.observation
         ids += chat.user_ids(tau.task, k, page)
-        ids += turn.action_ids
+        ids += turn.response_ids
         ids += chat.encode("\n")
     return ids + chat.user_ids(tau.task, t, tau.turns[t].observation)
 
@@ -123,6 +123,6 @@ def test_the_contexts_are_those_that_the_engine_reads_and_keeps():
             read = ids[:-1]  # the last id is left to the first step of decoding
             kept = common_beginning(held, read)
             expected.append((kept, len(read) - kept))
-            held = ids + turn.action_ids[:-1]
+            held = ids + turn.response_ids[:-1]
         assert figures.lengths(chat) == sizes
         assert figures.reuse(chat, model) == expected

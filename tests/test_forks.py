@@ -18,7 +18,7 @@ import bc
 import mgrpo
 import run as runs
 from compress import context, trajectory_rows
-from forks import awr, checklist, critic, digirl, feedback, gigpo, klong, losses, overlap, shared, tsr, webrl
+from forks import awr, checklist, critic, digirl, feedback, gigpo, klong, losses, overlap, shared, stops, tsr, webrl
 from model import full_state, load
 
 
@@ -86,7 +86,7 @@ def test_states_are_those_of_each_context_alone(chat, model):
         t = row.tau.turns.index(row.turn)
         h = context(chat, row.tau, t)
         before.append(last_state(model, h))
-        after.append(last_state(model, h + row.turn.action_ids))
+        after.append(last_state(model, h + row.turn.response_ids))
     tasks = []
     alone = []
     for intent in ("find the lamp", "buy it", "buy it"):
@@ -145,14 +145,14 @@ def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path)
         played.append(tau)
     played[4].status = "env_error"
     letter_by_letter = played[0].turns[0]
-    letter_by_letter.action_ids = []
+    letter_by_letter.response_ids = []
     for letter in "red lamp":
-        letter_by_letter.action_ids += chat.encode(letter)
+        letter_by_letter.response_ids += chat.encode(letter)
     letter_by_letter.logps = [-1.0] * 8
     lines = []
     for tau in played:
         for turn in tau.turns:
-            turn.response = chat.decode(turn.action_ids)
+            turn.response = chat.decode(turn.response_ids)
         record = tau.to_json(chat, step=0, split="train")
         lines.append(json.dumps(record))
     (tmp_path / "trajectories.jsonl").write_text("\n".join(lines) + "\n")
@@ -185,8 +185,8 @@ def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path)
         assert tau.success == then.success
         for turn, was in zip(tau.turns, then.turns, strict=True):
             assert turn.response == was.response
-            assert turn.action_ids == was.action_ids
-            exact.append(chat.encode(was.response) != was.action_ids)
+            assert turn.response_ids == was.response_ids
+            exact.append(chat.encode(was.response) != was.response_ids)
     assert any(exact)  # ids as sampled, which encoding the text again would not give
 
     nothing_played = mgrpo.Config(out=str(tmp_path / "none"))
@@ -321,7 +321,7 @@ def test_awrs_value_is_what_the_head_expects_of_the_context(chat, model):
     for row, V_j in zip(rows, V, strict=True):
         t = row.tau.turns.index(row.turn)
         h = context(chat, row.tau, t)
-        logit = model.heads["value"](last_state(model, h))
+        logit = model.fork_heads["value"](last_state(model, h))
         assert V_j == pytest.approx(logit.sigmoid().item(), abs=1e-5)
         assert 0 < V_j < 1
     after = cross_entropy(V, [row.tau.reward for row in rows])
@@ -399,7 +399,7 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
     shared.fit(model, method.optimizer, "V_s", x_RD, r_R, 20)
 
     def value(head, ids):
-        logit = model.heads[head](last_state(model, ids))
+        logit = model.fork_heads[head](last_state(model, ids))
         return logit.sigmoid().item()
 
     # 1) The first filter.
@@ -430,7 +430,7 @@ def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, mo
             change = V[t + 1] - V[t]
             A_t = weight * tau.reward + (1 - weight) * change
             if A_t > 1 / 4:
-                expected.append(turn.action_ids)
+                expected.append(turn.response_ids)
     assert [row.ids[-row.n_action:] for row in good] == expected
     total = sum(len(tau.turns) for tau in chosen)
     assert 0 < len(expected) < total
@@ -559,20 +559,20 @@ def obvious_critic(chat, episodes, model, cfg, expected=None):
     """
     tokens = 0
     for tau in episodes:
-        tokens += sum(len(turn.action_ids) for turn in tau.turns)
+        tokens += sum(len(turn.response_ids) for turn in tau.turns)
     loss = 0.0
     surprise = 0.0
     now = []
     for tau in episodes:
         for t, turn in enumerate(tau.turns):
             h = context(chat, tau, t)
-            ids = h + turn.action_ids
+            ids = h + turn.response_ids
             x_TD = model(torch.tensor([ids]), head=of_the_only_row)
-            for k, (token, logp_old) in enumerate(zip(turn.action_ids, turn.logps)):
+            for k, (token, logp_old) in enumerate(zip(turn.response_ids, turn.logps)):
                 x_D = x_TD[len(h) + k - 1]  # the state that predicts the token
 
                 # 1) A_t, from what V expected in the first update.
-                V = model.heads["value"](x_D).sigmoid()[0]
+                V = model.fork_heads["value"](x_D).sigmoid()[0]
                 V_first = V.item()
                 if expected is not None:
                     V_first = expected[len(now)]
@@ -618,7 +618,7 @@ def test_a_critic_trains_jointly_with_the_policy(chat, model, budget, credit_err
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     method = method_of(chat, model, cfg, optimizer, Method=critic.Critic)
-    head = model.heads["value"]
+    head = model.fork_heads["value"]
     torch.nn.init.normal_(head[2].weight, generator=seeded(0))  # at 0 nothing would pass it
     weights = dict(model.named_parameters())
     for name, weight in head.named_parameters():
@@ -662,6 +662,7 @@ METHODS = {
     digirl: digirl.DigiRL,
     gigpo: gigpo.GiGPO,
     critic: critic.Critic,
+    stops: stops.Stops,
 }
 
 
@@ -674,7 +675,7 @@ def hard_and_easy(chat):
         tau = trajectory(chat, float(succeeds), lengths, seed=number, member=i)
         tau.task = tau.task | {"intent": f"do number {number % 4}"}
         for turn in tau.turns:
-            turn.response = chat.decode(turn.action_ids)
+            turn.response = chat.decode(turn.response_ids)
         return tau
 
     async def rollout(model, chat_, tasks, *, env, settings, group_size, seed, temperature, **_):
@@ -805,7 +806,7 @@ def test_forks_without_groups_take_one_episode_a_task(chat, play, fork, capsys):
     lines = play(fork, hard_and_easy(chat), "x", G=1, steps=2, batch=10, **more)
 
     for line in lines:
-        assert line["tokens_trained"] > 0
+        assert line["tokens_packed"] > 0
     said = capsys.readouterr().out  # awr and digirl printed "groups 192/24", as they counted episodes
     assert re.findall(r"  groups (\S+)", said) == groups
 
@@ -942,7 +943,7 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(
             else:
                 assert one[key] == pytest.approx(two[key], rel=1e-3), key
         # Each rank writes the system prompt, and what else its episodes share; on one rank, more of them share.
-        assert one["tokens_trained"] <= two["tokens_trained"] <= 1.2 * one["tokens_trained"]
+        assert one["tokens_packed"] <= two["tokens_packed"] <= 1.2 * one["tokens_packed"]
     assert any(line["grad_norm"] for line in found[0])
 
     # 2) Equal training states, read on one rank, written on one and on two.
@@ -953,6 +954,35 @@ def test_forks_run_log_and_save_and_two_ranks_do_what_one_does(
     # Adam turns rounding into steps of lr where a gradient is nearly 0, hence few and small updates.
     for key in one:
         torch.testing.assert_close(one[key], two[key], atol=5e-3, rtol=0, msg=key)
+
+
+def test_only_what_stopped_is_rewarded_and_success_rates_still_count_successes(chat, play, tmp_path):
+    outcomes = [  # success, the message of exit, reward
+        (1.0, "done", 1.0),
+        (1.0, "", 1.0),
+        (1.0, None, 0.0),
+        (0.0, "done", 0.0),
+        (0.0, None, 0.0),
+    ]
+
+    async def rollout(model, chat_, tasks, *, group_size, **_):
+        played = []
+        for task in tasks:
+            for i, (success, answer, _) in enumerate(outcomes[:group_size]):
+                tau = trajectory(chat, success, [2, 3], seed=task["task_id"], member=i)
+                tau.answer = answer
+                tau.task = tau.task | task
+                played.append(tau)
+        return played
+
+    lines = play(stops, rollout, "x", steps=1, G=5)
+    assert column(lines, "success_rate") == [pytest.approx(3 / 5)]
+    assert column(lines, "reward") == [pytest.approx(2 / 5)]
+    assert column(lines, "groups_kept") == [6]
+    records = read(tmp_path / "x/trajectories.jsonl")
+    assert column(records, "reward") == [reward for _, _, reward in outcomes] * 6
+    for record in records:
+        assert (record["advantage"] > 0) == (record["reward"] > 0)
 
 
 HELP = {

@@ -659,7 +659,7 @@ def on_one_and_two_ranks(fork, tasks, sites, monkeypatch, tmp_path, *more):
             else:
                 assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-7), key
         # Each rank writes the system prompt, and what else its episodes share.
-        assert one["tokens_trained"] == pytest.approx(two["tokens_trained"], rel=0.02)
+        assert one["tokens_packed"] == pytest.approx(two["tokens_packed"], rel=0.02)
     assert any(line["grad_norm"] for line in found[0])
     return found
 

@@ -140,9 +140,9 @@ def episode(chat, reward, lengths, seed=0, member=0, status="ok"):
     tau = trajectory(chat, reward, lengths, seed=seed, member=member, status=status)
     for t, turn in enumerate(tau.turns):
         turn.observation = PAGES[t % len(PAGES)]
-        turn.observation_ids = chat.user_ids(tau.task, t, turn.observation)
+        turn.message_ids = chat.user_ids(tau.task, t, turn.observation)
         if (t + seed) % 2:
-            turn.action_ids[-1] = chat.end_id
+            turn.response_ids[-1] = chat.end_id
     return tau
 
 
@@ -171,7 +171,7 @@ def obvious_feedback(chat, tau, t, limit):
     start = chat.opening("user", f"Round {next_t}\n\n")
     message = chat.opening("user", f"Round {next_t}\n\n{NEWS[next_t]}")
     assert message[:len(start)] == start
-    response = chat.past_response(tau.turns[t].action_ids)
+    response = chat.past_response(tau.turns[t].response_ids)
     before = context(chat, tau, t) + response + start
     new = message[len(start):]
     return before, new[:limit]
@@ -181,10 +181,10 @@ def test_the_news_stand_behind_the_response_in_the_form_of_the_next_message(chat
     for limit in (5, 64):
         tau = episode(chat, 0.0, [3, 2, 4, 3, 2])
         rows = trajectory_rows(chat, tau)
-        counts = [feedback.append_feedback(chat, row, limit) for row in rows]
+        counts = [feedback.append_feedback(chat, row, limit, max_context=10_000) for row in rows]
 
         for t, (row, n) in enumerate(zip(rows, counts)):
-            response = tau.turns[t].action_ids
+            response = tau.turns[t].response_ids
             before, new = obvious_feedback(chat, tau, t, limit)
             assert n == len(new)
             assert n == sum(row.after)
@@ -205,6 +205,26 @@ def test_the_news_stand_behind_the_response_in_the_form_of_the_next_message(chat
 
     text = chat.tokenizer.decode(rows[0].ids, skip_special_tokens=False)
     assert text.endswith("<|im_end|>\n<|im_start|>user\nRound 1\n\nerror: no effect")
+
+
+def test_the_news_leave_a_row_within_the_context(chat):
+    def rows():
+        return trajectory_rows(chat, episode(chat, 0.0, [3, 2, 4, 3, 2]))
+
+    whole = rows()[0]
+    n_news = feedback.append_feedback(chat, whole, limit=64, max_context=10_000)
+    longest = len(whole.ids)
+    assert n_news > 2
+    for missing in range(n_news + 3):
+        row = rows()[0]
+        alone = row.ids
+        left = max(0, n_news - missing)
+        assert feedback.append_feedback(chat, row, limit=64, max_context=longest - missing) == left
+        assert sum(row.after) == left
+        if left:
+            assert row.ids == whole.ids[:longest - missing]
+        else:
+            assert row.ids == alone
 
 
 @pytest.mark.parametrize("budget", [1, 500, 10**6])
@@ -252,7 +272,7 @@ def obvious_loss(chat, episodes, advantages, model, cfg, limit):
     tokens = 0
     for tau in episodes:
         if id(tau) in advantages:
-            tokens += sum(len(turn.action_ids) for turn in tau.turns)
+            tokens += sum(len(turn.response_ids) for turn in tau.turns)
 
     policy = 0.0
     cross_entropy = 0.0
@@ -264,7 +284,7 @@ def obvious_loss(chat, episodes, advantages, model, cfg, limit):
             if id(tau) in advantages:
                 A = advantages[id(tau)]
                 h_j = context(chat, tau, t)
-                logps = logps_of(h_j, turn.action_ids)
+                logps = logps_of(h_j, turn.response_ids)
                 for logp, logp_old in zip(logps, turn.logps):
                     rho = (logp - logp_old).exp()
                     clipped = rho.clamp(1 - cfg.eps, 1 + cfg.eps)

@@ -83,8 +83,8 @@ def obvious_context(chat, tau, t, W, O, P):
     ids = chat.system_ids()
     for k in earlier:
         ids += chat.user_ids(tau.task, k, "** Simplified html **")
-        ids += chat.past_response(tau.turns[k].action_ids)
-    return ids + tau.turns[now].observation_ids
+        ids += chat.past_response(tau.turns[k].response_ids)
+    return ids + tau.turns[now].message_ids
 
 
 def test_rows_are_the_contexts_under_the_window(windowed):
@@ -95,7 +95,7 @@ def test_rows_are_the_contexts_under_the_window(windowed):
     for t, row in enumerate(rows):
         h_j = obvious_context(windowed, tau, t, 4, 2, 1)
         assert context(windowed, tau, t) == h_j
-        assert row.ids == h_j + tau.turns[t].action_ids
+        assert row.ids == h_j + tau.turns[t].response_ids
         assert row.n_action == 3
 
     said = messages(windowed, tau)
@@ -135,7 +135,7 @@ def played(run, site, windowed, model, monkeypatch):
 
     def counted(engine, request, *args):
         held = engine.held[request.slot]
-        common = os.path.commonprefix([held, request.ids])
+        common = os.path.commonprefix([held, request.context_ids])
         kept.setdefault(request.slot, []).append(len(common))
         return prefill(engine, request, *args)
     monkeypatch.setattr(rollout.Engine, "prefill", counted)
@@ -222,15 +222,15 @@ def test_the_gradient_is_that_of_one_row_a_turn(windowed, model):
     # One turn and one token at a time. The mean reward is 1/3, its variance too.
     tokens = 0
     for tau in group:
-        tokens += sum(len(turn.action_ids) for turn in tau.turns)
+        tokens += sum(len(turn.response_ids) for turn in tau.turns)
     expected = 0
     for tau in group:
         A = (tau.reward - 1 / 3) / (1 / 3) ** 0.5
         for t, turn in enumerate(tau.turns):
             h_j = obvious_context(windowed, tau, t, 4, 2, 1)
-            ids = torch.tensor([h_j + turn.action_ids])
+            ids = torch.tensor([h_j + turn.response_ids])
             logp_TV = model(ids)[0].log_softmax(-1)
-            for k, token in enumerate(turn.action_ids):
+            for k, token in enumerate(turn.response_ids):
                 logp = logp_TV[len(h_j) + k - 1, token]
                 rho = (logp - turn.logps[k]).exp()
                 clipped = rho.clamp(0.8, 1.2)

@@ -157,7 +157,7 @@ def written_out(name, logp, logp_old, logp_ref, rewards, cfg):
 
 def nested(flat, kept):
     """(N,) -> [k][i][j][t], in the order of the rows."""
-    sizes = [len(turn.action_ids) for turn in turns_of(kept)]
+    sizes = [len(turn.response_ids) for turn in turns_of(kept)]
     parts = iter(flat.split(sizes))
 
     def of_episode(tau):
@@ -347,7 +347,7 @@ def test_the_update_is_that_of_each_response_alone(chat, name):
     model = tiny_model(vocab_size=chat.tokenizer.get_vocab_size())
     four = four_groups(chat)
     episodes = episodes_of(four)
-    sizes = [len(turn.action_ids) for turn in turns_of(four)]
+    sizes = [len(turn.response_ids) for turn in turns_of(four)]
     log_rho = drifted(sizes, on_policy=False).float()
     drifts = iter(log_rho.split(sizes))
     for tau in episodes:
@@ -498,7 +498,7 @@ def refilled_on_ranks(chat, device):
     tasks = method.choose_tasks(TASKS, 0)
     episodes = method.collect(tasks, Environment({}, "", cfg), 0)
     _, metrics = method.training_rows(episodes, 0)
-    first_responses = runs.gather([tau.turns[0].action_ids for tau in episodes])
+    first_responses = runs.gather([tau.turns[0].response_ids for tau in episodes])
     return metrics["groups_kept"], sorted(first_responses)
 
 
@@ -690,7 +690,7 @@ def test_the_script_runs_logs_and_saves_and_two_ranks_do_what_one_does(
             else:
                 assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-6), key
         # Each rank writes the system prompt, and what else its episodes share; on one rank, more of them share.
-        assert one["tokens_trained"] <= two["tokens_trained"] <= 1.2 * one["tokens_trained"]
+        assert one["tokens_packed"] <= two["tokens_packed"] <= 1.2 * one["tokens_packed"]
         gap = one["logp_gap"] or 0
         assert gap < 1e-3
     assert any(line["grad_norm"] for line in found[0])

@@ -188,7 +188,7 @@ def test_an_update_is_that_of_each_response_alone(chat, budget):
     alone = []
     for tau in episodes:
         alone += trajectory_rows(chat, tau)
-    sizes = [len(turn.action_ids) for turn in turns]
+    sizes = [len(turn.response_ids) for turn in turns]
     log_rho = drifted(sizes, on_policy=False).float()
     for turn, row, drift in zip(turns, alone, log_rho.split(sizes), strict=True):
         logps = logprobs(model, row) - drift
@@ -248,7 +248,7 @@ def sampled(chat, before=runs.ignore, after=runs.ignore):
         for t, turn in enumerate(tau.turns):
             h = context(chat, tau, t)
             turn_seed = f"{seed}/{number}/{i}/{t}"
-            turn.action_ids, turn.logps = generate(whole, h, 6, temperature, seed=turn_seed)
+            turn.response_ids, turn.logps = generate(whole, h, 6, temperature, seed=turn_seed)
         return tau
 
     async def rollout(model, chat_, tasks, *, env, settings, group_size, seed, temperature, **_):
@@ -553,7 +553,7 @@ def on_ranks(checkpoint, out):
 
         own = []
         for tau in episodes:
-            responses = [turn.action_ids for turn in tau.turns]
+            responses = [turn.response_ids for turn in tau.turns]
             own.append((tau.task["task_id"], tau.member, responses))
         everyones = runs.gather(own)
         played.append(sorted(everyones))

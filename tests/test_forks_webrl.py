@@ -182,7 +182,7 @@ def test_the_outcome_model_minimizes_the_cross_entropy_of_the_judges_rewards(cha
     x = method.last_states(episodes)
     r = torch.tensor([tau.reward for tau in episodes])
     shared.fit(model, optimizer, "outcome", x, r, 3)  # away from a chance of 0.5
-    head = model.heads["outcome"]
+    head = model.fork_heads["outcome"]
     before = [p.detach().clone().double() for p in head.parameters()]
 
     def loss(parameters):
@@ -211,7 +211,7 @@ def test_the_outcome_model_minimizes_the_cross_entropy_of_the_judges_rewards(cha
 def test_the_outcome_model_reads_the_end_of_an_episode_and_the_metrics_keep_the_judge(chat):
     model = model_of(chat)
     method = webrl_of(chat, model, webrl.Config())
-    torch.nn.init.constant_(model.heads["outcome"][2].bias, 3.0)  # says yes to everything
+    torch.nn.init.constant_(model.fork_heads["outcome"][2].bias, 3.0)  # says yes to everything
     tau = trajectory(chat, 0.0, [3, 5])
 
     def identity(x_BTD):
@@ -422,7 +422,7 @@ def test_one_episode_a_task_is_enough(chat, checkpoint, tmp_path, monkeypatch):
     line, = read(out / "metrics.jsonl")
     assert webrl.Config.G == 1
     assert line["episodes_trained"] == 6
-    assert line["tokens_trained"] > 0
+    assert line["tokens_packed"] > 0
     assert line["grad_norm"] > 0
 
 
@@ -647,7 +647,7 @@ def test_a_fork_runs_logs_saves_and_resumes(checkpoint, tmp_path, fork, more, ra
     assert (tmp_path / "report.html").exists()
     if fork == "webrl":
         for line in lines:
-            assert line["tokens_trained"] > 0
+            assert line["tokens_packed"] > 0
             assert line["logp_gap"] < 1e-4
         assert "outcome_accuracy" in lines[1]
         assert "outcome_accuracy" not in lines[0]

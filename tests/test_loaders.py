@@ -159,8 +159,8 @@ def play(directory):
 
 def continue_run(directory):
     cfg = mgrpo.Config(out=str(directory))
-    run = open_run(cfg, torch.device("cpu"), first=2)
-    run.begin(tiny_config(), first=2)
+    run = open_run(cfg, torch.device("cpu"), first_step=2)
+    run.begin(tiny_config(), first_step=2)
     report(directory)
 
 
@@ -215,7 +215,7 @@ def good(tokenizer, tmp_path_factory):
 
     # 1) A checkpoint and the state of its training.
     model = tiny_model()
-    save(model, path, run={"max_turns": 3})
+    save(model, path, settings={"max_turns": 3})
     tokenizer.save(str(path / "tokenizer.json"))
     agent = {"system": "You browse.", "think": True, "compress": True}
     (path / "agent.json").write_text(json.dumps(agent))

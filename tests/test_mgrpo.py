@@ -22,7 +22,7 @@ import run as runs
 import worlds
 from compress import Trajectory, Turn, context, trajectory_rows
 from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, task_batch, update,
-                   update_metrics, warmup_linear, weigh)
+                   update_metrics, warmup_linear, weighted_rows)
 from model import generate, load, load_tokenizer, save, token_logprobs
 from rollout import Engine, Settings
 
@@ -35,12 +35,12 @@ def trajectory(chat, reward, lengths, seed=0, status="ok", member=0):
     for k, n in enumerate(lengths):
         ids = torch.randint(3, 300, (n,), generator=g)
         logps = -4 - torch.rand(n, generator=g)
-        observation_ids = chat.user_ids(task, k, f"<a>lamp <{k}></a>")
+        message_ids = chat.user_ids(task, k, f"<a>lamp <{k}></a>")
         turn = Turn(
             url="",
             observation=f"page {k}",
-            observation_ids=observation_ids,
-            action_ids=ids.tolist(),
+            message_ids=message_ids,
+            response_ids=ids.tolist(),
             logps=logps.tolist(),
             response="",
         )
@@ -291,7 +291,7 @@ def ragged_groups(chat):
 
 
 def with_advantages(groups):
-    """The groups with their advantages, as `weigh` takes them."""
+    """The groups with their advantages, as `weighted_rows` takes them."""
     return [group_advantages(group) for group in groups]
 
 
@@ -311,15 +311,15 @@ def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
     kept = with_advantages(make_groups(chat))
     tokens = 0
     for tau in episodes_of(kept):
-        tokens += sum(len(turn.action_ids) for turn in tau.turns)
+        tokens += sum(len(turn.response_ids) for turn in tau.turns)
 
     def total(norm):
-        rows = weigh(kept, chat, Config(loss_norm=norm))
+        rows = weighted_rows(kept, chat, Config(loss_norm=norm))
         return sum(row.weight * row.n_action for row in rows)
 
     def episode_with(response):
         for tau in episodes_of(kept):
-            if any(turn.action_ids == response for turn in tau.turns):
+            if any(turn.response_ids == response for turn in tau.turns):
                 return tau
 
     assert total("paper") == pytest.approx(1)
@@ -327,7 +327,7 @@ def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
     longest = Config.max_turns * Config.max_new_tokens
     assert total("constant") == pytest.approx(tokens / (2 * 4 * longest))
 
-    for row in weigh(kept, chat, Config(loss_norm="paper")):
+    for row in weighted_rows(kept, chat, Config(loss_norm="paper")):
         response = row.ids[-row.n_action:]
         tau = episode_with(response)
         assert row.weight == pytest.approx(1 / (2 * 4 * len(tau.turns) * row.n_action))
@@ -350,7 +350,7 @@ def gradient_of(chat, kept, cfg, reference=None, model=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer.step = remember
     method = method_of(chat, model, cfg, optimizer, reference)
-    metrics = update(method, weigh(kept, chat, cfg))
+    metrics = update(method, weighted_rows(kept, chat, cfg))
     return grads, metrics
 
 
@@ -426,7 +426,7 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
 
     passes = []
     for _ in range(3):
-        passes.append(update(method, weigh(kept, chat, cfg)))
+        passes.append(update(method, weighted_rows(kept, chat, cfg)))
 
     first, second, _ = passes
     assert first["clip_frac"] == 0
@@ -449,7 +449,7 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     kept = sampled_groups(chat, model)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.0)
     method = method_of(chat, model, cfg, optimizer, reference=random_policy(chat, seed=1))
-    rows = weigh(kept, chat, cfg)
+    rows = weighted_rows(kept, chat, cfg)
 
     def mean_change():
         changes = []
@@ -471,8 +471,8 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     assert 0 < before_second < before_third
     assert metrics["logp_gap"] == passes[0]["logp_gap"]
     assert metrics["logp_gap"] == pytest.approx(measured[0], abs=1e-6)
-    assert metrics["tokens_trained"] == sum(one["tokens"] for one in passes)
-    assert metrics["tokens_trained"] > passes[0]["tokens"]
+    assert metrics["tokens_packed"] == sum(one["tokens"] for one in passes)
+    assert metrics["tokens_packed"] > passes[0]["tokens"]
     for key in ("loss", "entropy", "grad_norm"):
         assert metrics[key] == passes[0][key]
     for key in ("kl", "clip_frac"):
@@ -488,7 +488,7 @@ def test_one_flat_sequence_is_not_what_was_sampled(chat):
     for tau in episodes:
         for t, turn in enumerate(tau.turns):
             ids = context(chat, tau, t)
-            turn.action_ids, turn.logps = generate(model, ids, 8, temperature=1.0, seed=t)
+            turn.response_ids, turn.logps = generate(model, ids, 8, temperature=1.0, seed=t)
 
     result = compare(model, chat, episodes)
 
@@ -657,7 +657,7 @@ def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
 
     # 1) The loss is NaN.
     one_by_one = method_of(chat, model, Config(max_tokens=1), optimizer)
-    metrics = update(one_by_one, weigh(spoiled, chat, Config()))
+    metrics = update(one_by_one, weighted_rows(spoiled, chat, Config()))
     assert metrics["skipped"] == 1
     assert unchanged()
     assert not optimizer.state
@@ -668,7 +668,7 @@ def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
         return gradient * float("inf")
 
     hook = model.model.norm.weight.register_hook(overflows)
-    sound = weigh(kept, chat, Config())
+    sound = weighted_rows(kept, chat, Config())
     method = method_of(chat, model, Config(), optimizer)
     metrics = update(method, sound)
     assert metrics["skipped"] == 1
@@ -688,7 +688,7 @@ def test_a_response_without_its_log_probs_is_an_error_and_not_taken_for_on_polic
     model = random_policy(chat)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(RuntimeError):
-        update(method_of(chat, model, Config(), optimizer), weigh(kept, chat, Config()))
+        update(method_of(chat, model, Config(), optimizer), weighted_rows(kept, chat, Config()))
 
 
 def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypatch, capsys):
@@ -928,9 +928,13 @@ def test_a_finished_run_without_its_state_is_not_replaced_without_a_word(chat, p
         return play(held_out_successes(chat, 5), "x", steps=1, held_out="theirs", **changes)
 
     again()
-    shutil.rmtree(tmp_path / "x/state")
-    with pytest.raises(ValueError, match="x holds a trained policy, but no state/ to go on from. Give --no-resume"):
-        again()
+    state = tmp_path / "x/state"
+    for left in ("an empty state/", "no state/"):
+        shutil.rmtree(state)
+        if left == "an empty state/":  # as when the disk was full
+            (state / "tmp").mkdir(parents=True)
+        with pytest.raises(ValueError, match="x holds a trained policy, but no state/ to go on from. Give --no-resume"):
+            again()
     assert len(again(resume=False)) == 1
 
 
@@ -1422,7 +1426,7 @@ def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, pl
         assert line["groups_kept"] == 0
         assert line["change"] == []
         assert line["skipped"] == 0
-        assert line["tokens_trained"] == 0
+        assert line["tokens_packed"] == 0
         assert line["env_errors"] == 0
         assert all([line["turns"], line["response_tokens"], line["trajectory_tokens"]])
 

@@ -607,7 +607,7 @@ def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
     path = tmp_path / "a"
     model = tiny_model(family, **changes)
     save(model, path)
-    save(model, path, run={"seed": 1})  # into an existing directory
+    save(model, path, settings={"seed": 1})  # into an existing directory
 
     again = load(path)
 
@@ -1134,13 +1134,17 @@ def test_a_context_longer_than_the_models_own_is_refused():
         check_context(tiny_model(), 4097)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused():
-    """As after adding tokens of a chat format without resizing the model."""
+def test_a_tokenizer_with_ids_that_have_no_embedding_is_refused():
+    """As after adding tokens of a chat format without resizing the model. Ids may have gaps."""
     model = tiny_model()
     n = model.config.vocab_size
-    check_vocabulary(model, SimpleNamespace(get_vocab_size=lambda: n))
-    with pytest.raises(ValueError, match=f"the tokenizer has {n + 1} tokens, the model embeddings for {n}"):
-        check_vocabulary(model, SimpleNamespace(get_vocab_size=lambda: n + 1))
+
+    def tokenizer(largest):
+        return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": largest})
+
+    check_vocabulary(model, tokenizer(n - 1))
+    with pytest.raises(ValueError, match=f"the tokenizer has ids up to {n}, the model {n} embeddings"):
+        check_vocabulary(model, tokenizer(n))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -1555,7 +1559,7 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path):
     cases = [
         ({"hidden_size": 64}, f"{weights}: .* shape"),
         ({"num_hidden_layers": 3}, f"{tmp_path}: no model.layers.2.* 12 tensors"),
-        ({"num_hidden_layers": 1}, f"{weights}: KeyError: 'model.layers.1"),
+        ({"num_hidden_layers": 1}, f"{weights}: it holds model.layers.1.*, for which config.json has no place"),
         ({"hidden_size": "big"}, f"{config}: TypeError"),
     ]
     for changes, message in cases:
@@ -1564,7 +1568,15 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path):
             load(tmp_path)
     config.write_text(json.dumps(raw))
 
-    # 2) Its weights end early, or are missing.
+    # 2) Its weights are no numbers to compute with.
+    tensors = load_file(weights)
+    for spoiled in (torch.ones(32, dtype=torch.int8), torch.full((32,), math.nan), torch.full((32,), math.inf)):
+        save_file(tensors | {"model.norm.weight": spoiled}, weights)
+        says = f"^cannot use {weights}: not all values of model.norm.weight are finite floating-point numbers"
+        with pytest.raises(ValueError, match=says):
+            load(tmp_path)
+
+    # 3) They end early, or are missing.
     beginning = weights.read_bytes()[:1000]
     weights.write_bytes(beginning)
     with pytest.raises(ValueError, match=f"^cannot use {weights}: SafetensorError"):

@@ -34,8 +34,8 @@ FILES = ["model", "compress", "rollout", "evaluate", "bc", "mgrpo"]
 GUIDES = README + YOUR_SITE + SCALE
 # [(script, arguments)] of every indented line that calls a script
 COMMANDS = re.findall(r"^    .*?\b((?:\w+/)*\w+\.py) +(.*?)(?: +#.*)?$", GUIDES, re.MULTILINE)
-MADE_BY_THE_READER = ("forks/short.py", "forks/stops.py", "forks/mine.py", "bakery/site.py", "bakery/tasks.py",
-                      "bakery/expert.py", "site.py")
+MADE_BY_THE_READER = ("forks/short.py", "forks/mine.py", "bakery/site.py", "bakery/tasks.py", "bakery/expert.py",
+                      "site.py")
 
 
 def documents() -> list:

@@ -44,10 +44,10 @@ def write_summary(path, splits, **more):
 
 def write_run(path, n=5):
     """A finished run's files, with text in every place that tries to break out."""
-    run = open_run(Config(out=str(path)), "cpu", first=0)
-    run.begin({}, first=0)
+    run = open_run(Config(out=str(path)), "cpu", first_step=0)
+    run.begin({}, first_step=0)
     for step in range(30):
-        run.write({
+        run.write_metrics({
             "step": step,
             "success_rate": step / 30,
             "trajectory_tokens": 900 + step,

@@ -436,7 +436,7 @@ def test_the_engine_does_not_round_a_random_number_up_to_the_last_token(chat, mo
     engine.prefill(request)
     engine.decode()
 
-    assert request.out == [7]
+    assert request.response_ids == [7]
 
 
 def test_a_response_ends_with_its_end_token(chat):
@@ -513,7 +513,7 @@ def test_a_rollout_does_not_depend_on_how_many_run_at_once(site, chat, run, n_ta
         logps = []
         for tau in run(rollout(model, chat, tasks, Env(), settings, group_size=2, seed=5)):
             for turn in tau.turns:
-                responses.append(turn.action_ids)
+                responses.append(turn.response_ids)
                 logps += turn.logps
         return responses, logps
 
@@ -732,8 +732,12 @@ def test_a_blocked_link_in_the_last_turn_is_judged_where_it_was_pressed(site, ch
     assert judged == [f"{base}/"]
 
 
-@pytest.mark.parametrize("kind", ["browser", "renderer"])
-def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat, kind):
+@pytest.mark.parametrize("kind, how", [
+    ("browser", signal.SIGKILL),
+    ("renderer", signal.SIGKILL),
+    pytest.param("browser", signal.SIGSTOP, marks=pytest.mark.slow),  # it hangs
+])
+def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat, kind, how):
     url = site({"/": "<a href='/'>again</a>"})
     others = chromium(kind)
     killed = []
@@ -742,13 +746,13 @@ def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat,
         if trajectory.task["task_id"] == 1 and not killed:  # in the midst of an episode
             killed.extend(set(chromium(kind)) - set(others))
             for process in killed:
-                os.kill(process, signal.SIGKILL)
+                os.kill(process, how)
         text = "exit()"
         if len(trajectory.turns) < 3:
             text = 'do(action="Click", element="0")'
         return [*chat.encode(text), chat.end_id], [], True
 
-    settings = Settings(concurrency=2, max_turns=5, max_new_tokens=40, max_context=800, timeout=5)
+    settings = Settings(concurrency=2, max_turns=5, max_new_tokens=40, max_context=800, timeout=3)
     tasks = [task_at(url, task_id=i) for i in range(6)]
     played = asyncio.run(play(act, chat, tasks, Env(), settings))
 
@@ -756,6 +760,7 @@ def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat,
     assert [(tau.status, tau.success) for tau in played] == [("ok", 1.0)] * 6
     assert played[1].fault
     assert not played[5].fault
+    assert not set(killed) & set(chromium(kind))
 
 
 def chaotic(fates: Counter):
@@ -939,7 +944,7 @@ def test_one_at_a_time_two_runs_are_equal_bit_for_bit(site, chat, run):
     def episodes():
         found = []
         for tau in run(rollout(model, chat, tasks, Env(), settings, group_size=2, seed=3)):
-            found.append([(turn.action_ids, turn.logps) for turn in tau.turns])
+            found.append([(turn.response_ids, turn.logps) for turn in tau.turns])
         return found
 
     first = episodes()
@@ -960,7 +965,7 @@ def test_equal_ids_of_two_sources_have_random_numbers_of_their_own(site, chat, r
     settings = Settings(max_turns=1, max_new_tokens=12, max_context=600, concurrency=1)
     first, second = run(rollout(model, chat, [here, there], Env(), settings, seed=3))
     assert first.turns[0].observation == second.turns[0].observation
-    assert first.turns[0].action_ids != second.turns[0].action_ids
+    assert first.turns[0].response_ids != second.turns[0].response_ids
 
     [again] = run(rollout(model, chat, [here], Env(), settings, seed=3))  # alone, an id draws what it always drew
-    assert again.turns[0].action_ids == first.turns[0].action_ids
+    assert again.turns[0].response_ids == first.turns[0].response_ids

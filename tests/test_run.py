@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_drops_the_rows_that_come_again(tmp_path):
 def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     cfg = Knobs(model=str(tmp_path), out=str(tmp_path))
     with pytest.raises(ValueError, match="--model .* is in --out"):
-        open_run(cfg, "cpu", first=0)
+        open_run(cfg, "cpu", first_step=0)
 
     # Nor the weights under the adapters that it starts from.
     adapter = tmp_path / "lora" / "adapter"
@@ -102,10 +102,16 @@ def test_a_run_does_not_overwrite_what_it_starts_from(tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps(frozen))
     cfg = Knobs(model=str(tmp_path / "lora"), out=str(base))
     with pytest.raises(ValueError, match="--model.s frozen weights .* is in --out"):
-        open_run(cfg, "cpu", first=0)
+        open_run(cfg, "cpu", first_step=0)
+
+    # Nor what lies deeper, such as data in OUT/best.
+    cfg = Knobs(model=str(adapter), out=str(tmp_path))
+    with pytest.raises(ValueError, match="--model .* is in --out"):
+        open_run(cfg, "cpu", first_step=0)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "metrics.jsonl", "best", "state", "step-00005"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "metrics.jsonl", "best", "state", "step-00005",
+                                  "demos.jsonl", "agent.json", "generation_config.json", "chat_template.jinja"])
 def test_a_new_run_does_not_touch_what_no_run_has_written(tmp_path, name):
     mine = tmp_path / name
     if "." in name:
@@ -115,7 +121,7 @@ def test_a_new_run_does_not_touch_what_no_run_has_written(tmp_path, name):
         (mine / "work").touch()
 
     with pytest.raises(ValueError, match=f"{tmp_path} is no run's directory, and {name} in it would be lost"):
-        open_run(Knobs(out=str(tmp_path)), "cpu", first=0)
+        open_run(Knobs(out=str(tmp_path)), "cpu", first_step=0)
     assert list(tmp_path.iterdir()) == [mine]
 
     # Other files stay, and a run may be written beside them.
@@ -126,7 +132,7 @@ def test_a_new_run_does_not_touch_what_no_run_has_written(tmp_path, name):
 
 def test_a_run_needs_a_directory():
     with pytest.raises(ValueError, match="--out: name a directory"):
-        open_run(Knobs(out=""), "cpu", first=0)
+        open_run(Knobs(out=""), "cpu", first_step=0)
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):
@@ -151,7 +157,7 @@ def test_a_state_is_deleted_as_a_whole(tmp_path, monkeypatch):
 
 def test_metrics_hold_no_nan(tmp_path):
     run = runs.Run(tmp_path, {})
-    run.write({"loss": float("nan"), "change": [float("inf"), 0.1]})
+    run.write_metrics({"loss": float("nan"), "change": [float("inf"), 0.1]})
     written = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert written == {"loss": None, "change": [None, 0.1]}
 
@@ -254,13 +260,25 @@ def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped, na
     assert runs.resume(forced, model, optimizer, may_change=set()) == 2
 
 
+def test_a_copy_beside_the_training_states_is_neither_read_nor_removed(stopped):
+    cfg, model, optimizer = stopped
+    state = runs.Path(cfg.out) / "state"
+    [newest] = runs.saved_states(state)
+    copy = state / f"{newest.name}.bak"
+    copy.mkdir()
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+    runs.save_state(cfg, model, optimizer, step=3, inputs=runs.inputs_of(cfg))
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 3
+    assert copy.exists()
+
+
 def test_a_run_refuses_to_go_on_by_another_method(stopped):
     """mgrpo.py's run once went on as a fork's, and Adam's momentum as Muon's."""
     cfg, model, optimizer = stopped
-    runs.save_state(cfg, model, optimizer, step=2, inputs=runs.inputs_of(cfg), method="MGRPO")
-    assert runs.resume(cfg, model, optimizer, may_change=set(), method="MGRPO") == 2
+    runs.save_state(cfg, model, optimizer, step=2, inputs=runs.inputs_of(cfg), method_name="MGRPO")
+    assert runs.resume(cfg, model, optimizer, may_change=set(), method_name="MGRPO") == 2
     with pytest.raises(ValueError, match="the method MGRPO, not Short"):
-        runs.resume(cfg, model, optimizer, may_change=set(), method="Short")
+        runs.resume(cfg, model, optimizer, may_change=set(), method_name="Short")
 
 
 def test_a_run_refuses_to_go_on_with_other_demonstrations(tmp_path):
@@ -315,8 +333,8 @@ def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):
 def test_a_state_of_another_model_is_refused(stopped):
     cfg, _, _ = stopped
     other = tiny_model()
-    other.heads["value"] = torch.nn.Linear(2, 1)
-    its_heads = ModuleDict(other.heads)
+    other.fork_heads["value"] = torch.nn.Linear(2, 1)
+    its_heads = ModuleDict(other.fork_heads)
     optimizer = torch.optim.AdamW(its_heads.parameters())
     with pytest.raises(ValueError, match="it belongs to another model"):
         runs.resume(cfg, other, optimizer, may_change=set())
@@ -546,6 +564,7 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
     ("--lr", "inf", "give a finite number"),
     ("--timeout", "inf", "give a finite number"),  # no page would open
     ("--max-page-chars", "-5", "give at least 1"),
+    ("--max-new-tokens", "0", "give at least 1"),
     ("--warmup", "nan", "give a finite number"),
     ("--epochs", "inf", "give a finite number"),
     ("--demos", "0", "give at least 1"),
@@ -555,6 +574,20 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
 def test_a_number_out_of_its_range_is_refused(flag, value, message, monkeypatch):
     with pytest.raises(ValueError, match=f"{flag} {value}: {message}"):
         parsed(monkeypatch, flag, value, kind=bc.Config)
+
+
+def test_a_temperature_at_which_logits_overflow_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="--temperature 1e-40: give at least 0.01"):
+        parsed(monkeypatch, "--temperature", "1e-40", kind=mgrpo.Config)
+    assert parsed(monkeypatch, "--temperature", "0", kind=evaluate.Config).temperature == 0
+    assert parsed(monkeypatch, "--temperature", "0.01", kind=evaluate.Config).temperature == 0.01
+
+
+def test_an_empty_value_is_refused_where_it_would_stand_for_none(monkeypatch):
+    """evaluate.py --model "$M", with M not set, once played runs/mgrpo."""
+    with pytest.raises(ValueError, match="--model is empty; give a value, or leave it out"):
+        parsed(monkeypatch, "--model", "", kind=evaluate.Config)
+    assert parsed(monkeypatch, "--allow", "", kind=evaluate.Config).allow == ""  # its default
 
 
 @pytest.mark.parametrize("fork, flag, value, message", [

@@ -44,7 +44,7 @@ CLONING = [
 ]
 METRICS = """step reward success_rate turns response_tokens trajectory_tokens loss kl clip_frac entropy logp_gap
 grad_norm groups_kept env_errors env_retries exited truncated invalid_actions failed_actions pages_cut skipped change
-tokens_trained seconds_rollout seconds_train tokens_per_second""".split()
+tokens_packed seconds_rollout seconds_train tokens_per_second""".split()
 # What the end of each script gives to command_line.
 SCRIPTS = {
     "bc.py": (bc, {"paper": bc.PAPER}, None),
@@ -467,7 +467,7 @@ def train_critic(checkpoint, out):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
     cfg = critic.Config(G=3, max_tokens=300, max_grad_norm=1e9)
     method = critic.Critic(cfg, chat, model, None, optimizer, device)
-    head = model.heads["value"]
+    head = model.fork_heads["value"]
     generator = torch.Generator().manual_seed(0)
     torch.nn.init.normal_(head[2].weight, generator=generator)
 
@@ -666,7 +666,7 @@ def test_a_directory_in_use_or_not_writable_is_one_sentence(checkpoint, tmp_path
 
     run = Run(tmp_path / "x", {})
     run.claim()
-    run.write({"step": 0})
+    run.write_metrics({"step": 0})
     sentence = refusal("mgrpo.py", *arguments, "--out", tmp_path / "x")
     assert f"in use by process {os.getpid()}" in sentence
     files = sorted((tmp_path / "x").iterdir())

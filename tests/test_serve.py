@@ -693,7 +693,8 @@ def test_a_task_file_names_its_folder_and_verifier_relative_to_itself(shop, tmp_
     ({"serve": "python3 server.py"}, "{port}"), ({"serve": 5}, "serve is 5"),
     ({"ready": "/{tmp}"}, "ready names {tmp}"), ({"start_url": "http://127.0.0.1:{port}/?data={tmp}"}, "start_url names {tmp}"),
     ({"start_url": "http://127.0.0.1:8000/"}, "starts at"), ({"ready": "up"}, "ready is 'up'"),
-    ({"cwd": "nowhere"}, "is not a folder"), ({"cwd": 3}, "cwd is 3"), ({"clock": "noon"}, "clock is 'noon'"),
+    ({"cwd": "nowhere"}, "is not a folder"), ({"cwd": 3}, "cwd is 3"), ({"cwd": "a\0b"}, "cwd is 'a"),
+    ({"serve": "python3 server.py {port}\0"}, "serve is 'python3"), ({"clock": "noon"}, "clock is 'noon'"),
     ({"private": "/api/"}, "private is '/api/'"), ({"private": ["api"]}, "private is ['api']"),
     ({"script": 1}, "script is 1"), ({"eval": {"eval_types": ["verify"]}}, "eval.verify is None"),
     ({"eval": {"eval_types": ["verify"], "verify": "no.py"}}, "does not exist")])

@@ -50,11 +50,11 @@ TEMPERATURE = 0.7
 LR = 1e-2  # with which three updates reach the clip
 
 
-def log_probs_by_hand(model, h_j, action_ids) -> list:
+def log_probs_by_hand(model, h_j, response_ids) -> list:
     """Each token's log-prob, from a forward pass over h_j and the whole response, alone. Differentiable."""
-    logits_TV = model(torch.tensor([h_j + action_ids]))[0] / TEMPERATURE
+    logits_TV = model(torch.tensor([h_j + response_ids]))[0] / TEMPERATURE
     out = []
-    for k, token in enumerate(action_ids):
+    for k, token in enumerate(response_ids):
         logits_V = logits_TV[len(h_j) + k - 1]
         out.append(logits_V[token] - logits_V.exp().sum().log())
     return out
@@ -71,7 +71,7 @@ def turn_record(chat, page, thought, action) -> dict:
         "action": str(parse(response)),
         "error": "",
         "ended": True,
-        "action_ids": ids,
+        "response_ids": ids,
         "logps": [0.0] * len(ids),
     }
 
@@ -123,7 +123,7 @@ def recorded(checkpoint) -> dict:
         for tau, episode in zip(group, episodes):
             for t, turn in enumerate(episode["turns"]):
                 h_j = context(chat, tau, t)
-                logps = log_probs_by_hand(model, h_j, turn["action_ids"])
+                logps = log_probs_by_hand(model, h_j, turn["response_ids"])
                 turn["logps"] = [logp.item() for logp in logps]
     return record
 
@@ -278,7 +278,7 @@ def tokens_by_hand(record, data, done: int) -> list[Token]:
     out = []
     for i, A in zip(unbroken(record), advantages_by_hand(record)):
         for t, turn in enumerate(data["episodes"][i]["turns"]):
-            ids = record["episodes"][i]["turns"][t]["action_ids"]
+            ids = record["episodes"][i]["turns"][t]["response_ids"]
             for k, (old, now) in enumerate(zip(turn["old"], turn["passes"][done])):
                 token = Token((i, t, k), ids[k], math.exp(now - old), A)
                 out.append(token)
@@ -504,7 +504,7 @@ def test_the_other_episodes_draw_is_that_of_its_own_generator(record, seen):
     tau = seen.parting.wrong
     k = seen.parting.token
     rng = random.Random(f"0/0/3/{tau.member}")
-    first_turn = len(tau.turns[0].action_ids)
+    first_turn = len(tau.turns[0].response_ids)
     for _ in range(first_turn + k):
         rng.random()
     assert seen.other_draw == rng.random()
@@ -574,14 +574,14 @@ def test_the_updates_of_the_walk_are_those_of_a_plain_training_loop(record, seen
     group = walk.read_group(record, chat)
     tokens = 0
     for i in unbroken(record):
-        tokens += sum(len(turn.action_ids) for turn in group[i].turns)
+        tokens += sum(len(turn.response_ids) for turn in group[i].turns)
 
     # 1) Three updates; before each of them the log-probs are the page's.
     for done in (0, 1, 2):
         total = 0.0
         for i, A in zip(unbroken(record), advantages_by_hand(record)):
             for t, turn in enumerate(group[i].turns):
-                logps = log_probs_by_hand(model, context(chat, group[i], t), turn.action_ids)
+                logps = log_probs_by_hand(model, context(chat, group[i], t), turn.response_ids)
                 shown = data["episodes"][i]["turns"][t]["passes"][done]
                 assert [logp.item() for logp in logps] == pytest.approx(shown, abs=5e-3)
                 for logp, old in zip(logps, turn.logps):
@@ -652,7 +652,7 @@ def test_episodes_of_other_weights_are_refused(record, checkpoint):
 def test_attention_is_what_the_model_computes(seen):
     """Each row sums to 1 and sees nothing later. (The tool itself compares the weighted values with the model's.)"""
     past = len(context(seen.chat, seen.parting.right, 1))
-    written = len(seen.turn.action_ids)
+    written = len(seen.turn.response_ids)
 
     weights_LNT = seen.attention[1]
 
@@ -671,8 +671,8 @@ def test_the_walk_begins_where_a_success_and_a_failure_part_after_the_first_turn
     chat = open_chat(checkpoint, "")
     group = walk.read_group(record, chat)
     parting = walk.find_parting(group, chat)
-    right = parting.right.turns[1].action_ids
-    wrong = parting.wrong.turns[1].action_ids
+    right = parting.right.turns[1].response_ids
+    wrong = parting.wrong.turns[1].response_ids
     k = parting.token
     assert right[:k] == wrong[:k]
     assert right[k] != wrong[k]
@@ -798,7 +798,7 @@ def by_mgrpo(record, checkpoint, data, settings) -> tuple[float, list]:
     if not training:
         return 0.0, []
     turn_advantages(training, settings["credit"], walk_page.GAMMA)
-    rows = mgrpo.weigh([training], chat, cfg)
+    rows = mgrpo.weighted_rows([training], chat, cfg)
 
     # 2) Their log-probs. The page's first pass is that of the reference.
     turns = []
@@ -966,7 +966,7 @@ def loss_by_method(record, data, done: int) -> float:
     """The loss of the group by mgrpo.py, from the log-probs that the page holds; all tokens weigh the same."""
     tokens = 0
     for i in unbroken(record):
-        tokens += sum(len(turn["action_ids"]) for turn in record["episodes"][i]["turns"])
+        tokens += sum(len(turn["response_ids"]) for turn in record["episodes"][i]["turns"])
 
     total = 0.0
     for i, A in zip(unbroken(record), advantages_by_hand(record)):
@@ -1078,7 +1078,7 @@ def test_the_answers_are_those_of_the_method_by_hand(given):
     lengths = []
     for tau in given.group:
         if tau.status == "ok":
-            lengths += [len(turn.action_ids) for turn in tau.turns]
+            lengths += [len(turn.response_ids) for turn in tau.turns]
     written = sum(lengths)
     rows, read, trained, share, packed, trained_again, larger = answer(1, given)
     assert rows == len(lengths)

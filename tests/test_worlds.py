@@ -72,6 +72,14 @@ def completion(text, finish_reason="stop"):
     return answer_with(200, json.dumps({"choices": [choice]}))
 
 
+@pytest.mark.parametrize("key", ["sk-SECRET\u2026", "sk-SECRET\n1"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ValueError, match="OPENAI_API_KEY holds a character that no key has") as error:
+        Endpoint("http://127.0.0.1:1/v1", "m")
+    assert "SECRET" not in str(error.value)
+
+
 def test_an_endpoint_outlasts_limits_failures_silence_and_nonsense(site, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k\n")  # as a file ends
     url, seen = chat_server(site, 429, "breaks off", 1.0, b"<html>", b'{"choices": []}', "fine")
@@ -294,6 +302,8 @@ def prepared_by(actions):
     (changed(start_url="127.0.0.1:7770"), ["start_url"]),
     (changed(start_url="__FOO__/x"), ["start_url"]),
     (changed(storage_state=5), ["storage_state is 5"]),
+    (changed(intent_template_id=[1]), ["intent_template_id is [1]"]),
+    (changed(flaw=["a"]), ["flaw is ['a']"]),
     # Its checks.
     (judged_by(), ["eval.eval_types"]),
     (judged_by("vibes"), ["eval.eval_types", "vibes"]),

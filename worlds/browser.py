@@ -49,8 +49,8 @@ class BrowserSettings:
     browser: str = ""              # Chromium elsewhere: ws://HOST:PORT of a Playwright server
 
     def __post_init__(self):
-        if self.timeout <= 0:
-            raise ValueError(f"--timeout {self.timeout:g}: give the seconds that a page may take, above 0.")
+        if not 0 < self.timeout <= 1e6:  # Chromium takes a much longer one for none at all
+            raise ValueError(f"--timeout {self.timeout:g}: give the seconds that a page may take, from above 0 to 1e6.")
         if self.browser and not re.match(r"wss?://[^/\s]+", self.browser):
             raise ValueError(f"--browser {self.browser}: write ws://HOST:PORT, the address that "
                              "`playwright run-server` prints.")
@@ -181,7 +181,11 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     # 1) The addresses.
     parts = [part_with_addresses(task) for task in tasks]
     text = json.dumps(parts, ensure_ascii=False)
-    addresses = ADDRESS.findall(text) + allow.split(",")
+    addresses = ADDRESS.findall(text)
+    for address in filter(None, allow.split(",")):
+        if not origin(address):
+            raise ValueError(f"--allow {address}: write http://HOST or http://HOST:PORT.")
+        addresses.append(address)
 
     # 2) Their origins; of one with {port}, those with each port that a server may get.
     sites = set()
@@ -331,7 +335,7 @@ class Browser:
                 self.chromium = await self.launch()
             except PlaywrightError as error:  # the user can fix it: print one sentence, and end the run
                 reason = first_line(error)
-                said = re.search(r"\[err\] (.+)", str(error))  # by Chromium itself
+                said = re.search(r"\[err\] (?!.*dbus)(.+)", str(error))  # by Chromium itself; dbus it can do without
                 if said:
                     reason = first_line(said[1])
                 raise ValueError(f"Chromium failed: {reason}") from None
@@ -387,9 +391,7 @@ class Browser:
     async def is_alive(self) -> bool:
         if not self.chromium.is_connected():
             return False
-        if not self.settings.browser:
-            return True
-        # Playwright notices late that a connection is broken, and never that a machine is off. So ask.
+        # Playwright notices late that a connection is broken, and never that a process hangs or a machine is off.
         with contextlib.suppress(PlaywrightError, EnvError):
             asking = self.chromium.new_browser_cdp_session()
             devtools = await bounded(asking, self.settings.timeout, "asking Chromium")

@@ -50,16 +50,17 @@ class Endpoint:
     def __init__(self, url: str, model: str):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"{url!r} is no address of a server; give http://HOST:PORT/v1.")
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not (self.key.isascii() and self.key.isprintable()):  # urllib's error would show the key
+            raise ValueError("OPENAI_API_KEY holds a character that no key has; set it again.")
         self.url = url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.model = model
         self.pool = ThreadPoolExecutor(64)  # asyncio's own has fewer threads than episodes
 
     def post(self, body: dict) -> dict:
         headers = {"Content-Type": "application/json"}
-        # Stripped: urllib refuses a header with a line break, and its error would show the key.
-        key = os.environ.get("OPENAI_API_KEY", "").strip()
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:

@@ -59,9 +59,10 @@ async def photograph(
     name: str,
 ):
     """Keeps the window as a JPEG in a run's directory and notes it in the turn; the report draws the frame."""
-    safe = re.sub(r"\W", "-", name)[-150:]
+    safe = re.sub(r"\W", "-", name)
+    safe = safe.encode()[-150:].decode(errors="ignore")  # a file's name may have 255 bytes
     file = Path("screenshots") / f"{safe}.jpg"
-    with suppress(PlaywrightError):  # a page whose script is in a loop cannot be painted
+    with suppress(PlaywrightError, OSError):  # a page whose script is in a loop cannot be painted; a full disk
         await session.page.screenshot(
             path=directory / file,
             type="jpeg",

@@ -378,7 +378,7 @@ def check_served(task: dict, found: Findings):
             found.faults.append("start_url names {port}; add serve, the command that starts the site there")
         return
     command = task["serve"]
-    if not isinstance(command, str) or "{port}" not in command:
+    if not isinstance(command, str) or "{port}" not in command or "\0" in command:
         found.faults.append(f"serve is {command!r:.60}; write the command that starts the site, "
                             "with {port} for its port")
     start_url = task.get("start_url")
@@ -391,7 +391,8 @@ def check_served(task: dict, found: Findings):
     ready = task.get("ready", "/")
     if not isinstance(ready, str) or not ready.startswith("/"):
         found.faults.append(f'ready is {ready!r:.60}; make it a path on the server, such as "/"')
-    if not isinstance(task.get("cwd", "."), str):
+    cwd = task.get("cwd", ".")
+    if not isinstance(cwd, str) or "\0" in cwd:
         found.faults.append(f"cwd is {task['cwd']!r:.60}; make it the name of a folder")
     for key in ("cwd", "ready", "start_url", "eval"):
         if "{tmp}" in str(task.get(key)):
@@ -429,6 +430,9 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
     if isinstance(task.get("eval"), dict):
         check_eval(task["eval"], found)
         check_names(task["eval"], CHECK_FIELDS, "eval.", found)
+    for key in ("intent_template_id", "flaw"):
+        if not isinstance(task.get(key), (int, str, type(None))):
+            found.faults.append(f"{key} is {task[key]!r:.60}; make it a number or a text")
     check_served(task, found)
     check_page_settings(task, found)
     check_names(task, FIELDS, "", found)

@@ -42,7 +42,7 @@ class Material:
 
     def rows(self) -> list[Row]:
         """Of all episodes, with advantages, weights, and the log-probs that this policy gives the tokens."""
-        rows = mgrpo.weigh([mgrpo.group_advantages(self.group)], self.chat, self.cfg)
+        rows = mgrpo.weighted_rows([mgrpo.group_advantages(self.group)], self.chat, self.cfg)
         for row in rows:
             row.logps = score(self.model, row, self.cfg.temperature).tolist()
         return rows
@@ -75,7 +75,7 @@ def episodes_with(rewards: list[float], turns: int = 1, tokens: int = 1) -> list
     for reward in rewards:
         tau = Trajectory(task, success=reward, reward=reward)
         for _ in range(turns):
-            tau.turns.append(Turn("", "a page", observation_ids=[0], action_ids=[0] * tokens, logps=[0.0] * tokens,
+            tau.turns.append(Turn("", "a page", message_ids=[0], response_ids=[0] * tokens, logps=[0.0] * tokens,
                                   response=""))
         out.append(tau)
     return out
@@ -106,7 +106,7 @@ def trained_tokens(given: Material) -> str:
 def pages_matter(given: Material) -> str:
     row = given.rows()[0]
     before = score(given.model, row, given.cfg.temperature).sum().item()
-    middle = row.n_context - len(row.turn.observation_ids) // 2  # of the page
+    middle = row.n_context - len(row.turn.message_ids) // 2  # of the page
     ids = list(row.ids)
     ids[middle] = (ids[middle] + 1) % given.model.config.vocab_size
     after = score(given.model, replace(row, ids=ids), given.cfg.temperature).sum().item()
@@ -122,7 +122,7 @@ def one_success(given: Material) -> str:
 def all_succeed(given: Material) -> str:
     group = episodes_with([1.0, 1.0, 1.0, 1.0])
     training = mgrpo.group_advantages(group)
-    return f"episodes that train: {len(training)}; rows: {len(mgrpo.weigh([training], given.chat, given.cfg))}"
+    return f"episodes that train: {len(training)}; rows: {len(mgrpo.weighted_rows([training], given.chat, given.cfg))}"
 
 
 def browser_fails(given: Material) -> str:
@@ -170,7 +170,7 @@ def three_norms(given: Material) -> str:
     failure = episodes_with([0.0], *LONG)
     lines = []
     for norm in ("token", "paper", "constant"):
-        rows = mgrpo.weigh([success + failure], given.chat, replace(given.cfg, loss_norm=norm))
+        rows = mgrpo.weighted_rows([success + failure], given.chat, replace(given.cfg, loss_norm=norm))
         share = rows[-1].weight / rows[0].weight
         whole = sum(row.weight * row.n_action for row in rows if row.tau is failure[0])
         whole /= sum(row.weight * row.n_action for row in rows)
@@ -191,7 +191,7 @@ def message_sizes(given: Material) -> str:
     for t, turn in enumerate(tau.turns):
         placeholder = len(chat.user_ids(tau.task, t, PLACEHOLDER))
         response = len(past_turn(chat, tau, t)) - placeholder
-        page = len(turn.observation_ids)
+        page = len(turn.message_ids)
         lines.append(f"turn {t + 1}: message with its page {page} ids, with the placeholder {placeholder}; "
                      f"then its response and what closes it {response}")
     return "\n".join(lines)

@@ -562,7 +562,7 @@ class Meter:
 
 def to_prefill(engine: Engine, request) -> tuple[int, int]:
     """How many tokens of a request have to be computed, and how many if slots did not copy from each other."""
-    ids = request.ids[:-1]
+    ids = request.context_ids[:-1]
     kept = [len(os.path.commonprefix([held, ids])) for held in engine.held]
     return len(ids) - max(kept), len(ids) - kept[request.slot]
 
@@ -603,7 +603,7 @@ def recorded_episodes(chat, args) -> list[Trajectory]:
     for i in range(args.episodes):
         episode = replay(chat, records[i // args.group % len(records)])
         for turn in episode.turns:
-            turn.action_ids[0] = 100 + i % args.group
+            turn.response_ids[0] = 100 + i % args.group
         episodes.append(episode)
     return episodes
 
@@ -795,7 +795,7 @@ class CountingEngine(Engine):
     def prefill(self, request):
         new, _ = to_prefill(self, request)
         CountingEngine.turns += 1
-        CountingEngine.whole += len(request.ids) - 1
+        CountingEngine.whole += len(request.context_ids) - 1
         CountingEngine.new += new
         super().prefill(request)
 

@@ -87,8 +87,8 @@ def made_up(reward: float, lengths: tuple = (1,)) -> Trajectory:
         turn = Turn(
             url="",
             observation="a page",
-            observation_ids=[0],
-            action_ids=[0] * n,
+            message_ids=[0],
+            response_ids=[0] * n,
             logps=[0.0] * n,
             response="",
         )
@@ -270,7 +270,7 @@ def weighed(norm: str, success: Trajectory, failure: Trajectory) -> list[Row]:
     chat = open_chat(ROOT / "worlds/base", actions_help="")
     cfg = mgrpo.Config(loss_norm=norm, max_turns=16, max_new_tokens=24)
     training = mgrpo.group_advantages([success, failure])
-    return mgrpo.weigh([training], chat, cfg)
+    return mgrpo.weighted_rows([training], chat, cfg)
 
 
 def blocks(panel: Panel, rows: list[Row]) -> list[str]:
@@ -314,7 +314,7 @@ def change_by_length(norm: str, rows: list[Row]) -> float:
 def described(x: float, name: str, tau: Trajectory) -> list[str]:
     """The two lines above an episode's blocks."""
     turns = len(tau.turns)
-    tokens = sum(len(turn.action_ids) for turn in tau.turns)
+    tokens = sum(len(turn.response_ids) for turn in tau.turns)
     return [
         label(x, 28, f"{name}, {tokens} tokens"),
         label(x, 45, f"{turns} turns, A = {tau.advantage:+.2f}", "soft"),
@@ -477,7 +477,7 @@ def reuse(chat: Chat, model) -> Reuse:
         kept = len(h_j) - 1 - computed  # prefill leaves the last id to `decode`
         turns.append((kept, computed))
         # While it decodes, the engine feeds the last id of the context and all of the response but its last.
-        engine.held[0] += [h_j[-1], *turn.action_ids[:-1]]
+        engine.held[0] += [h_j[-1], *turn.response_ids[:-1]]
     return turns
 
 

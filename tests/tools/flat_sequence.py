@@ -43,9 +43,9 @@ def flat(model: Transformer, chat: Chat, tau: Trajectory, masked: bool) -> list[
     seen = []  # positions that the loss mask leaves visible
     for t, turn in enumerate(tau.turns):
         # 1) Where the response stands.
-        closed = chat.past_response(turn.action_ids)
+        closed = chat.past_response(turn.response_ids)
         start = len(trunk(chat, tau, t + 1)) - len(closed)
-        stop = start + len(turn.action_ids)
+        stop = start + len(turn.response_ids)
         response = list(range(start, stop))
 
         # 2) What it sees.

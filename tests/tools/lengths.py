@@ -94,8 +94,8 @@ def responses_line(episodes: list[Trajectory]) -> str:
     pages = []
     for episode in episodes:
         for turn in episode.turns:
-            responses.append(len(turn.action_ids))
-            pages.append(len(turn.observation_ids))
+            responses.append(len(turn.response_ids))
+            pages.append(len(turn.message_ids))
     return f"tokens of a response: {middle(responses)}; of a page: {middle(pages)}"
 
 

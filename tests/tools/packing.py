@@ -67,12 +67,12 @@ def row_parts(chat: Chat, episode: Trajectory, t: int) -> Parts:
     parts = [("system", len(chat.system_ids()))]
     for k in range(t):
         remembered = len(past_turn(chat, episode, k))
-        response = len(chat.past_response(episode.turns[k].action_ids))
+        response = len(chat.past_response(episode.turns[k].response_ids))
         parts.append((past_page, remembered - response))
         parts.append(("context", response))
     turn = episode.turns[t]
-    parts.append(("page", len(turn.observation_ids)))
-    parts.append(("trained", len(turn.action_ids)))
+    parts.append(("page", len(turn.message_ids)))
+    parts.append(("trained", len(turn.response_ids)))
     return parts
 
 

@@ -103,7 +103,7 @@ def verified(clone: str, record: dict, name: str) -> float:
     chat = open_chat("worlds/base", actions_help())
     every = worlds.load_tasks(f"infinity:{clone}/{APP}", {})
     task = next(task for task in every if task["task_id"] == f"{APP}/{name}")
-    responses = [turn.action_ids for turn in read_record(chat, record).turns]
+    responses = [turn.response_ids for turn in read_record(chat, record).turns]
 
     async def act(trajectory, slot):
         return responses[len(trajectory.turns) - 1], [], True

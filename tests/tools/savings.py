@@ -21,7 +21,7 @@ def contexts_table(chat: Chat, episode: Trajectory) -> list[str]:
     everything = Chat(chat.tokenizer, chat.system, chat.think, compress=False)
     lines = ["turn    page  every page kept  compressed  (tokens)"]
     for t, turn in enumerate(episode.turns):
-        page = len(turn.observation_ids)
+        page = len(turn.message_ids)
         kept = len(context(everything, episode, t))
         compressed = len(context(chat, episode, t))
         lines.append(f"{t:4} {page:7} {kept:16} {compressed:11}")

@@ -70,11 +70,11 @@ class Parting:
 
     @property
     def right_ids(self) -> list[int]:
-        return self.right.turns[self.turn].action_ids
+        return self.right.turns[self.turn].response_ids
 
     @property
     def wrong_ids(self) -> list[int]:
-        return self.wrong.turns[self.turn].action_ids
+        return self.wrong.turns[self.turn].response_ids
 
 
 def calls_at(group: list[Trajectory], chat: Chat, t: int) -> dict[tuple, list[Trajectory]]:
@@ -98,7 +98,7 @@ def find_parting(group: list[Trajectory], chat: Chat) -> Parting | None:
                      and tau.turns[t].action.startswith("do(")]
             wrong = [tau for tau in episodes if not tau.success and tau.turns[t].action not in by_success]
             if right and wrong:
-                same = os.path.commonprefix([right[0].turns[t].action_ids, wrong[0].turns[t].action_ids])
+                same = os.path.commonprefix([right[0].turns[t].response_ids, wrong[0].turns[t].response_ids])
                 return Parting(right[0], wrong[0], t, len(same))
     return None
 
@@ -154,7 +154,7 @@ def group_json(group: list[Trajectory], task: dict, number: int, cfg: mgrpo.Conf
         record["checks"] = [[name, passed, detail] for name, passed, detail in tau.checks]
         record["turns"] = []
         for turn in tau.turns:
-            names = ("url", "observation", "response", "action", "error", "ended", "action_ids", "logps")
+            names = ("url", "observation", "response", "action", "error", "ended", "response_ids", "logps")
             record["turns"].append({name: getattr(turn, name) for name in names})
         episodes.append(record)
     kept = {name: task[name] for name in ("task_id", "sites", "intent", "eval")}
@@ -190,8 +190,8 @@ def read_group(record: dict, chat: Chat) -> list[Trajectory]:
         for name in ("success", "reward", "status", "answer", "checks"):
             setattr(tau, name, episode[name])
         for t, said in enumerate(episode["turns"]):
-            observation_ids = chat.user_ids(tau.task, t, said["observation"])
-            tau.turns.append(Turn(observation_ids=observation_ids, **said))
+            message_ids = chat.user_ids(tau.task, t, said["observation"])
+            tau.turns.append(Turn(message_ids=message_ids, **said))
         group.append(tau)
     return group
 
@@ -244,9 +244,9 @@ class Walk:
 
 
 @torch.no_grad()
-def logits_of_response(model, h_j: list[int], action_ids: list[int]):
+def logits_of_response(model, h_j: list[int], response_ids: list[int]):
     """(N, V): what the model says before each token of a response, by the plain forward pass."""
-    tokens_BT = torch.tensor([h_j + action_ids])
+    tokens_BT = torch.tensor([h_j + response_ids])
     logits_BTV = model(tokens_BT)
     return logits_BTV[0, len(h_j) - 1:-1]
 
@@ -324,9 +324,9 @@ def random_numbers(record: dict, tau: Trajectory, t: int) -> list[float]:
     """The numbers that the engine drew for a turn's response, one a token. Earlier turns drew the first ones."""
     rng = random.Random(f"{record['seed']}/{record['step']}/{task_key(tau.task)}/{tau.member}")
     for turn in tau.turns[:t]:
-        for _ in turn.action_ids:
+        for _ in turn.response_ids:
             rng.random()
-    return [rng.random() for _ in tau.turns[t].action_ids]
+    return [rng.random() for _ in tau.turns[t].response_ids]
 
 
 def interval(logits_V, token: int, temperature: float) -> tuple[float, float]:
@@ -358,7 +358,7 @@ def logit_slopes(walk: Walk, model) -> dict:
 
 
 @torch.no_grad()
-def attention_of(model, h_j: list[int], action_ids: list[int]):
+def attention_of(model, h_j: list[int], response_ids: list[int]):
     """(L, N, T): where the model looks when it predicts each response token, the mean over a layer's heads.
 
     Row n holds the weights of the position before token n: that position predicts it. They are computed
@@ -383,7 +383,7 @@ def attention_of(model, h_j: list[int], action_ids: list[int]):
 
     policy.attend = watched
     try:
-        model(torch.tensor([h_j + action_ids]))
+        model(torch.tensor([h_j + response_ids]))
     finally:
         policy.attend = attend
     return torch.stack(layers)[:, len(h_j) - 1:-1]
@@ -395,11 +395,11 @@ def look(walk: Walk, model):
     tau = parting.right
     for t, turn in enumerate(tau.turns):
         h_j = context(walk.chat, tau, t)
-        logits_NV = logits_of_response(model, h_j, turn.action_ids)
+        logits_NV = logits_of_response(model, h_j, turn.response_ids)
         p_NV = policy.log_probs(logits_NV, walk.cfg.temperature).exp()
         p_N5, ids_N5 = p_NV.topk(5)
         walk.likeliest.append([list(zip(ids, p)) for ids, p in zip(ids_N5.tolist(), p_N5.tolist())])
-        walk.attention.append(attention_of(model, h_j, turn.action_ids))
+        walk.attention.append(attention_of(model, h_j, turn.response_ids))
         if t == parting.turn:
             walk.draws = random_numbers(walk.record, tau, t)
             uniform_N = torch.tensor(walk.draws, dtype=torch.float64)

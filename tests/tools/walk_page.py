@@ -47,9 +47,9 @@ def copying_layer(walk) -> int:
     """The layer that looks most at earlier places of the very token that it is about to write."""
     tau = walk.parting.right
     t = walk.parting.turn
-    action_ids = tau.turns[t].action_ids
-    ids_T = torch.tensor(context(walk.chat, tau, t) + action_ids)
-    ids_N1 = torch.tensor(action_ids)[:, None]
+    response_ids = tau.turns[t].response_ids
+    ids_T = torch.tensor(context(walk.chat, tau, t) + response_ids)
+    ids_N1 = torch.tensor(response_ids)[:, None]
     same_NT = ids_N1 == ids_T
     on_the_same_LNT = walk.attention[t] * same_NT
     total_L = on_the_same_LNT.sum((1, 2))
@@ -98,7 +98,7 @@ def episodes(walk) -> list[dict]:
                 "url": turn.url,
                 "action": turn.action,
                 "error": turn.error,
-                "tokens": texts(walk.chat, turn.action_ids),
+                "tokens": texts(walk.chat, turn.response_ids),
                 "old": turn.logps,
             }
             if id(turn) in rows:

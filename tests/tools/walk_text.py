@@ -177,13 +177,13 @@ def parts_of(chat: Chat, tau: Trajectory, t: int) -> list[tuple[str, list[int]]]
         placeholder = chat.user_ids(tau.task, k, PLACEHOLDER)
         parts.append((f"turn {k + 1}: its page, replaced by a placeholder", placeholder))
         response = past_turn(chat, tau, k)[len(placeholder):]
-        sampled = len(tau.turns[k].action_ids)
+        sampled = len(tau.turns[k].response_ids)
         name = f"turn {k + 1}: its response, as sampled"
         if len(response) > sampled:
             name = (f"turn {k + 1}: its response, {sampled} as sampled and {len(response) - sampled} that the chat "
                     "format adds")
         parts.append((name, response))
-    parts.append((f"turn {t + 1}: the page, whole", tau.turns[t].observation_ids))
+    parts.append((f"turn {t + 1}: the page, whole", tau.turns[t].message_ids))
     return parts
 
 
@@ -197,8 +197,8 @@ def history(walk) -> str:
     page_tokens = len(chat.encode(tau.turns[t].observation))
     whole = len(chat.system_ids())
     for k in range(t):
-        whole += len(tau.turns[k].observation_ids) + len(chat.past_response(tau.turns[k].action_ids))
-    whole += len(tau.turns[t].observation_ids)
+        whole += len(tau.turns[k].message_ids) + len(chat.past_response(tau.turns[k].response_ids))
+    whole += len(tau.turns[t].message_ids)
     return "\n\n".join([f"""## 3. What exactly stands before the response?
 
 The policy does not see the page alone. It sees the *context* $h_j$, one list of {len(h_j)} token ids:
@@ -265,7 +265,7 @@ memory and attention: the last has {at_end[0]} ids, not {at_end[1]}."""
 def sampling(walk) -> str:
     chat, parting, turn = walk.chat, walk.parting, walk.turn
     rows = []
-    for k, (token, logp) in enumerate(zip(turn.action_ids, turn.logps)):
+    for k, (token, logp) in enumerate(zip(turn.response_ids, turn.logps)):
         others = [(i, p) for i, p in walk.likeliest[parting.turn][k] if i != token]
         other = f"{visible(token_text(chat, others[0][0]))} {small(others[0][1])}"
         mark = " ←" if k == parting.token else ""
@@ -401,7 +401,7 @@ Only successful episodes made our call there, the *right call*, and only failed 
 
 def all_alike(episodes: list[Trajectory]) -> bool:
     """Whether all wrote the same responses, token for token."""
-    written = [[turn.action_ids for turn in tau.turns] for tau in episodes]
+    written = [[turn.response_ids for turn in tau.turns] for tau in episodes]
     return all(responses == written[0] for responses in written)
 
 
@@ -410,7 +410,7 @@ def rewards(walk) -> str:
     rows = []
     for tau in walk.group:
         marks = {right.member: " (ours)", walk.parting.wrong.member: " (wrong call)"}
-        tokens = sum(len(turn.action_ids) for turn in tau.turns)
+        tokens = sum(len(turn.response_ids) for turn in tau.turns)
         last = "no call that can be read"
         if tau.turns and tau.turns[-1].action:
             last = f"`{tau.turns[-1].action}`"
@@ -453,7 +453,7 @@ def common_turns(walk) -> int:
     """How many turns, from the first on, are the same in all episodes that train."""
     n = 0
     while all(n < len(tau.turns) for tau in walk.trained):
-        seen = [context(walk.chat, tau, n) + tau.turns[n].action_ids for tau in walk.trained]
+        seen = [context(walk.chat, tau, n) + tau.turns[n].response_ids for tau in walk.trained]
         if any(ids != seen[0] for ids in seen):
             break
         n += 1
@@ -516,7 +516,7 @@ def training_row(walk) -> str:
     return f"""## 8. Which tokens train?
 
 Every turn of the group becomes one row: the ids that the policy saw, then the ids that it wrote. Ours has
-{len(row.ids)} ids: the trunk's {row.n_context - len(row.turn.observation_ids)}, then the page and the response of this
+{len(row.ids)} ids: the trunk's {row.n_context - len(row.turn.message_ids)}, then the page and the response of this
 turn. A mask marks the {row.n_action} ids of the response. The model reads all ids; the marked ones are the targets of
 the loss:
 
@@ -570,7 +570,7 @@ def chosen_tokens(walk, done: int) -> list[tuple[str, Row, int]]:
     for row in walk.rows:
         for k in range(row.n_action):
             moved = math.log(per_token(walk, done, row, k)["rho"])
-            if abs(moved) > furthest[0] and row.turn.action_ids[k] not in both:
+            if abs(moved) > furthest[0] and row.turn.response_ids[k] not in both:
                 furthest = (abs(moved), row, k)
             if abs(moved) > against[0] and moved * row.advantage < 0:
                 against = (abs(moved), row, k)
@@ -600,7 +600,7 @@ all tokens weigh the same, `1 / {n_tokens} = {1 / n_tokens:.6f}`. Below, `n_grou
 `n_tokens` all their tokens; `group` holds the episodes of one, `rows` the turns of an episode, `row.n_action` is the
 number of tokens of a response, and `longest` the most tokens that an episode can write:
 
-{code(mgrpo.weigh, "if cfg.loss_norm ==", "row.weight = 1 / (n_groups * len(group) * longest)")}
+{code(mgrpo.weighted_rows, "if cfg.loss_norm ==", "row.weight = 1 / (n_groups * len(group) * longest)")}
 
 `paper` is the norm of the paper (WebAgent-R1, arXiv 2505.16421): the mean over an episode's turns of the mean
 over a turn's tokens. All episodes weigh the same. In the figure, the success has {len(figures.SUCCESS)} turns and its
@@ -636,7 +636,7 @@ def ratio(walk) -> str:
         gradient = signed(said["slope"])
         if said["clipped"]:
             gradient = "0: ended"
-        token = visible(token_text(walk.chat, row.turn.action_ids[k]))
+        token = visible(token_text(walk.chat, row.turn.response_ids[k]))
         rows.append([f"{token} ({which})", f"{said['old']:.6f}", f"{said['now']:.6f}", f"{said['rho']:.6f}",
                      exact(row.advantage), signed(said["counts"]), gradient])
     n_tokens = sum(row.n_action for row in walk.rows)
@@ -903,7 +903,7 @@ That was one group. A step of `mgrpo.py` plays {mgrpo.Config.batch} tasks, {mgrp
 makes {mgrpo.Config.updates_per_batch} updates with all groups whose rewards differ. `make demo` makes
 {mgrpo.Config.steps} steps. This turns a step's episodes into rows:
 
-{code(mgrpo.MGRPO.training_rows, "kept = []", "rows = weigh")}
+{code(mgrpo.MGRPO.training_rows, "kept = []", "rows = weighted_rows")}
 
 `self` is an object of the class `mgrpo.MGRPO`, which holds the parts of the method: `advantages` there calls
 the `group_advantages` of stop 7 and does nothing else. `withhold_credit` follows these lines. `mgrpo.main`
