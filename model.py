@@ -742,7 +742,9 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
     files = [file for file in sorted(fresh.rglob("*")) if file.is_file()]
     weights = [file for file in files if file.suffix == ".safetensors"]
     others = [file for file in files if file.suffix != ".safetensors"]
+    mode = (fresh / "config.json").stat().st_mode
     for file in others + weights:
+        file.chmod(mode)  # safetensors would let nobody else read the weights
         place = path / file.relative_to(fresh)
         place.parent.mkdir(exist_ok=True)
         file.replace(place)

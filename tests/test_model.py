@@ -608,6 +608,8 @@ def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
     model = tiny_model(family, **changes)
     save(model, path)
     save(model, path, settings={"seed": 1})  # into an existing directory
+    modes = {file.name: file.stat().st_mode for file in path.glob("*") if file.is_file()}
+    assert modes["model.safetensors"] == modes["config.json"]  # whoever may read one may read the other
 
     again = load(path)
 

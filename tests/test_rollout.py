@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import (PAGE, ComputedStep, Env, answer, chromium, pad, redirect, scripted, task_at,
+from conftest import (PAGE, ComputedStep, Env, answer, chromium, descendants, pad, redirect, scripted, task_at,
                       tiny_model)
 
 import mgrpo
@@ -732,19 +732,26 @@ def test_a_blocked_link_in_the_last_turn_is_judged_where_it_was_pressed(site, ch
     assert judged == [f"{base}/"]
 
 
+def processes(kind: str) -> list[int]:
+    if kind == "driver":
+        return [process for process, command in descendants().items() if "run-driver" in command]
+    return chromium(kind)
+
+
 @pytest.mark.parametrize("kind, how", [
     ("browser", signal.SIGKILL),
     ("renderer", signal.SIGKILL),
+    ("driver", signal.SIGKILL),  # Playwright's own process
     pytest.param("browser", signal.SIGSTOP, marks=pytest.mark.slow),  # it hangs
 ])
 def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat, kind, how):
     url = site({"/": "<a href='/'>again</a>"})
-    others = chromium(kind)
+    others = processes(kind)
     killed = []
 
     async def act(trajectory, slot):
         if trajectory.task["task_id"] == 1 and not killed:  # in the midst of an episode
-            killed.extend(set(chromium(kind)) - set(others))
+            killed.extend(set(processes(kind)) - set(others))
             for process in killed:
                 os.kill(process, how)
         text = "exit()"
@@ -760,7 +767,7 @@ def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat,
     assert [(tau.status, tau.success) for tau in played] == [("ok", 1.0)] * 6
     assert played[1].fault
     assert not played[5].fault
-    assert not set(killed) & set(chromium(kind))
+    assert not set(killed) & set(processes(kind))
 
 
 def chaotic(fates: Counter):

@@ -381,12 +381,14 @@ class Browser:
             while not await self.is_alive():
                 try:
                     self.chromium = await self.launch()
-                except EnvError:
+                except (EnvError, PlaywrightError) as error:
                     # A server elsewhere that starts again takes seconds. Each episode that began
                     # meanwhile would be lost.
                     if time.monotonic() > end:
                         raise
                     await asyncio.sleep(1)
+                    if isinstance(error, PlaywrightError):  # Playwright's own process may have died as well
+                        self.playwright = await self.stack.enter_async_context(async_playwright())
 
     async def is_alive(self) -> bool:
         if not self.chromium.is_connected():
