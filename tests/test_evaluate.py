@@ -668,6 +668,11 @@ def main(run, sandbox_sites, monkeypatch):
     return main
 
 
+def test_a_context_longer_than_the_policy_knows_is_refused(main, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match="--max-context 5000: the model knows 4096 positions; give at most that"):
+        main(model=str(checkpoint), max_context=5000, tasks="sandbox:test:1", out=str(tmp_path / "run"))
+
+
 def shelf_tasks(base, path):
     """Two tasks that end on a page, one of them wanting words that only a judge can compare."""
     start = {"start_url": f"{base}/"}
@@ -1477,7 +1482,8 @@ def test_bad_input_gives_one_sentence_and_a_status(arguments, says, monkeypatch,
 
 def test_a_chromium_that_does_not_start_is_one_sentence_with_its_own_complaint(monkeypatch, capsys, tmp_path):
     broken = tmp_path / "chromium"
-    broken.write_text("#!/bin/sh\necho 'libnss3.so: cannot open' >&2\nexit 127\n")
+    broken.write_text("#!/bin/sh\necho 'ERROR:dbus/bus.cc(406)] Failed to connect to the bus' >&2\n"
+                      "echo 'libnss3.so: cannot open' >&2\nexit 127\n")
     broken.chmod(0o755)
 
     async def start():

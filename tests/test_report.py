@@ -1,4 +1,5 @@
 """People look on: the report as a player, pictures with a frame around the element, a window."""
+import asyncio
 import base64
 import json
 import os
@@ -716,6 +717,23 @@ REDS = """async jpeg => {  // the box of the red pixels in a picture
     const high = values => values.reduce((a, b) => Math.max(a, b)) + 1;
     return [low(xs), low(ys), high(xs) - low(xs), high(ys) - low(ys), image.width, image.height];
 }"""
+
+
+def test_a_picture_has_a_name_that_a_disk_takes_and_a_full_one_ends_nothing(tmp_path):
+    kept = []
+
+    async def screenshot(path, **_):
+        kept.append(path)
+        if len(kept) > 1:
+            raise OSError("no space left")
+
+    session = SimpleNamespace(page=SimpleNamespace(screenshot=screenshot))
+    for shot in (True, False):
+        turn = Turn("", "", [], [], [], "")
+        asyncio.run(onlooker.photograph(session, turn, None, tmp_path, "\u00e9" * 300 + "-7-0-1"))
+        assert bool(turn.shot) == shot
+    assert len(kept[0].name.encode()) <= 255
+    assert kept[0].name.endswith("-7-0-1.jpg")
 
 
 @pytest.mark.parametrize("path, action", [
