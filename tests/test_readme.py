@@ -990,6 +990,7 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     assert f"M-GRPO lost what the clone could do, {behind:.1f} after eight steps" in page
     solved = {name: sum(tasks.count("1") for tasks in kinds.values()) for name, kinds in by_task.items()}
     clone, eight, twelve, filtered, steady, _ = (100 * count / 63 for count in solved.values())
+    assert f"SmolLM2 lost {clone - eight:.0f} points at 2e-4\nand gained {steady - clone:.0f} at 5e-5" in YOUR_SITE
     assert (f"M-GRPO brings a clone of {clone:.0f}% to {steady:.0f}%, filtered cloning to {filtered:.0f}% (one seed; at "
             f"four times this learning rate, tried first, M-GRPO fell to {eight:.0f}%)") in README
     language_model = (ROOT / "assets/language_model.md").read_text()
