@@ -1028,6 +1028,42 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     assert "it types the word in eleven, and leaves without a press of save in all eleven" in section
 
 
+def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files():
+    results = ROOT / "assets/results/smollm2"
+    raw = results / "sandbox-six-kinds-152-seed32"
+    _, section = (ROOT / "assets/results.md").read_text().split("\n*A seed that chose nothing.*")
+    section, _ = section.split("\n*Are the failures to blame?*")
+    steps = read_lines(raw / "r1-lr5e-5-metrics.jsonl")
+    assert len(steps) == 4
+    for line in steps:
+        assert six_kinds_step(line) in section
+
+    by_task = json.loads((raw / "by-task.json").read_text())
+    starts = json.loads((results / "sandbox-six-kinds/starts.json").read_text())
+    files = {"clone": "clone", "M-GRPO at 5e-5, four steps": "r1-lr5e-5-4-steps"}
+    for policy, file in files.items():
+        splits = json.loads((raw / f"{file}.json").read_text())["splits"]
+        assert f"| {policy} | {six_kinds_test(by_task[policy], splits)} |\n" in section
+        assert f"| {policy} | {six_kinds_starts(by_task[policy], starts)} |\n" in section
+
+    kinds = []
+    for old, new in zip(*(by_task[policy].values() for policy in files), strict=True):
+        kinds.append([100 * (int(b) - int(a)) for a, b in zip(old, new, strict=True)])
+    every = sum(kinds, [])
+    clusters = table.shown([mean(kind) for kind in kinds])
+    assert (f"adds {mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; kinds as clusters "
+            f"{clusters}) with {sum(line['n'] for line in steps)} episodes") in section
+
+    clone = json.loads((raw / "clone.json").read_text())["splits"]
+    held_out = [kind["success_rate"] for split, kind in clone.items() if split.startswith("sandbox:dev")]
+    assert f"Held out, its clone solves {100 * mean(held_out):.1f}%" in section
+    before, after = (100 * sum(tasks.count("1") for tasks in by_task[policy].values()) / 63 for policy in files)
+    assert f"M-GRPO brings {before:.0f}% to {after:.0f}%" in README
+    language_model = (ROOT / "assets/language_model.md").read_text()
+    assert f"5e-5 brings {before:.1f}% to {after:.1f}% in four steps" in language_model
+    assert f"and from {before:.1f} to {after:.1f}% (two seeds)" in language_model
+
+
 def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     results = ROOT / "assets/results/smollm2"
     folders = {31: results / "sandbox-six-kinds", 32: results / "sandbox-six-kinds-seed32"}
