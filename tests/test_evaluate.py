@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -671,6 +672,18 @@ def main(run, sandbox_sites, monkeypatch):
 def test_a_context_longer_than_the_policy_knows_is_refused(main, checkpoint, tmp_path):
     with pytest.raises(ValueError, match="--max-context 5000: the model knows 4096 positions; give at most that"):
         main(model=str(checkpoint), max_context=5000, tasks="sandbox:test:1", out=str(tmp_path / "run"))
+
+
+def test_a_tokenizer_with_ids_that_the_policy_lacks_is_refused(main, checkpoint, tmp_path):
+    file = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    token = tokenizer["added_tokens"][0] | {"id": 5000, "content": "<far>"}
+    tokenizer["added_tokens"].append(token)
+    other = tmp_path / "policy"
+    shutil.copytree(checkpoint, other)
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="the tokenizer has ids up to [0-9]*, the model [0-9]* embeddings"):
+        main(model=str(other), max_context=4000, tasks="sandbox:test:1", out=str(tmp_path / "run"))
 
 
 def shelf_tasks(base, path):

@@ -602,6 +602,19 @@ def same_weights(a, b):
     return all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
 
 
+def test_a_forward_pass_without_gradient_saves_nothing_to_recompute(monkeypatch):
+    model = tiny_model()
+    model.recompute = True
+    recomputed = []
+    monkeypatch.setattr(model_py, "recomputed", lambda block, *inputs: recomputed.append(block) or block(*inputs))
+    tokens = torch.randint(0, 400, (1, 9))
+    with torch.no_grad():
+        model(tokens)
+    assert recomputed == []
+    model(tokens)
+    assert len(recomputed) == model.config.num_hidden_layers
+
+
 @families
 def test_saved_and_loaded_weights_are_bit_equal(family, changes, tmp_path):
     path = tmp_path / "a"
@@ -1549,9 +1562,13 @@ def test_both_spellings_of_rope_settings_mean_the_same():
     assert both.rope_scaling == LLAMA3
 
 
-def test_broken_checkpoints_say_what_is_wrong(tmp_path):
+def test_broken_checkpoints_say_what_is_wrong(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot use the checkpoint .*/nowhere: .*neither"):
         load(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
+    with pytest.raises(ValueError, match="there is no Qwen3 in the directory Qwen; if you mean a model of the hub, rename"):
+        load("Qwen/Qwen3")
 
     # 1) Its config.json asks for another model.
     save(tiny_model(), tmp_path)

@@ -260,6 +260,16 @@ def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped, na
     assert runs.resume(forced, model, optimizer, may_change=set()) == 2
 
 
+def test_a_knob_that_was_added_since_a_run_began_does_not_stop_it(stopped):
+    cfg, model, optimizer = stopped
+    [newest] = runs.saved_states(runs.Path(cfg.out) / "state")
+    file = newest / "state.json"
+    state = json.loads(file.read_text())
+    del state["extra"]["config"]["lr"]
+    file.write_text(json.dumps(state))
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+
+
 def test_a_copy_beside_the_training_states_is_neither_read_nor_removed(stopped):
     cfg, model, optimizer = stopped
     state = runs.Path(cfg.out) / "state"
