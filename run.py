@@ -759,7 +759,7 @@ def refuse_out_of_range(given: dict):
             raise ValueError(f"--{name.replace('_', '-')} {value}: give a finite number.")
     temperature = given.get("temperature", 0)
     if 0 < temperature < 0.01:
-        raise ValueError(f"--temperature {temperature:g}: give at least 0.01, or in evaluate.py 0 for the likeliest token.")
+        raise ValueError(f"--temperature {temperature:g}: give at least 0.01, or in evaluate.py 0 (greedy).")
     warmup = given.get("warmup", 0)
     if not 0 <= warmup <= 1:
         raise ValueError(f"--warmup {warmup:g}: it is a share of the steps, from 0 to 1.")

@@ -826,13 +826,14 @@ def test_an_evaluation_leaves_the_config_of_somebody_else_alone(main, checkpoint
 
 def test_an_evaluation_in_a_training_runs_directory_keeps_its_config(main, site, tmp_path):
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "qwen2"}')
+    of_training = '{"model_type": "qwen2", "run": {"script": "mgrpo.py"}}'
+    config.write_text(of_training)
     url, _ = chat_server(site, "exit(message='')")
     tasks = shelf_tasks(site({"/": SHELF}), tmp_path / "tasks.json")
 
     main(policy_url=url, policy_model="p", tasks=tasks, out=str(tmp_path), max_turns=[1])
 
-    assert config.read_text() == '{"model_type": "qwen2"}'
+    assert config.read_text() == of_training
     summary, _ = read_run(tmp_path)
     assert summary["n"] == 1
 
