@@ -29,7 +29,7 @@ import rollout
 from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay,
                       trajectory_rows)
 from evaluate import Environment
-from model import check_context, check_vocabulary, clip_gradients, config_json, load_for_training, save, token_logprobs
+from model import check_fit, clip_gradients, config_json, load_for_training, save, token_logprobs
 import worlds
 from worlds import sandbox, webarena
 
@@ -81,14 +81,14 @@ PAPER = dict(
 # -------------------------------------------------------------------------------- demonstrations --
 
 
-def recorded_already(path: Path, tasks: list[dict], settings: dict) -> bool:
+def recorded_already(path: Path, tasks: list[dict], recorded_with: dict) -> bool:
     """Whether a file holds demonstrations of just these tasks, made with these settings."""
     if not path.exists():
         return False
     with run.reading(path):
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        there = [(record["task_id"], record["intent"], record.get("settings")) for record in records]
-    return there == [(task["task_id"], task["intent"], settings) for task in tasks]
+        there = [(record["task_id"], record["intent"], record.get("recorded_with")) for record in records]
+    return there == [(task["task_id"], task["intent"], recorded_with) for task in tasks]
 
 
 def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str):
@@ -99,10 +99,10 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     such as --max-turns is too small, or the sandbox has a bug.
     """
     tasks = sandbox.tasks(cfg.split, cfg.demos)
-    settings = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
+    recorded_with = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
     for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
-        settings[knob] = getattr(cfg, knob)
-    if recorded_already(directory.path / name, tasks, settings):
+        recorded_with[knob] = getattr(cfg, knob)
+    if recorded_already(directory.path / name, tasks, recorded_with):
         run.print0(f"{directory.path / name} is there already; delete it to record the demonstrations again")
         return
     experts = {}  # slot -> the expert of the episode that it plays
@@ -131,7 +131,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
                          f"{first.task['task_id']}: {first.checks or first.turns[-1].error}.")
     text = ""
     for tau in played:
-        record = tau.to_json(chat, settings=settings)
+        record = tau.to_json(chat, recorded_with=recorded_with)
         text += json.dumps(record) + "\n"
     directory.replace(name, text)
 
@@ -352,7 +352,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
         tick(f"bc step {done}/{steps} ({100 * done // steps}%), loss {loss:.4f}, "
              f"{speed:.0f} tokens/s, {left:.0f} s left")
         directory.write_metrics({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
-                         "tokens_per_second": speed})
+                                 "tokens_per_second": speed})
         if cfg.save_every and done % cfg.save_every == 0:
             run.save_state(cfg, model, optimizer, step=done, inputs=directory.inputs,
                            method_name=type(optimizer).__name__)
@@ -362,8 +362,7 @@ def open_policy(cfg, device) -> tuple[Chat, nn.Module]:
     """The chat and the policy of --model, ready to train. mgrpo.py opens its policy with it, too."""
     chat = open_chat(cfg.model, rollout.actions_help())
     model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
-    check_context(model, cfg.max_context)
-    check_vocabulary(model, chat.tokenizer)
+    check_fit(model, chat.tokenizer, cfg.max_context)
     model.recompute = cfg.recompute
     return chat, model
 

@@ -775,8 +775,7 @@ def open_policy(cfg: Config, device):
         return Endpoint(cfg.policy_url, cfg.policy_model), chat
     dtype = model.computing_dtype(device, cfg.precision)
     policy = model.load(checkpoint, dtype, device)
-    model.check_context(policy, cfg.max_context)
-    model.check_vocabulary(policy, chat.tokenizer)
+    model.check_fit(policy, chat.tokenizer, cfg.max_context)
     return policy, chat
 
 

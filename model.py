@@ -673,6 +673,12 @@ def check_vocabulary(model: Transformer, tokenizer: Tokenizer):
                          "resize the model's embeddings, or take the tokenizer that it was trained with.")
 
 
+def check_fit(model: Transformer, tokenizer: Tokenizer, max_context: int):
+    """Refuses what the model cannot read: contexts that are too long, ids without an embedding."""
+    check_context(model, max_context)
+    check_vocabulary(model, tokenizer)
+
+
 def weight_files(path: Path) -> list[Path]:
     whole = path / "model.safetensors"
     if whole.exists():

@@ -113,6 +113,7 @@ def play_once(cfg: Config, task: dict):
     device = run.init_dist()
     chat = open_chat(checkpoint, actions_help())
     policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
+    model.check_fit(policy, chat.tokenizer, cfg.max_context)
     env = Unjudged({}, "runs/one-task", SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
     playing = rollout(policy, chat, [task], env=env, settings=cfg, seed=cfg.seed,
                       temperature=cfg.temperature)

@@ -369,7 +369,7 @@ class Browser:
                                                      headless=not self.visible)
 
     async def revive(self):
-        """Starts Chromium again after a crash, or connects again to the one elsewhere.
+        """Starts Chromium again if it crashed or hangs, or connects again to the one elsewhere.
 
         The episodes that were in it are environment errors.
         """
