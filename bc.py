@@ -267,8 +267,8 @@ def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple
 def lr_by_size(model, *, small_model: float, large_model: float) -> float:
     """The learning rate for a model of at most ten million parameters, or for a larger one.
 
-    A larger one is pretrained, and a high rate would undo that. With LoRA, whose update starts at zero, ten times
-    as much.
+    A larger one is a pre-trained language model, and a high rate would destroy what it knows. LoRA takes ten times
+    as much, since its update starts at zero.
     """
     parameters = sum(weight.numel() for weight in model.parameters())
     lr = small_model if parameters <= 1e7 else large_model
@@ -288,7 +288,8 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
     """Yields every step's batch of rows; dataset holds one list of rows per trajectory.
 
     Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
-    neighbors: then packing reads their common history once.
+    neighbors: then packing reads their common history once. What is left at the end of an epoch begins the next
+    batch, so no response is dropped, and such a batch may hold one twice.
     """
     order = []
     for step in range(steps):

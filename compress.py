@@ -586,8 +586,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
 
         # 2) Where? Drop the previous row's segments that begin after the shared ids. The last one that
         #    stays holds the last shared id; its ids up to that one are the context.
-        while branch and branch[-1][1] >= n_shared:
-            branch.pop()
+        branch = [(begin, position) for begin, position in branch if position < n_shared]
         context_start = 0
         context_stop = 0
         if branch:

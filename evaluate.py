@@ -18,8 +18,8 @@ parts of words, "GOLD in PRED" without a url_note. We differ from VisualAgentBen
 
     - An episode that never exits has no answer. Every check of its answer fails, even where
       the reference is "N/A".
-    - A missing element fails its check. A site that does not answer, and a locator that is no
-      JavaScript, raise: the episode is void.
+    - A missing element fails its check. A site that does not answer, and a locator that is not
+      valid JavaScript, raise: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
     - Pages are read once they settle. If a check fails, the page is read again when its requests are
       answered and it has then not changed for a second. Each wait ends after 3 s. The benchmark waits 3 s.
@@ -213,7 +213,7 @@ def url_match(url: str, reference_url: str, url_note: str | None = None) -> bool
 async def evaluate_js(page, expression: str):
     """The value of `() => expression` in the page. LookupError: it throws or its promise fails.
 
-    Raises EnvError if it is no JavaScript: that is the task's fault, not the policy's.
+    Raises EnvError if it is not valid JavaScript: that is the task's fault, not the policy's.
     """
     # Playwright itself raises the last three, over values that it cannot read.
     failures = (browser.PlaywrightError, ValueError, TypeError, KeyError)
@@ -226,7 +226,7 @@ async def evaluate_js(page, expression: str):
     except browser.PlaywrightError as error:
         if "SyntaxError" not in str(error):
             raise  # the page is gone: no verdict
-        raise browser.EnvError(f"the task's {expression!r:.80} is no JavaScript ({reason})") from None
+        raise browser.EnvError(f"the task's {expression!r:.80} is not valid JavaScript ({reason})") from None
     raise LookupError(reason)
 
 
@@ -402,13 +402,13 @@ class Environment:
             run.barrier()
 
     @asynccontextmanager
-    async def enter(self, browser, task: dict):
+    async def enter(self, chromium, task: dict):
         """Starts the task's server and logs in; yields the task as it is played."""
         timeout = self.cfg.timeout
         async with AsyncExitStack() as stack:
             if "serve" in task:
                 task = await stack.enter_async_context(self.servers.serve(task, timeout))
-            holding = self.logins.hold(browser, task.get("storage_state"), 5 * timeout)
+            holding = self.logins.hold(chromium, task.get("storage_state"), 5 * timeout)
             state = await stack.enter_async_context(holding)
             yield {**task, "storage_state": state}
 

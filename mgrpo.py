@@ -98,7 +98,7 @@ class Config(SiteSettings):
     G: int = 8                   # episodes per task
     eps: float = 0.2             # clip range of the ratio rho
     beta: float = 0.0            # weight of the KL; 0 loads no reference, and kl is logged as 0
-    updates_per_batch: int = 3   # optimizer steps per batch of episodes; clipping acts from the 2nd
+    updates_per_batch: int = 3   # optimizer steps per batch (TRL: num_iterations); clipping acts from the 2nd
     loss_norm: str = "token"     # paper: nested means; token: equal weights; constant: equal, fixed divisor
     credit_errors: bool = False  # responses that failed also get credit for a success
     temperature: float = 0.7     # of sampling and of training's log-probs

@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 # ----------------------------------------------------------------- the decoder, from the outside in
 
@@ -181,7 +181,7 @@ class MLP(nn.Module):
 
 def recomputed(function, *inputs):
     """function(*inputs). Autograd keeps the inputs only; the backward pass runs it once more."""
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return recompute_in_backward(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 # ---------------------------------------------------------- positions, attention, and the KV cache

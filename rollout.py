@@ -15,7 +15,7 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
 This file knows the browser (worlds/browser.py) as something to observe and to act on, and the task's
 side as one object, `env`:
 
-    env.enter(browser, task)      an async context manager: starts the site, logs in, yields the task
+    env.enter(chromium, task)     an async context manager: starts the site, logs in, yields the task
     env.recall(task, member)      an episode that an interrupted evaluation has played already, or None
     env.prepare(task)             the task is played next: its site may start while an episode is judged
     env.end_prepared()            awaited when all is played: stops sites that were started ahead and not used
@@ -185,14 +185,17 @@ def read_call(text: str) -> RawCall | None:
 
     # What a policy writes can make `ast` fail in any of these ways. Since 3.12 it also warns, for example of "\d".
     failures = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
-    with contextlib.suppress(*failures), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        node = ast.parse(text[:8000], mode="eval").body
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        try:
+            node = ast.parse(text[:8000], mode="eval").body
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                return None
             keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
             positional = [as_text(value) for value in node.args]
-            return RawCall(node.func.id, keywords, positional)
-    return None
+        except failures:
+            return None
+    return RawCall(node.func.id, keywords, positional)
 
 
 def read_call_over_lines(lines: list[str]) -> RawCall | None:

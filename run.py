@@ -15,8 +15,14 @@ A run's directory, runs/NAME/:
     unfinished/          the episodes of an evaluation that has not ended (evaluate.Unfinished)
     state/00012/         the training state at the 12th save, in one part per rank; `resume` continues from it
     best/                a copy of the checkpoint that did best on --held-out
+    step-00010/          checkpoints of --keep-every
     report.html          all of it to browse, in one file that needs no network
+    screenshots/         the pictures of --screenshots
     model.safetensors    the weights: the directory is also a checkpoint
+    adapter/             with --lora: the adapters as trained
+    demos.jsonl          bc.py: the demonstrations that it recorded
+    summary.json         evaluate.py: success rates
+    lock                 the id of the process that writes here
 """
 import os
 
@@ -200,7 +206,7 @@ def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[
     rows = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):  # the first or last may be cut off
-            rows.append(json.loads(line, parse_constant=lambda _: None))  # JSON knows no NaN
+            rows.append(json.loads(line, parse_constant=lambda _: None))  # JSON has no NaN
     return rows, total - len(rows)
 
 
@@ -342,7 +348,7 @@ def fingerprint(path: str | Path | None) -> dict:
             begin = weights.read(1_000_000)
             weights.seek(max(0, size - 1_000_000))
             end = weights.read()
-        seen = b"%d" % size + begin + end
+        seen = str(size).encode() + begin + end
         hashes[file.name] = hashlib.sha256(seen).hexdigest()
     return hashes
 
@@ -546,7 +552,7 @@ def refuse_foreign(out: Path, patterns: tuple[str, ...]):
     """Raises ValueError if `out` holds files of these names, which a script of ours is about to replace or delete."""
     for pattern in patterns:
         for found in out.glob(pattern):
-            raise ValueError(f"--out {out} is no run's directory, and {found.name} in it would be lost; "
+            raise ValueError(f"--out {out} is not the directory of a run, and {found.name} in it would be lost; "
                              "choose another --out.")
 
 
@@ -634,7 +640,7 @@ COUNTS = ("max_turns", "max_new_tokens", "max_tokens", "concurrency", "batch", "
           "steps", "demos", "max_page_chars", "head_updates", "outcome_updates")
 NOT_NEGATIVE = ("lr", "eps", "beta", "lora", "temperature", "save_every", "keep_every", "held_out_every")
 ABOVE_ZERO = ("max_grad_norm", "epochs", "head_lr")
-FINITE = ("timeout", "lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback",
+FINITE = ("lr", "head_lr", "beta", "temperature", "epochs", "turn_credit", "value_weight", "feedback",
           "awr_beta")
 LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
@@ -647,11 +653,11 @@ def remembered(checkpoint: str | None) -> dict:
     if not path.exists():  # a model of the hub
         return {}
     config = read_json(path)
-    run = config.get("run") or {}
+    settings = config.get("run") or {}
     has_model = "model_type" in config
-    if not has_model and run.get("script") == "evaluate.py":
-        raise ValueError(f"--model {checkpoint} is an evaluation and holds no weights; it played {run['model']}.")
-    return {name: run[name] for name in SIZES if name in run}
+    if not has_model and settings.get("script") == "evaluate.py":
+        raise ValueError(f"--model {checkpoint} is an evaluation and holds no weights; it played {settings['model']}.")
+    return {name: settings[name] for name in SIZES if name in settings}
 
 
 def numbers(text: str) -> list[int]:
@@ -684,7 +690,7 @@ def parse_args(Config, description: str, presets: dict[str, dict], start=None, p
     without a flag.
     """
     if "__dataclass_fields__" not in vars(Config):
-        raise TypeError(f"{Config.__name__} needs @dataclass; without it, its own fields are no flags.")
+        raise TypeError(f"{Config.__name__} needs @dataclass; without it, its own fields do not become flags.")
 
     # 1) A flag for each field. A comment of a class counts more than that of one it inherits from.
     first = "".join(f"{name.upper()} " for name in positional)

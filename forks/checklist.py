@@ -117,27 +117,31 @@ def checklist(task: dict) -> list[Item]:
     n = sum(part.n_checks for part in parts(task))
     if n == 0:
         raise ValueError(f"task {task['task_id']} checks nothing; see evaluate.py --validate.")
-    with suppress(TypeError):  # of another type than we ask for
+    wrong = ValueError(f"task {task['task_id']}: eval.checklist needs an entry for each of the judge's {n} "
+                       "checks: a weight (0 or more, not all 0), needs (numbers of checks, not in a circle), "
+                       "required (true or false).")
+    try:
         entries = task["eval"].get("checklist", [{}] * n)
         items = [Item(**entry) for entry in entries]
         possible = meet(items, [True] * len(items), {}, turn=0)  # without those whose needs go in a circle
         complete = len(items) == n and len(possible) == n
         readable = all(0 <= item.weight < inf and isinstance(item.required, bool) for item in items)
-        if readable and complete and any(item.weight for item in items):
-            return items
-    raise ValueError(f"task {task['task_id']}: eval.checklist needs an entry for each of the judge's {n} "
-                     "checks: a weight (0 or more, not all 0), needs (numbers of checks, not in a circle), "
-                     "required (true or false).")
+    except TypeError:  # something is of another type than we ask for
+        raise wrong from None
+    if not readable or not complete or not any(item.weight for item in items):
+        raise wrong
+    return items
 
 
 def meet(items: list[Item], holds: list[bool], met: dict, turn: int | None) -> dict:
     """Adds to met, {check: turn}, the checks that hold and have what they need; returns it."""
-    before = None
-    while before != len(met):  # a check that is met now may be what another one needs
-        before = len(met)
+    changed = True
+    while changed:  # a check that is met now may be what another one needs
+        changed = False
         for c, item in enumerate(items):
-            if holds[c] and all(need in met for need in item.needs):
-                met.setdefault(c, turn)
+            if c not in met and holds[c] and all(need in met for need in item.needs):
+                met[c] = turn
+                changed = True
     return met
 
 

@@ -35,6 +35,7 @@ and its stages allow minutes, not turns.
 
 Differs from mgrpo.py: chat.dropped says which turns the history leaves out; `collect` plays by stages.
 """
+import math
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,7 +64,7 @@ def dropped(j: int, *, window: int, overlap: int, pinned: int) -> range:
     """The earlier turns that turn j no longer sees: from the pinned ones to where the window begins."""
     stride = window - overlap
     too_many = max(0, j + 1 - window)
-    moves = -(-too_many // stride)  # rounded up
+    moves = math.ceil(too_many / stride)
     first = moves * stride
     return range(pinned, max(pinned, first))
 

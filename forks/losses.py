@@ -155,9 +155,7 @@ def dapo(t: Tokens, cfg: Config):
 
     A token of a success pushes until it is 28% likelier, which gives rare tokens more room to rise.
     """
-    # The code is grpo's: eps_high and the weights differ, see LOSSES.
-    rho_N = t.log_rho.exp()
-    return clipped(rho_N, t.A, cfg)
+    return grpo(t, cfg)  # with another eps_high, and other weights: see LOSSES
 
 
 def gspo(t: Tokens, cfg: Config):

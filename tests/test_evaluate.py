@@ -347,7 +347,7 @@ def test_the_page_says_why_there_is_no_such_text(judge, site):
     assert "querySelect is not a function" in check.detail
 
 
-NO_JAVASCRIPT = "is no JavaScript (SyntaxError"
+NO_JAVASCRIPT = "is not valid JavaScript (SyntaxError"
 NO_TEXT = "finds an element, not its text; add .innerText"
 
 
@@ -1392,7 +1392,7 @@ def test_an_evaluation_does_not_touch_what_no_run_has_written(tmp_path, name):
     mine = tmp_path / name
     mine.mkdir()
     (mine / "chapter.txt").touch()
-    with pytest.raises(ValueError, match=f"{tmp_path} is no run's directory, and {name} in it would be lost"):
+    with pytest.raises(ValueError, match=f"{tmp_path} is not the directory of a run, and {name} in it would be lost"):
         evaluate.main(Config(out=str(tmp_path)))
     assert (mine / "chapter.txt").exists()
 

@@ -986,8 +986,10 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     rates = [f"{100 * mean(held_out):.1f}"]
     rates += [f"{100 * line['held_out_success']:.1f}" for line in steady if "held_out_success" in line]
     assert f"Held out, it goes from {rates[0]} to {rates[1]} and {rates[2]}%" in section
-    behind, _, _, _ = gain("filtered cloning", "M-GRPO, eight steps")
-    assert f"M-GRPO lost what the clone could do, {behind:.1f} after eight steps" in page
+    fast, _, _, _ = gain("filtered cloning", "M-GRPO, eight steps")
+    slow, _, _, clusters = gain("filtered cloning", "M-GRPO at 5e-5, eight steps")
+    assert (f"{fast:.1f} after eight steps at lr 2e-4, where M-GRPO lost what the clone could do, "
+            f"and {slow:.1f} at 5e-5 (kinds as clusters {clusters})") in page
     solved = {name: sum(tasks.count("1") for tasks in kinds.values()) for name, kinds in by_task.items()}
     clone, eight, twelve, filtered, steady, _ = (100 * count / 63 for count in solved.values())
     assert f"SmolLM2 lost {clone - eight:.0f} points at 2e-4\nand gained {steady - clone:.0f} at 5e-5" in YOUR_SITE

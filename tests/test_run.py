@@ -120,7 +120,7 @@ def test_a_new_run_does_not_touch_what_no_run_has_written(tmp_path, name):
         mine.mkdir()
         (mine / "work").touch()
 
-    with pytest.raises(ValueError, match=f"{tmp_path} is no run's directory, and {name} in it would be lost"):
+    with pytest.raises(ValueError, match=f"{tmp_path} is not the directory of a run, and {name} in it would be lost"):
         open_run(Knobs(out=str(tmp_path)), "cpu", first_step=0)
     assert list(tmp_path.iterdir()) == [mine]
 

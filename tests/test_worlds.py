@@ -846,7 +846,7 @@ def test_a_reset_server_that_does_not_speak_http_is_one_sentence():
                 connection.sendall(b"SSH-2.0-\x1b[31mother\r\n")
         threading.Thread(target=answer, daemon=True).start()
         port = server.getsockname()[1]
-        with pytest.raises(ValueError, match="is no reset server: it speaks no HTTP") as refused:
+        with pytest.raises(ValueError, match="is not a reset server: it does not speak HTTP") as refused:
             webarena.reset(f"http://127.0.0.1:{port}")
     assert str(refused.value).isprintable()
 

@@ -142,7 +142,7 @@ ADDRESS = re.compile(r"""https?://[^\s"'\\|,)]+""", re.IGNORECASE)
 
 # Chromium learns when it starts what it may reach, and its rules know no ranges of ports. So the servers
 # that serve.py starts later share these ports, "{port}" in a task. They lie below the ports that systems
-# give to outgoing connections, and are others in every process: several runs share a machine.
+# give to outgoing connections, and differ from process to process, because several runs may share a machine.
 SERVED_PORTS = random.SystemRandom().sample(range(16_000, 32_000), 256)
 
 

@@ -49,7 +49,7 @@ class Endpoint:
 
     def __init__(self, url: str, model: str):
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no address of a server; give http://HOST:PORT/v1.")
+            raise ValueError(f"{url!r} is not the address of a server; give http://HOST:PORT/v1.")
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self.key.isascii() and self.key.isprintable()):  # urllib's error would show the key
             raise ValueError("OPENAI_API_KEY holds a character that no key has; set it again.")

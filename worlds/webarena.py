@@ -784,7 +784,8 @@ def reset(url: str, patience: float = 1800, pause: float = 1):
             if "Ready" not in text and not failed:
                 time.sleep(pause)  # containers are starting; nothing would notify us
     except http.client.HTTPException:
-        raise ValueError(f"what answers at {url} is no reset server: it speaks no HTTP; correct --reset-url.") from None
+        raise ValueError(f"what answers at {url} is not a reset server: it does not speak HTTP; "
+                         "correct --reset-url.") from None
     except OSError as error:
         raise ValueError(f"cannot reach the reset server {url} ({error}); start it, or drop "
                          "--reset-url.") from None

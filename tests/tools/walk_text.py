@@ -137,7 +137,7 @@ def person(walk) -> str:
 
 The program opens `{page['url']}` and reads what the `locator`, a line of JavaScript, finds there. That has
 to be what `required_contents` says. Each episode has a fresh copy of the site. (In a task file the address is whole,
-`http://HOST:PORT{page['url']}`; here its beginning is left out, which is another one in every run.)"""
+`http://HOST:PORT{page['url']}`; we leave out its beginning, which differs from run to run.)"""
     return f"""## 1. What does a person see?
 
 The task, in words:

@@ -1,4 +1,6 @@
-"""The embedded world: stateful websites, seeded tasks in WebArena's schema, scripted experts. Standard library only.
+"""The embedded world: stateful websites, seeded tasks in WebArena's schema, scripted experts.
+
+These need the standard library only.
 
     with sandbox.start() as sites:                # {"SHOPPING": "http://127.0.0.1:PORT/shop", "REDDIT": ...}
         for task in sandbox.tasks("train", 600):  # dicts; task["world"] seeds the world of its episodes

@@ -1,4 +1,5 @@
-"""Scripted experts: one short generator per template, which sees only observations and emits only actions.
+"""Scripted experts: a short generator for each template (similar ones share one), which sees only observations and
+emits only actions.
 
 A script reads the page of the moment (`page`), yields (thought, action), and finds the next page there when it goes on.
 Scripts look before they act, so they work from any page a task starts on. Answers are read off the pages.
@@ -26,7 +27,10 @@ class Page:
 
     def find(self, name: str) -> str | None:
         """The id of the first element of that name."""
-        return next((number for _, found, number, _ in ELEMENT.findall(self.text) if found == name), None)
+        for _, found, number, _ in ELEMENT.findall(self.text):
+            if found == name:
+                return number
+        return None
 
     def names(self, beginning: str) -> list[str]:
         """The names of the elements that begin so."""
@@ -69,8 +73,8 @@ class Page:
         return self.do("Select Dropdown Option", name, f"choose {option} as {name}", option)
 
 
-def done(message: str = "done") -> tuple[str, str]:
-    return "all is done", f'exit(message="{message}")'
+def done() -> tuple[str, str]:
+    return "all is done", 'exit(message="done")'
 
 
 # ---- ways through the sites
@@ -743,14 +747,20 @@ SCRIPTS = {  # by intent_template_id
 def expert(task: dict, cot: bool = False):
     """A callable for one episode: observation -> (thought, action). With cot the thought is a long chain of thought, as
     the exercises of worlds/base write it."""
-    page, told, voice = Page(), [], Voice(Random(f"voice {task['task_id']}"))
+    page = Page()
+    told = []  # the steps so far
+    voice = Voice(Random(f"voice {task['task_id']}"))
     script = SCRIPTS[task["intent_template_id"]](page, **task["instantiation_dict"])
     wanted = named_in(task["intent"], map(str, task["instantiation_dict"].values()))
 
     def act(observation: str) -> tuple[str, str]:
         page.text = observation
         thought, action = next(script, done())
-        full = voice.think(Moment(observation, thought, action, task["intent"], wanted), told)
+        said = thought
+        if cot:
+            moment = Moment(observation, thought, action, task["intent"], wanted)
+            said = voice.think(moment, told)
         told.append(step_of(thought))
-        return full if cot else thought, action
+        return said, action
+
     return act

@@ -10,6 +10,7 @@ Rows are never changed, only replaced, so a private copy of a whole site is a di
 Pages are all lower-case and short: a small policy reads them on a CPU. Their one use of JavaScript is to ask "are you sure".
 """
 
+import math
 import re
 from functools import wraps
 from html import escape
@@ -182,7 +183,7 @@ def paginate(
     here: str,
 ) -> tuple[list, str]:
     """The rows of the page that the query asks for, and links to its neighbours, which keep the rest of the query."""
-    filled = -(-len(rows) // per_page)  # rounded up
+    filled = math.ceil(len(rows) / per_page)
     pages = max(1, filled)
     asked = whole_number(request.query.get("page", "")) or 1
     number = min(max(asked, 1), pages)

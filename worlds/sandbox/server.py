@@ -77,7 +77,7 @@ class World:
         self.user, data = seeded(seed)
         self.sites = copy_data(data)
         self.sessions = {}  # (site, token): user
-        self.greeted = set()  # sites that have been visited; the first visitor of each finds himself logged in
+        self.greeted = set()  # sites that have been visited; the first visitor of each is logged in
 
     def respond(
         self,

@@ -91,7 +91,7 @@ def seed(rng, people: list[str], sites: dict) -> Shop:
         city = rng.choice(CITIES)
         accounts[user] = Account(user, secret, name=user, city=city)
 
-    # The main user has three lines in his cart and one in each of his five orders.
+    # The main user's cart has three lines, and each of their five orders has one.
     slugs = rng.sample(sorted(products), 8)
     lines = [Line(slug, rng.choice(SIZES), quantity=1) for slug in slugs]
     in_cart, ordered = lines[:3], lines[3:]

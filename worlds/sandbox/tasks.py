@@ -1,8 +1,8 @@
 """Seeded task templates, drawn as dicts in WebArena's JSON schema plus one key, "world": the seed of the sites' data.
 
 A template is a function (world, rng) -> Draft that picks its slots from the data of one world. Every task has a world
-of its own, so no product, post or order is known from another task, and no two splits share a world. Whatever a task
-names exists once in its world, and the world as it starts never satisfies the task's check.
+of its own, so what holds for a product, post or order in one task says nothing about another, and no two splits share
+a world. Whatever a task names exists once in its world, and the world as it starts never satisfies the task's check.
 
     train, dev, test, test-unseen             the small tier: 25 templates on shop and forum, up to 8 actions each
     full-train, full-test, full-test-unseen   all templates on all five sites, up to 12 actions

@@ -1,7 +1,8 @@
 """The vocabulary of the embedded websites: every name on them is drawn from these lists.
 
-No word stands in two lists, and none is one of the sites' own labels, so that a name in an instruction means one thing
-on a page. Names are two words, an adjective and a noun; within one world no two names share their noun.
+No word stands in two lists, and no noun, topic, city or forum is one of the sites' own labels, so that a name in an
+instruction means one thing on a page. Names are two words, an adjective and a noun; within one world no two names
+share their noun.
 """
 
 ADJECTIVES = """amber ancient black blue brave bright broken brown calm clever cold cosy crimson curly dusty early
