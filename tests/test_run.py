@@ -572,7 +572,7 @@ def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp
     ("--warmup", "-0.1", "it is a share of the steps, from 0 to 1"),
     ("--lr", "-0.001", "give at least 0"),
     ("--lr", "inf", "give a finite number"),
-    ("--timeout", "inf", "give a finite number"),  # no page would open
+    ("--timeout", "inf", "give the seconds that a page may take, from above 0 to 1e6"),  # no page would open
     ("--max-page-chars", "-5", "give at least 1"),
     ("--max-new-tokens", "0", "give at least 1"),
     ("--warmup", "nan", "give a finite number"),
