@@ -1036,33 +1036,44 @@ def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files()
     _, section = (ROOT / "assets/results.md").read_text().split("\n*A seed that chose nothing.*")
     section, _ = section.split("\n*Are the failures to blame?*")
     steps = read_lines(raw / "r1-lr5e-5-metrics.jsonl")
-    assert len(steps) == 4
+    assert len(steps) == 8
     for line in steps:
         assert six_kinds_step(line) in section
 
     by_task = json.loads((raw / "by-task.json").read_text())
     starts = json.loads((results / "sandbox-six-kinds/starts.json").read_text())
-    files = {"clone": "clone", "M-GRPO at 5e-5, four steps": "r1-lr5e-5-4-steps"}
+    files = {"clone": "clone", "M-GRPO at 5e-5, four steps": "r1-lr5e-5-4-steps",
+             "M-GRPO at 5e-5, eight steps": "r1-lr5e-5-8-steps"}
     for policy, file in files.items():
         splits = json.loads((raw / f"{file}.json").read_text())["splits"]
         assert f"| {policy} | {six_kinds_test(by_task[policy], splits)} |\n" in section
         assert f"| {policy} | {six_kinds_starts(by_task[policy], starts)} |\n" in section
 
-    kinds = []
-    for old, new in zip(*(by_task[policy].values() for policy in files), strict=True):
-        kinds.append([100 * (int(b) - int(a)) for a, b in zip(old, new, strict=True)])
-    every = sum(kinds, [])
-    clusters = table.shown([mean(kind) for kind in kinds])
+    last = "M-GRPO at 5e-5, eight steps"
+
+    def gains(by_task):
+        kinds = []
+        for old, new in zip(by_task["clone"].values(), by_task[last].values(), strict=True):
+            kinds.append([100 * (int(b) - int(a)) for a, b in zip(old, new, strict=True)])
+        return kinds
+
+    every = sum(gains(by_task), [])
+    by_kind = [mean(kind) for kind in gains(by_task)]
+    clusters = table.shown(by_kind)
     assert (f"adds {mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; kinds as clusters "
             f"{clusters}) with {sum(line['n'] for line in steps)} episodes") in section
+    other_seed = json.loads((results / "sandbox-six-kinds-152/by-task.json").read_text())
+    both = [mean(pair) for pair in zip([mean(kind) for kind in gains(other_seed)], by_kind, strict=True)]
+    assert f"In the mean of the two seeds it adds {table.shown(both)} (kinds as clusters)".replace(" [", " points [") in section
+    assert sorted(both)[:2] == [0, 0] and sorted(both)[2] >= 20
 
     clone = json.loads((raw / "clone.json").read_text())["splits"]
     held_out = [kind["success_rate"] for split, kind in clone.items() if split.startswith("sandbox:dev")]
     assert f"Held out, its clone solves {100 * mean(held_out):.1f}%" in section
-    before, after = (100 * sum(tasks.count("1") for tasks in by_task[policy].values()) / 63 for policy in files)
+    before, after = (100 * sum(tasks.count("1") for tasks in by_task[policy].values()) / 63 for policy in ("clone", last))
     assert f"M-GRPO brings {before:.0f}% to {after:.0f}%" in README
     language_model = (ROOT / "assets/language_model.md").read_text()
-    assert f"5e-5 brings {before:.1f}% to {after:.1f}% in four steps" in language_model
+    assert f"5e-5 brings {before:.1f}% to {after:.1f}% in eight steps" in language_model
     assert f"and from {before:.1f} to {after:.1f}% (two seeds)" in language_model
 
 
