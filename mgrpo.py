@@ -609,15 +609,24 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         save(method.model, path, like=cfg.model, settings=settings)
 
     if is_best(line, directory.path):
-        save_as(directory.path / "best", step=step + 1, held_out_success=line["held_out_success"])
+        # Whole, then swapped: OUT/best never holds one policy with another one's score.
+        fresh = directory.path / "best.new"
+        save_as(fresh, step=step + 1, held_out_success=line["held_out_success"])
+        if run.rank() == 0:
+            run.delete_directory(directory.path / "best", instead=fresh)
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
+        # The training state comes last: where it is found, all else is in place. Only a run's first save begins
+        # with it: a policy without a state cannot go on (`refuse_lost_state`).
+        first_save = step + 1 == cfg.save_every < cfg.steps
+        if first_save:
+            save_state(method, directory, step + 1)
         save_as(directory.path)
         if run.rank() == 0:
             run.report(directory.path)
-        # The training state comes last: where it is found, all else is in place.
-        save_state(method, directory, step + 1)
+        if not first_save:
+            save_state(method, directory, step + 1)
 
 
 def save_state(method: MGRPO, directory: run.Run, step: int):

@@ -905,7 +905,7 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         base = settings["base_model_name_or_path"]
         if not holds(base, json.loads(metadata["frozen"])):
             raise ValueError(f"{base}, as seen from this folder, does not hold the weights that it was trained on; "
-                             f"put them there, or delete {file.parent} to use the merged weights")
+                             f"put them there. A new run can also use the merged weights: delete {file.parent}")
         for name in tensors.keys():
             ours = name.removeprefix(PEFT).removesuffix(".weight")
             adapters[ours] = tensors.get_tensor(name)

@@ -354,10 +354,11 @@ def fingerprint(path: str | Path | None) -> dict:
 
 
 def checkpoint_fingerprint(path: str | Path | None) -> dict:
-    """`fingerprint` of a checkpoint's weights, and of its agent.json, which decides the prompt."""
+    """`fingerprint` of a checkpoint's weights and adapters, and of its agent.json, which decides the prompt."""
     if not path:
         return {}
-    return {**fingerprint(path), **fingerprint(Path(path) / "agent.json")}
+    path = Path(path)
+    return {**fingerprint(path), **fingerprint(path / "adapter"), **fingerprint(path / "agent.json")}
 
 
 def inputs_of(cfg) -> dict:
@@ -408,7 +409,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -
                 other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
         if extra["method"] != method_name:
             other.append(f"the method {extra['method']}, not {method_name}")
-        contents = {"model": "weights or agent.json", "data": "demonstrations", "tasks": "tasks"}
+        contents = {"model": "weights, adapters or agent.json", "data": "demonstrations", "tasks": "tasks"}
         for flag, hashes in inputs_of(cfg).items():
             paths = getattr(cfg, flag, None)
             same_paths = was.get(flag) == paths  # the first loop says so if not
@@ -420,19 +421,21 @@ def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -
     return step
 
 
-def delete_directory(directory: Path):
-    """Deletes a directory at once: a killed process leaves all of it or nothing."""
+def delete_directory(directory: Path, instead: Path | None = None):
+    """Deletes a directory at once: a killed process leaves all of it or nothing. instead: what takes its place."""
     gone = directory.with_name(f"{directory.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     if directory.exists():
         directory.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+    if instead is not None:
+        instead.rename(directory)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 # -------------------------------------------------------------------------------- a run's directory
 
 # What a new run deletes of an earlier one, besides its weights.
-DIRECTORIES = ("state", "best", "screenshots", "step-*", "adapter", "unfinished")
+DIRECTORIES = ("state", "best", "best.new", "screenshots", "step-*", "adapter", "unfinished")
 RECORDS = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
 # What it replaces.
 CHECKPOINT = ("*.safetensors", "config.json", "generation_config.json", "agent.json", "tokenizer*.json",

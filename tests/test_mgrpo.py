@@ -8,6 +8,7 @@ import os
 import shutil
 import statistics
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -923,6 +924,57 @@ def test_a_damaged_best_policy_is_named_before_a_step_is_played(chat, play, tmp_
         go_on(2)  # no success is left, so playing would fail otherwise
 
 
+def test_a_run_that_is_killed_in_its_first_save_goes_on(chat, play, monkeypatch, tmp_path):
+    """Its weights were in place, but no state yet, so it was refused like a finished run that has lost its state."""
+    report = runs.report
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    def go_on(out):
+        return play(even_tasks_teach(chat), out, steps=3, save_every=1)
+
+    monkeypatch.setattr(runs, "report", killed)
+    assert len(go_on("x")) == 1
+    assert (tmp_path / "x/model.safetensors").exists()
+    monkeypatch.setattr(runs, "report", report)
+
+    assert len(go_on("x")) == 3
+    go_on("uninterrupted")
+    assert same_weights(load(tmp_path / "x").state_dict(), load(tmp_path / "uninterrupted").state_dict())
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_run_that_is_killed_while_it_saves_its_best_policy_keeps_the_one_before(lora, chat, play, monkeypatch, tmp_path):
+    """config.json moved first: OUT/best held the old weights under the new score, and no resume repaired it."""
+    def go_on(*successes):
+        return play(held_out_successes(chat, *successes), "x", steps=2, held_out="theirs", held_out_every=1,
+                    save_every=1, keep_every=1, lora=lora)
+
+    replace = Path.replace
+    n_best = 0
+
+    def killed(path, target):
+        nonlocal n_best
+        in_best = any(part.startswith("best") for part in path.parts)
+        if in_best and path.name == "model.safetensors":
+            n_best += 1
+            if n_best == 2:
+                raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    go_on(5, 7)
+    assert config_of(tmp_path / "x/best")["run"]["step"] == 1
+    assert same_weights(load(tmp_path / "x/best").state_dict(), load(tmp_path / "x/step-00001").state_dict())
+
+    go_on(7)
+    assert config_of(tmp_path / "x/best")["run"]["held_out_success"] == 0.7
+    assert same_weights(load(tmp_path / "x/best").state_dict(), load(tmp_path / "x/step-00002").state_dict())
+    folders = {path.name for path in (tmp_path / "x").iterdir() if path.is_dir()}
+    assert folders - {"adapter"} == {"best", "state", "step-00001", "step-00002"}
+
+
 def test_a_finished_run_without_its_state_is_not_replaced_without_a_word(chat, play, tmp_path):
     def again(**changes):
         return play(held_out_successes(chat, 5), "x", steps=1, held_out="theirs", **changes)
@@ -1098,7 +1150,7 @@ def test_a_checkpoint_that_was_rewritten_since_the_start_is_refused_unless_force
     weights = safetensors.read_bytes()
     save(random_policy(chat, seed=5), start)
     assert len(safetensors.read_bytes()) == len(weights)
-    with pytest.raises(ValueError, match=f"other weights or agent.json in {start}, which have been rewritten or removed.*--force"):
+    with pytest.raises(ValueError, match=f"other weights, adapters or agent.json in {start}, which have been rewritten or removed.*--force"):
         again(teach, steps=3)
 
     # 2) The same bytes are the same weights, whatever their date.
@@ -1129,7 +1181,7 @@ def test_a_checkpoint_that_was_rewritten_while_the_run_went_on_is_refused_as_wel
 
     lines = play(rewrites, "x", model=str(start), beta=0.1, save_every=1)
     assert len(lines) == 2
-    with pytest.raises(ValueError, match="other weights or agent.json in"):
+    with pytest.raises(ValueError, match="other weights, adapters or agent.json in"):
         play(teach, "x", model=str(start), beta=0.1, save_every=1)
 
 

@@ -247,13 +247,14 @@ def test_a_run_refuses_to_go_on_with_other_settings(stopped):
     assert runs.resume(faster, model, optimizer, may_change=set()) == 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "agent.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "agent.json", "adapter/adapter_model.safetensors"])
 def test_a_run_refuses_to_go_on_from_a_checkpoint_that_was_rewritten(stopped, name):
     """The reference policy is read from --model again: it once changed silently when that had been trained anew."""
     cfg, model, optimizer = stopped
     rewritten = runs.Path(cfg.model) / name
+    rewritten.parent.mkdir(exist_ok=True)
     rewritten.write_bytes(b"other weights, or another prompt")
-    with pytest.raises(ValueError, match=f"other weights or agent.json in {cfg.model}"):
+    with pytest.raises(ValueError, match=f"other weights, adapters or agent.json in {cfg.model}"):
         runs.resume(cfg, model, optimizer, may_change=set())
 
     forced = replace(cfg, force=True)
