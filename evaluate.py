@@ -152,7 +152,7 @@ def contents_checks(contents: dict, text: str | None, subject: str) -> list[Chec
     """
     detail = f"there is no {subject}"
     if text is not None:
-        shown = " ".join(text.split())[:200]
+        shown = repr(text[:200])[1:-1]  # tabs and the like are seen: they count
         detail = f"the {subject} is “{shown}”"
     results = []
     for kind, references in contents.items():
@@ -513,7 +513,9 @@ def require_verdicts(played: list[Trajectory], out: Path):
         return
     reason = played[0].broken_by
     remedy = "open the site in a browser"
-    if "/chat/completions" in reason:
+    if "is not valid JavaScript" in reason or "add .innerText" in reason:
+        remedy = "correct the task's locator"
+    elif "/chat/completions" in reason:
         remedy = "check the endpoint's address, its model's name and OPENAI_API_KEY"
     elif (out / "servers.log").exists():
         remedy = f"see what the site's server wrote in {out / 'servers.log'}"

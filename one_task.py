@@ -290,7 +290,8 @@ class Looking(Environment):
         return 0.0
 
 
-TEXT = "document.body.innerText"
+# Between the cells of a table it has tabs, and pages write spaces that do not break.
+TEXT = r"document.body.innerText.replace(/[^\S\n]+/g, ' ')"
 # What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
 SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
   const selector = el.id ? '#' + CSS.escape(el.id) : `[name="${CSS.escape(el.getAttribute('name'))}"]`;
@@ -303,23 +304,26 @@ SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].
 
 async def text_of(page) -> list[str]:
     text = await evaluate_js(page, TEXT)
-    return [" ".join(line.split()) for line in text.splitlines()]
+    return [line.strip() for line in text.splitlines()]
 
 
 def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
-    """At most two lines that only `after` has: those with something that was typed, if there are any."""
-    new = []
-    for line in after:
-        known = line in before or line in new
-        right_length = 2 < len(line) < 120
-        is_time = re.search(r"\d:\d\d", line)
-        if right_length and not known and not is_time:
-            new.append(line)
+    """At most two lines that only `after` has: those with something that was typed, if there are any.
+
+    Lines with a time are none, unless it was typed: they differ whenever the task is done.
+    """
     with_typed = []
-    for line in new:
+    others = []
+    for line in after:
+        times = re.findall(r"\d+:\d\d", line)
+        typed_times = all(any(time in text for text in typed) for time in times)
+        if line in before + with_typed + others or not typed_times:
+            continue
         if any(text in line for text in typed):
             with_typed.append(line)
-    best = with_typed or new
+        elif 2 < len(line) < 120:
+            others.append(line)
+    best = with_typed or others
     return best[:2]
 
 
@@ -336,8 +340,11 @@ def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: lis
 
     possible = []
     state = news(nothing.state, replayed.state, typed)
+    gone = news(replayed.state, nothing.state, typed=[])
     if state:
         possible.append(on_page(replayed.address, TEXT, {"must_include": state}))
+    elif gone:
+        possible.append(on_page(replayed.address, TEXT, {"must_exclude": gone}))
     for locator, value in replayed.settings.items():
         if nothing.settings.get(locator, value) != value:
             possible.append(on_page(replayed.address, locator, {"exact_match": value}))
@@ -399,8 +406,11 @@ def record(cfg: Config, task: dict):
         if demonstration.success:
             keep(Path(cfg.record), {**task, "eval": check}, demonstration, chat)
             return
-    raise ValueError("nothing was recorded: no check passes after your steps and fails when nothing is done; "
-                     "does the site start afresh for each episode (--serve)?")
+    remedy = "close the window on a page that shows what you did"
+    if not cfg.serve:
+        remedy = "does the site start afresh for each episode (--serve)?"
+    raise ValueError("nothing was recorded: no check passes after your steps and fails when nothing is done. Checks "
+                     f"are made from the lines and fields of {address}; {remedy}.")
 
 
 def require_complete(trajectory: Trajectory, policy: Replay, cfg: Config):

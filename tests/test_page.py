@@ -178,7 +178,7 @@ READ = {  # how real pages are built -> what the agent reads
                                "no reader"),
     "an option in a group that is off": (
         "<select><option label=Shown value=1>hidden</option><optgroup disabled><option>off</optgroup></select>",
-        "<select> <0> = Shown (Shown | off)</select>"),
+        "<select> <0> = Shown (Shown | off (disabled))</select>"),
     "what is cut": (f"<input value='{'v' * 501}'>", f"<input> <0> = {'v' * 500}…</input>"),
     "a deep page": (
         "<a href=/x>top</a><p id=hole></p><a href=/x>after</a><script>for (let i = 0, at = hole; i < 1500; i++)"
@@ -218,6 +218,21 @@ READ = {  # how real pages are built -> what the agent reads
     "listeners of every kind": (
         "<p onmousedown=1>Paris</p><p id=p>Parma</p><script>p.onpointerdown = () => 1</script>",
         "<p>Paris <0></p> <p>Parma <1></p>"),
+    "links in the label of a box that is styled away": (
+        "<label><input type=checkbox hidden>I accept the <a href=/x>terms</a></label>"
+        "<input id=milk type=checkbox style='display:none'><label for=milk>Buy milk <button>x</button></label>",
+        "<checkbox>I accept the terms <0> = off</checkbox> <a>terms <1></a> "
+        "<checkbox>Buy milk <2> = off</checkbox> <button>x <3></button>"),
+    "text beside a control that nobody sees": (
+        "<div>Weekly report <input type=checkbox style='visibility:hidden'></div>"
+        "<div>Plan: <select style='visibility:hidden'><option>x</select></div>"
+        "<div>Shown <input type=checkbox style='opacity:0;pointer-events:none'></div>"
+        "<div style='opacity:0;pointer-events:none'><input aria-label=find></div>",
+        "Weekly report\nPlan:\nShown"),
+    "a table and sections that listen": (
+        "<div onclick=1><table><tr><th>Who<th>Mon<th>Tue<tr><td>Ann<td><td>2</table></div>"
+        "<div onclick=1><h3>To do</h3>milk<h3>Done</h3>bread</div><div onclick=1><h3>Lamp</h3>new</div>",
+        "<div>Who | Mon | Tue <0></div>\nAnn | | 2\n### <div>To do <1></div>\nmilk\n### Done\nbread\n<div>Lamp new <2></div>"),
     "unread among the unselected": (
         "<style>.unread{font-weight:bold}</style><div role=option tabindex=0 class=unread aria-selected=false>Ann</div>",
         "<div>Ann <0> = unread</div>"),

@@ -10,6 +10,7 @@ import pytest
 from conftest import act, answer
 
 BEHIND = "[the page behind this dialog is left out]"
+TITLE = "onclick=\"document.title = '{}'\""
 
 
 def click(session, element):
@@ -210,6 +211,51 @@ def test_a_switch_without_a_size_is_pressed_on_its_label(site, browse):
     browse(test, site({"/": page}))
 
 
+@pytest.mark.parametrize("style", ["position:absolute;opacity:0;width:0;height:0", "display:none"])
+def test_a_checkbox_is_ticked_beside_the_link_in_the_middle_of_its_label(style, site, browse):
+    """The press on the label's middle followed the link, and the box stayed off."""
+    async def test(session):
+        named = "<checkbox>I agree to the Terms of Service of the Company here <0> = "
+        assert named + "off</checkbox>" in (await session.observe())[1]
+        assert named + "on</checkbox>" in await click(session, 0)
+        await click(session, 1)
+        assert session.page.url.endswith("/terms")
+    browse(test, site({"/": f"<label><input type=checkbox style='{style}'> I agree to the "
+                            "<a href=/terms>Terms of Service of the Company</a> here</label>", "/terms": "terms"}))
+
+
+@pytest.mark.parametrize("rules, row", [
+    (".row:hover .drop, .other:hover { display: inline } .drop { display: none }", "<div class=row>{}</div>"),
+    ("@media all { tr:hover .drop { visibility: visible } } .drop { visibility: hidden }", "<table><tr><td>{}</table>"),
+])
+def test_what_comes_while_the_mouse_is_over_a_row_is_reached_by_hover(rules, row, site, browse):
+    async def test(session):
+        tag = "tr" if "<tr>" in row else "div"
+        assert (await session.observe())[1].split() == f"<{tag}>Milk <0></{tag}> <{tag}>Bread <1></{tag}>".split()
+        page = await act(session, 'do(action="Hover", element="1")')
+        assert page.split() == f"<{tag}>Milk <0></{tag}> Bread <button>Delete <1></button>".split()
+        await click(session, 1)
+        assert await session.page.title() == "Bread"
+    rows = [row.format(f"{name} <button class=drop {TITLE.format(name)}>Delete</button>") for name in ("Milk", "Bread")]
+    browse(test, site({"/": f"<style>{rules}</style>{''.join(rows)}"}))
+
+
+@pytest.mark.parametrize("rule", [
+    ".row:hover .drop { color: red }",  # shows nothing
+    ".row:hover .drop { display: none }",
+    ".row:hover { display: block }",
+    ":hover .drop { display: inline }",
+    ".row { &:hover .drop { display: inline } }",
+    ".row:hover .empty { display: inline }",
+    ":not(.row:hover):not(*) .drop, .x:hover + .y .drop { display: inline }",
+])
+def test_other_rules_of_the_mouse_give_no_id(rule, site, browse):
+    async def test(session):
+        assert (await session.observe())[1] == "Milk"
+    browse(test, site({"/": f"<style>.drop, .empty {{ display: none }} {rule}</style>"
+                            "<div class=row>Milk <button class=drop>Delete</button><i class=empty></i></div>"}))
+
+
 # --------------------------------------------------------------------------------------- the parts of a clickable box
 
 LISTEN = """<script>document.addEventListener('click', event => {
@@ -378,6 +424,13 @@ NAMES = {
         + "</div><div onclick=1>what lies there now</div>",
         "\n".join(f"<div>Mail {i} <{2 * i}></div> <button>Star <{2 * i + 1}></button>" for i in range(5))
         + "\n<div>what lies there now <10></div>"),
+    "buttons called by their icon's file or by what a script shows": (
+        """<button class=btn><svg width=9 height=9><use href='/icons.svg#trash' /></svg></button>
+        <button><img src='/icons/pencil-3f9a2c1.svg?v=2' alt='' width=9 height=9></button>
+        <button><img src='data:image/png;base64,AAAA' alt='' width=9 height=9></button>
+        <button data-tooltip=Archive></button><button><i data-bs-title='Pin it'></i></button>""",
+        "<button>trash <0></button> <button>pencil <1></button> <button> <2></button> <button>Archive <3></button> "
+        "<button>Pin it <4></button>"),
     "a name with marks that nobody sees": ("<button>Ad&shy;dress\u200b book\u200e</button>", "<button>Address book <0></button>"),
     "a swatch and its color": (
         """<style>.swatch { width: 9px; height: 9px } .red { background: red }</style>
@@ -448,6 +501,15 @@ DIALOGS = {
         "<div style='position:fixed;top:0;left:0;right:0;height:40px'>head</div><div style='position:fixed;bottom:0;left:0;"
         f"right:0;height:40px'>foot</div><div style='padding:50px'>{PAGE}</div>",
         "head\nfoot\n# Mail\nmany words\n<a>one <0></a>\nfar <a>two <1></a>"),
+    "dimmed by what stands beside it in its layer": (
+        f"{PAGE}<div style='position:fixed;inset:0'><div style='{DIM}'></div><div style='position:relative;height:100%'>"
+        "<button>Yes</button></div></div>", f"{BEHIND}\n<button>Yes <0></button>"),
+    "dimmed by a style sheet": (
+        f"<style>.ask::before {{ content: ''; {DIM} }}</style>{PAGE}<div class=ask style='position:fixed;inset:0'>"
+        "<button style='position:relative'>Yes</button></div>", f"{BEHIND}\n<button>Yes <0></button>"),
+    "a menu in a layer that nobody sees leaves the text": (
+        f"{PAGE}<div style='position:fixed;inset:0'><ul style='position:absolute;left:300px;top:9px'><li><button>Yes</button>"
+        "</ul></div>", "# Mail\nmany words\nfar\n<button>Yes <0></button>"),
     "nor what lets clicks through": (
         f"{PAGE}<div style='{DIM};pointer-events:none'></div>", "# Mail\nmany words\n<a>one <0></a>\nfar <a>two <1></a>"),
 }
@@ -470,7 +532,6 @@ def test_every_id_beside_a_dialog_can_be_clicked(site, browse):
 
 # ------------------------------------------------------------------------------------------- what lies on the middle
 
-TITLE = "onclick=\"document.title = '{}'\""
 MIDDLES = {  # a page -> what the agent reads, the title after a click on each id
     "a field under its hint": (
         "<div style='position: relative; width: 200px'><input aria-label=word style='width: 200px' " + TITLE.format("word")

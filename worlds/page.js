@@ -28,7 +28,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
   const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
   const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
-  const allInShadow = real(ShadowRoot, 'elementsFromPoint');
+  const allAtPoint = real(Document, 'elementsFromPoint'), allInShadow = real(ShadowRoot, 'elementsFromPoint');
 
   // Soft hyphens, and marks for where a line may break and in which direction it is read.
   const INVISIBLE = /[\u00ad\u200b\u200e\u200f\u2060]/g;
@@ -120,7 +120,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // A message that has gone, or has not come. Below the window it may come when the page is scrolled.
-  const fadedOut = text => !holderOf(text).checkVisibility({opacityProperty: true}) && inWindow(text);
+  const fadedOut = node => {
+    const el = nodeType(node) === TEXT ? holderOf(node) : node;
+    return !el.checkVisibility({opacityProperty: true}) && inWindow(node);
+  };
 
   // Scaled to nothing, as some closed menus are.
   const shrunkAway = ({transform}) => {
@@ -223,6 +226,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const height = bottom - top;
     return width < 1 || height < 1 ? whole : new DOMRect(left, top, width, height);
   };
+  // Whether a press at `hit` presses el, and not a link or another control in it, as in "[ ] I accept the <a>terms</a>".
+  const presses = (hit, el) => {
+    if (!contains(el, hit)) return false;
+    const other = el.localName === 'label' && closest(hit, 'a[href],button,select,textarea');
+    return !other || !contains(el, other) || other === el.control;
+  };
   // Where to aim at el, and what the mouse hits there: the middle of what is seen of its box or, if something lies on
   // that, one of eight places around it.
   const aimOf = remembered(el => {
@@ -237,7 +246,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     };
     const middle = aimAt(whole);
     const inReach = middle.x >= 0 && middle.x < innerWidth;  // by scrolling up or down
-    const good = middle.hit ? contains(el, middle.hit) : inReach;
+    const good = middle.hit ? presses(middle.hit, el) : inReach;
     if (good) return middle;
 
     const uncut = uncutBox(el, whole);
@@ -250,7 +259,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const y = top + height * (down - 0.05);
       return aimAt(new DOMRect(x, y, width / 10, height / 10));
     });
-    return [inUncut, ...around].find(({hit}) => hit && contains(el, hit)) ?? inUncut;
+    return [inUncut, ...around].find(({hit}) => hit && presses(hit, el)) ?? inUncut;
   });
   // Whether a clip path stands between el and what it is a part of: a closed menu may be cut off by one.
   const clippedOff = (el, outer) => {
@@ -322,6 +331,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return !reached(el) && !scrollingFrees(el);
   });
 
+  const fillsWindow = el => {
+    const {left, right, top, bottom} = el.getBoundingClientRect();
+    return left <= 1 && top <= 1 && right >= innerWidth - 1 && bottom >= innerHeight - 1;
+  };
+  // Whether el paints something over all that is behind it.
+  const dims = el => ['', '::before', '::after'].some(pseudo => {
+    const {backgroundColor, backgroundImage, backdropFilter} = getComputedStyle(el, pseudo);
+    return backgroundColor !== 'rgba(0, 0, 0, 0)' || backgroundImage !== 'none' || backdropFilter !== 'none';
+  });
   // The layer that keeps the mouse from all of the page: a dialog with what dims the rest. 25 points show it.
   // Most pages have no fixed layer in their first corner, so they pay for one point.
   const coverOf = () => {
@@ -335,10 +353,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         layers.add(layer);
       }
     }
-    return [...layers].find(layer => {
-      const {left, right, top, bottom} = layer.getBoundingClientRect();
-      return left <= 1 && top <= 1 && right >= innerWidth - 1 && bottom >= innerHeight - 1;
-    });
+    const atCenter = allAtPoint(document, innerWidth / 2, innerHeight / 2);
+    // What closes a menu when it is pressed may be as large, but people read the page through it.
+    const dimmed = atCenter.some(el => fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
+    return dimmed ? [...layers].find(fillsWindow) : null;
   };
   // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.
   const inFront = (el, style, cover) => {
@@ -412,10 +430,22 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     && (el === bodyOf(el.ownerDocument) || !parentOf(el)?.isContentEditable);
   const editor = el => editable(el) || !!keyField(el);
 
-  // The selectors by which a document's style sheets show a hand over an element. A hand is inherited, so in a box
-  // that has one, only the rules tell which of its parts are meant to be clicked apart from it.
-  const handsRead = new WeakMap();  // document -> {count of its rules, selectors}
-  const handsOf = remembered(doc => {
+  // What the rules of a document's style sheets tell:
+  // hands: the selectors by which they show a hand over an element. A hand is inherited, so in a box that has one,
+  // only the rules tell which of its parts are meant to be clicked apart from it.
+  // reveals: [what the mouse goes over, what that shows] of rules such as "li:hover button { display: block }".
+  // overs: the former of all of them.
+  const rulesRead = new WeakMap();  // document -> {count of its rules, hands, overs, reveals}
+  const revealsIn = rule => {
+    const {display, visibility} = rule.style;
+    const shows = display && display !== 'none' || visibility === 'visible';
+    if (!shows) return [];
+    const selectors = rule.selectorText.split(/,(?![^(]*\))/);
+    const parts = selectors.map(each => each.trim().match(/^([^&]*[^&\s>+~]):hover[^\s>+~]*[\s>+~]+[^&]+$/) ?? []);
+    const pairs = parts.map(([all, over]) => [over, all?.replaceAll(':hover', '')]);
+    return pairs.filter(pair => pair.every(each => each && CSS.supports(`selector(${each})`)));
+  };
+  const rulesOf = remembered(doc => {
     const lists = [];
     for (const sheet of [...sheetsOf(doc), ...adoptedOf(doc)]) {
       try {
@@ -423,25 +453,35 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       } catch { /* another site's */ }
     }
     const count = lists.reduce((sum, rules) => sum + rules.length, 0);
-    if (handsRead.get(doc)?.count === count) return handsRead.get(doc).selectors;
+    if (rulesRead.get(doc)?.count === count) return rulesRead.get(doc);
 
-    const found = [];
+    const hands = [];
+    const reveals = [];
     const collect = rules => {
       for (const rule of rules) {
         const hand = rule.selectorText && rule.style.cursor === 'pointer';
         const everything = /\*(,|$)/.test(rule.selectorText);  // `.menu *` means no part in particular
-        if (hand && !everything) found.push(rule.selectorText);
+        if (hand && !everything) hands.push(rule.selectorText);
+        if (/:hover/.test(rule.selectorText)) reveals.push(...revealsIn(rule));
         if (rule.cssRules?.length) collect(rule.cssRules);
       }
     };
     lists.forEach(collect);
-    const selectors = found.join(',');
-    handsRead.set(doc, {count, selectors});
-    return selectors;
+    const overs = [...new Set(reveals.map(([over]) => over))].join(',');
+    const read = {count, hands: hands.join(','), overs, reveals};
+    rulesRead.set(doc, read);
+    return read;
   });
   const hasOwnHand = el => {
-    const selectors = handsOf(el.ownerDocument);
-    return el.style?.cursor === 'pointer' || selectors && el.matches(selectors);
+    const {hands} = rulesOf(el.ownerDocument);
+    return el.style?.cursor === 'pointer' || hands && el.matches(hands);
+  };
+  // Whether something in it comes only while the mouse is over it, as the buttons of a row may.
+  const opensOnHover = el => {
+    const {overs, reveals} = rulesOf(el.ownerDocument);
+    if (!overs || !el.childElementCount || !el.matches(overs)) return false;
+    const hidden = part => !shown(part, getComputedStyle(part)) && (native(part) || !wordless(part));
+    return reveals.some(([over, what]) => el.matches(over) && inside(what, el).some(hidden));
   };
 
   // Without a role or a listener of its own, for instance because the document hears all clicks.
@@ -459,7 +499,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return marked(el) || standsForControl(el)
       || editor(el)
       || el.tabIndex >= 0 && el.hasAttribute('tabindex')
-      || looksClickable(el);
+      || looksClickable(el)
+      || opensOnHover(el);
   });
   // What a person aims at. A role speaks for all that the element holds, down to the next control.
   const someInside = (top, test) => inside('*', top).some(inner => test(inner) || someInShadow(inner, test));
@@ -469,7 +510,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const whole = ROLES.test(role(el)) && !marked(inner);
       return !whole && clickable(inner) && shown(inner, getComputedStyle(inner));
     };
-    return native(el) || editor(el) || !someInside(el, usable) && !someInShadow(el, usable);
+    if (native(el) || editor(el) || standsForControl(el)) return true;
+    return !someInside(el, usable) && !someInShadow(el, usable);
   };
 
   // The checkbox that is all there is in a container but its name: pressing the one presses the other.
@@ -515,9 +557,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return short.find(fits);
   };
 
-  // A container of much text: its text is shown as usual, and its first line gets its id.
-  const spread = el => el.localName === 'tr' || !el.matches('input,textarea,select')
-    && !el.isContentEditable && !keyField(el) && el.textContent.length > 300 && tidy(el.innerText).length > 300;
+  // A container of much text, or of rows: its text is shown as usual, and its first line gets its id.
+  const spread = el => {
+    if (el.localName === 'tr') return true;
+    if (el.matches('input,textarea,select') || el.isContentEditable || keyField(el)) return false;
+    const muchText = el.textContent.length > 300 && tidy(el.innerText).length > 300;
+    return muchText || !!el.querySelector('tr ~ tr') || inside('h1,h2,h3,h4,h5,h6', el).length > 1;
+  };
 
   // ---- What an element is called, and its value
 
@@ -561,7 +607,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return tidy(text);
   };
   const labelText = el => seenText(el, 'input,select,textarea,button,svg', true) || tidy(el.textContent);
-  const labelOf = el => attribute(el, 'aria-label') || attribute(el, 'title');
+  const TOOLTIPS = ['title', 'data-tooltip', 'data-bs-title', 'data-original-title'];  // scripts show the others
+  const tooltipOf = el => TOOLTIPS.map(name => attribute(el, name)).find(text => text) ?? '';
+  const LABELED = ['aria-label', ...TOOLTIPS].map(name => `[${name}]`).join(',');
+  const labelOf = el => attribute(el, 'aria-label') || tooltipOf(el);
 
   // ---- Switches and checkboxes that style sheets draw
 
@@ -675,9 +724,19 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || said('data-testid', tested)
       || said('id')
       || leads(el) && nameOfTwin(el)
+      || programWords(iconFile(el))
       || said('class')
       || said('class', inside('[class]', el)[0] ?? el)
       || attribute(el, 'href');
+  };
+  // What the file of its picture is called: trash, of "/icons/trash.svg" or "/icons.svg#trash".
+  const iconFile = el => {
+    const use = el.querySelector('svg use');
+    const drawing = el.matches('img') ? el : el.querySelector('img[src]');
+    const place = use ? attribute(use, 'href') || attribute(use, 'xlink:href') : attribute(drawing ?? el, 'src');
+    if (place.startsWith('data:')) return '';
+    const [path, part] = place.split('#');
+    return part || path.split('?')[0].split('/').at(-1).replace(/\.\w+$/, '');
   };
   const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
   // Another link to the same place has a text.
@@ -708,7 +767,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     || el.querySelector('svg text')?.textContent);
   // The text of an element and of the pictures in it. A title says more than a sign or two letters do.
   const ownText = el => {
-    const icons = inside('[aria-label],[title]', el).filter(icon => wordless(icon) && icon.checkVisibility());
+    const icons = inside(LABELED, el).filter(icon => wordless(icon) && icon.checkVisibility());
     const text = tidy([seenText(el, FIELDS + ',svg'), ...icons.map(labelOf)].join(' '));
     const title = attribute(el, 'title');
     if (title && text.length < 3) return title.includes(text) ? title : `${text} ${title}`;
@@ -739,7 +798,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || (button ? tidy(el.value) || el.type : '')
       || (field ? '' : ownText(el))
       || tidy(el.placeholder)
-      || attribute(el, 'title')
+      || tooltipOf(el)
       || textOfIds(el, 'aria-describedby')
       || picture(el)
       || (editable(el) ? tidy(hint(el)) : '')
@@ -797,6 +856,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const group = closest(option, 'optgroup');
     return group && optionsCalled(el).get(name).length > 1 ? `${tidy(group.label)}: ${name}` : name;
   };
+  const listed = (el, option) => offered(el, option) + (matches(option, ':disabled') ? ' (disabled)' : '');
 
   // What a control shows inside, if its name comes from elsewhere: the choice of a drawn dropdown, a number beside
   // a label such as "Cart", the hour on a button that is called "Book". A small word alone may name an icon.
@@ -830,7 +890,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (kind === 'select') {
       const textOf = option => offered(el, option);
       const chosen = [...el.selectedOptions].map(textOf).join(' | ');
-      return tidy(`${chosen} (${choiceOf(optionsOf(el).map(textOf))})`);
+      return tidy(`${chosen} (${choiceOf(optionsOf(el).map(option => listed(el, option)))})`);
     }
     if (keyField(el)) return cut(tidy(el.innerText), 500);
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
@@ -964,10 +1024,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const pairUp = root => {
       for (const el of inside(`${FIELDS},${DRAWN}`, root)) {
         const field = el.matches(FIELDS);
-        if (!field && !drawsSwitch(el) || !el.checkVisibility()) continue;
+        if (!field && !drawsSwitch(el)) continue;
+        const style = getComputedStyle(el);
+        if (!shown(el, style) || shrunkAway(style)) continue;
         const text = nameOf(el) && textBeside(el);
         if (!text || nameOf(el) !== tidy(text.data) || parentOf(text).closest('td,a[href]')) continue;
-        const shows = (field || clickable(el)) && !el.closest('[inert],[aria-hidden=true]') && !covered(el);
+        const written = disabled(el) || clickable(el);
+        const shows = written && !el.closest('[inert],[aria-hidden=true]') && !covered(el);
         if (shows) beside.set(text, el);
       }
     };
@@ -1038,12 +1101,16 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const children = () => {
         for (const child of childrenOf(el)) visit(child);
       };
+      const controls = () => {
+        for (const inner of el.querySelectorAll(CONTROLS)) visit(inner);
+      };
       if (behind && !/^i?frame$/.test(el.localName)) {
         children();
       } else if (el.localName === 'label' && names(el)) {
-        for (const inner of el.querySelectorAll(CONTROLS)) visit(inner);  // the text is the control's name
+        controls();  // the text is the name of one of them
       } else if (usable) {
         if (!covered(el)) putUsable(el);
+        if (standsForControl(el)) controls();  // a link in it
       } else if (/^h[1-6]$/.test(el.localName)) {
         flush();
         prefix = '#'.repeat(el.localName[1]) + ' ';
@@ -1061,7 +1128,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         const before = lines.length + line;
         children();
         const said = before !== lines.length + line ? '' : pictured(el);
-        if (said && near && wordless(el) && boxOf(el)) put(escape(said));
+        if (said && near && wordless(el) && boxOf(el) && !fadedOut(el)) put(escape(said));
       }
     };
 
@@ -1181,7 +1248,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const plain = s => tidy(s).toLowerCase();
     const words = s => ` ${plain(s).replace(/[^\p{L}\p{N}]+/gu, ' ')} `;
     const text = plain(wanted);
-    const listed = options => options.slice(0, 60).map(option => offered(el, option)).join(', ')
+    const inWords = options => options.slice(0, 60).map(option => offered(el, option)).join(', ')
       + (options.length > 60 ? ', ...' : '');
     const open = optionsOf(el).filter(option => !option.matches(':disabled'));
     let found = open.find(option => plain(offered(el, option)) === text)
@@ -1193,10 +1260,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     ];
     if (!found && text) {
       const fitting = parts.map(fits => open.filter(fits)).find(options => options.length) ?? [];
-      if (fitting.length > 1) return 'more than one option fits: ' + listed(fitting);
+      if (fitting.length > 1) return 'more than one option fits: ' + inWords(fitting);
       found = fitting[0];
     }
-    if (!found) return 'its options are: ' + listed(open);
+    if (!found) return 'its options are: ' + inWords(open);
     found.selected = !(el.multiple && found.selected);  // takes a chosen one back
     el.dispatchEvent(new Event('input', {bubbles: true, composed: true}));  // as a person's, it leaves a shadow root
     el.dispatchEvent(new Event('change', {bubbles: true}));
@@ -1229,6 +1296,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       'datetime-local': '2024-12-31T23:59'};
     if (text && el && !el.value && formats[el.type])
       window[REFUSALS]?.set(el, `it takes the format ${formats[el.type]}, and is empty now`);
+    if (el?.type === 'range' && Number(el.value) !== Number(text))
+      window[REFUSALS]?.set(el, `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
     for (const type of ['keydown', 'keyup']) el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true}));
   };
 
