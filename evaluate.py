@@ -22,7 +22,8 @@ parts of words, "GOLD in PRED" without a url_note. We differ from VisualAgentBen
       valid JavaScript, raise: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
     - Pages are read once they settle. If a check fails, the page is read again when its requests are
-      answered and it has then not changed for a second. Each wait ends after 3 s. The benchmark waits 3 s.
+      answered and it has then not changed for a second. With must_exclude or prep_actions it is read only
+      then. Each wait ends after 3 s. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
@@ -60,6 +61,7 @@ from rollout import Settings, actions_help, parse, play, rollout, task_key
 from worlds import browser, onlooker, serve, webarena
 from worlds.endpoint import Endpoint, Judge
 from worlds.verifier import verify
+from worlds.webarena import alternatives
 from worlds.words import words
 
 # --------------------------------------------------------------------- evaluators: texts and URLs --
@@ -78,11 +80,6 @@ def clean(text: str) -> str:
         if text.startswith(quote) and text.endswith(quote):
             return text[1:-1].lower()
     return text.lower()
-
-
-def alternatives(references: str) -> list[str]:
-    """The references, of which any one may match."""
-    return references.split(" |OR| ")
 
 
 def includes(ref: str, text: str, parts=True) -> bool:
@@ -298,7 +295,7 @@ async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=No
         if all(check.passed for check in results):
             return results
 
-    # 3) Look again once nothing changes any more. Scripts may still be on their way: the benchmark
+    # 3) Look, perhaps again, once nothing changes any more. Scripts may still be on their way: the benchmark
     #    gives them three seconds.
     with suppress(browser.PlaywrightError):
         await page.wait_for_load_state("networkidle", timeout=3000)

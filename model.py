@@ -572,7 +572,8 @@ def resolve(path: str | Path) -> Path:
     with reading(f"the checkpoint {path}"):
         # A missing runs/bc is a spelling mistake; do not make the user wait for the hub.
         if len(path.parts) != 2 or path.parts[0] in ("runs", "worlds"):
-            raise ValueError("it is neither a directory nor a Hugging Face hub id; train it first, or give another --model")
+            raise ValueError("it is neither a directory nor a Hugging Face hub id; "
+                             "train it first, or give another --model")
         if path.parent.is_dir():
             raise ValueError(f"there is no {path.name} in the directory {path.parent}; "
                              "if you mean a model of the hub, rename that directory")

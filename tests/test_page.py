@@ -233,6 +233,12 @@ READ = {  # how real pages are built -> what the agent reads
         "<div onclick=1><table><tr><th>Who<th>Mon<th>Tue<tr><td>Ann<td><td>2</table></div>"
         "<div onclick=1><h3>To do</h3>milk<h3>Done</h3>bread</div><div onclick=1><h3>Lamp</h3>new</div>",
         "<div>Who | Mon | Tue <0></div>\nAnn | | 2\n### <div>To do <1></div>\nmilk\n### Done\nbread\n<div>Lamp new <2></div>"),
+    "what has no box of its own": (
+        "<p style='display:contents'>direct text</p><span style='display:contents'><b>nested</b> tail</span>"
+        "<div><p style='display:contents;visibility:hidden'>hidden</p><b style='opacity:0'><i style='display:contents'>faded"
+        "</i></b></div><div><input type=checkbox> <span style='display:contents'>beside</span></div><div><template "
+        "shadowrootmode=open><p>head <slot>fallback</slot></p></template></div>",
+        "direct text nested tail\n<checkbox>beside <0> = off</checkbox>\nhead fallback"),
     "unread among the unselected": (
         "<style>.unread{font-weight:bold}</style><div role=option tabindex=0 class=unread aria-selected=false>Ann</div>",
         "<div>Ann <0> = unread</div>"),
@@ -377,8 +383,8 @@ def test_the_leaves_of_a_tree_are_chosen_apart(site, browse):
         { o.textContent = 'chosen: ' + event.target.closest('li').firstChild.data })</script>"""}))
 
 
-def test_a_click_on_what_something_has_moved_over_is_an_error(site, browse):
-    """Only in the window's middle, where the click scrolls it, the link is under a pop-up."""
+def test_a_click_below_the_window_on_what_something_covers_is_an_error(site, browse):
+    """Below the window nobody can ask what lies on top; the click scrolls there and finds out."""
     async def test(session):
         assert (await session.observe())[1] == "<a>go <0></a>\npop-up"
         with pytest.raises(ActionError, match="something else lies on top of element 0"):

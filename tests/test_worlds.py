@@ -292,9 +292,9 @@ def prepared_by(actions):
     # A row's fields.
     (changed(intent=...), ["row 1 (task_id 7)", "intent is missing"]),
     (changed(intent=5), ["row 1", "intent is 5", "str"]),
-    (changed(sites="shopping"), ["sites", "list"]),
+    (changed(sites="shopping"), ["sites is 'shopping'"]),
     (changed(sites=[1]), ["sites is [1]", "names"]),
-    (changed(eval=[]), ["eval", "dict"]),
+    (changed(eval=[]), ["eval is []"]),
     (changed(start_url=""), ["start_url"]),
     (changed(start_url="  "), ["start_url"]),
     (changed(start_url="file:///etc/passwd"), ["start_url"]),
@@ -327,9 +327,9 @@ def prepared_by(actions):
     (looks_at("last", "func:shopping_get_sku_latest_review_author()"), ["eval.program_html[0] calls", "ARGUMENT"]),
     (looks_at("last", "func:reddit_get_post_url()"), ["eval.program_html[0] calls", "ARGUMENT"]),
     (looks_at("last", "func:reddit_get_post_url(5)"), ["eval.program_html[0] calls", "ARGUMENT"]),
-    (prepared_by(5), ["prep_actions", "list"]),
-    (prepared_by("document.body.click()"), ["prep_actions", "list"]),
-    (prepared_by([3]), ["prep_actions", "list"]),
+    (prepared_by(5), ["prep_actions is 5", "make it a list of JavaScript"]),
+    (prepared_by("document.body.click()"), ["prep_actions is", "make it a list of JavaScript"]),
+    (prepared_by([3]), ["prep_actions is [3]", "make it a list of JavaScript"]),
     (looks_at("last", "alert(1)"), ["eval.program_html[0].locator", "alert(1)"]),
     (looks_at("func:rm('x')", ""), ["eval.program_html[0] calls", "func:rm", "reddit_get_post_url"]),
 ])
@@ -427,8 +427,8 @@ def test_a_misspelt_field_gets_a_remark_and_a_field_of_other_tools_none():
     task = GOOD | {"privat": ["/api/"], "storage-state": None, "difficulty": "easy", "site": "shopping"}
     task["eval"] = GOOD["eval"] | {"url_not": "EXACT", "raw_annotation": ""}
     _, remarks, faults = check_row(task)
-    assert remarks == ["eval.url_not is not read; url_note?", "privat is not read; private?",
-                       "storage-state is not read; storage_state?"]
+    assert remarks == ["eval.url_not is not read; did you mean url_note?", "privat is not read; did you mean private?",
+                       "storage-state is not read; did you mean storage_state?"]
     assert faults == []
 
 
@@ -834,6 +834,29 @@ def test_a_reset_that_fails_is_one_sentence(site, nowhere, status, says):
         url = site({"/reset": answer_with(200), "/status": answer_with(status)})
     with pytest.raises(ValueError, match=says):
         webarena.reset(url)
+
+
+@pytest.mark.parametrize("last", ["Ready to use", "Resetting"])
+def test_a_reset_that_ends_with_the_last_question_has_ended(last, monkeypatch):
+    """Out of patience, it took a finished reset for one that had failed."""
+    said = iter(["started", last])
+    now = 0
+
+    def get(url):
+        nonlocal now
+        now += 10
+        return 200, next(said)
+
+    def clock():
+        return now
+
+    monkeypatch.setattr(webarena, "get", get)
+    monkeypatch.setattr(webarena.time, "monotonic", clock)
+    if last == "Ready to use":
+        webarena.reset("http://x", patience=15, pause=0)
+    else:
+        with pytest.raises(ValueError, match="the sites at http://x were not reset after 15 s, and it says: Resetting"):
+            webarena.reset("http://x", patience=15, pause=0)
 
 
 def test_a_reset_server_that_does_not_speak_http_is_one_sentence():

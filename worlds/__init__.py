@@ -1,6 +1,7 @@
 """The worlds that agents act in, and where tasks come from.
 
-    browser.py    Chromium: what the agent sees and does; onlooker.py: for people who watch
+    browser.py    Chromium: what the agent sees and does; onlooker.py: for people who watch;
+                  recorder.py: for one who shows a task
     sandbox/      the embedded sites; base/: the small model
     webarena.py   WebArena's task files, sites and logins
     infinity.py   WebArena-Infinity; miniwob.py: MiniWoB++
@@ -9,7 +10,7 @@
     words.py      how the benchmark cuts text into words
     endpoint.py   models behind a URL: a policy to evaluate, or the judge
 
-A leaf: nothing here imports the six files.
+A leaf: nothing here imports the six files (two helpers come from run.py).
 """
 import contextlib
 import os

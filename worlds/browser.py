@@ -252,7 +252,10 @@ KEEP_IN = ["--host-resolver-rules=MAP * ^NOTFOUND, EXCLUDE 127.0.0.1", WEBRTC]
 
 
 async def connect(playwright, settings: BrowserSettings, flags: list[str], sites: set[str] | None):
-    """Chromium on the machine that settings.browser names. Raises EnvError; ValueError if it is unsafe."""
+    """Chromium on the machine that settings.browser names.
+
+    Raises EnvError; ValueError if it does not take the flags that keep pages in.
+    """
     if sites is None:
         out = "*"
     else:
@@ -350,7 +353,11 @@ class Browser:
         await self.stack.aclose()
 
     async def launch(self):
-        """Starts Chromium. Raises PlaywrightError if it fails here, EnvError if elsewhere; ValueError."""
+        """Starts Chromium.
+
+        Raises PlaywrightError if it fails on this machine, EnvError if on another one, ValueError if the settings
+        cannot work.
+        """
         flags = list(FLAGS)
         if self.settings.text_only:
             flags += ["--blink-settings=imagesEnabled=false", "--disable-remote-fonts"]
@@ -444,7 +451,7 @@ class Loading:
     """What a session waits for: frames that are loading, and tabs that are on their way."""
 
     def __init__(self):
-        self.frames = set()          # and new tabs, until they have a document
+        self.frames = set()          # that are loading; also new tabs, until they have a document
         self.announced = deque()     # addresses of tabs that are not here yet
         self.quiet = asyncio.Event()  # set while both are empty; not before the first load
 
@@ -474,7 +481,7 @@ class Loading:
         self.began(tab)
         return url
 
-    def announced_download(self):
+    def mark_download(self):
         """The tab that is on its way will stay empty: what it was opened for is a download."""
         if self.announced:
             self.announced[0] = DOWNLOAD
@@ -640,7 +647,7 @@ class Session:
 
     def _decline(self):
         self.notes.append("a file was offered for download and not kept")
-        self.loading.announced_download()
+        self.loading.mark_download()
 
     async def _send(self, message: str) -> dict:
         """A message to Chromium about the current tab, by devtools."""
@@ -669,14 +676,14 @@ class Session:
                 await self._close_old_tabs()
                 text = await self.ask("observe", settings.viewport_only, settings.max_page_chars)
             except PlaywrightError as error:
-                if "ontext was destroyed" in str(error) or self._has_left(page):
+                if "ontext was destroyed" in str(error) or self._closed_for_another(page):
                     continue
                 raise EnvError(first_line(error)) from None
             text = text or "[this page is empty]"
             return self.page.url, readable(f"{self._take_notes()}{text}")
         raise EnvError("the page navigates away whenever it is opened")
 
-    def _has_left(self, page) -> bool:
+    def _closed_for_another(self, page) -> bool:
         """Whether a tab has closed, as pop-ups do by themselves, and another is current now."""
         return page.is_closed() and page is not self.page
 
@@ -787,7 +794,7 @@ class Session:
         except asyncio.TimeoutError:
             raise ActionError(f"the page did not react to {name} within {timeout:.0f} s") from None
         except PlaywrightError as error:
-            if self._has_left(page):  # the action closed its tab, so it worked
+            if self._closed_for_another(page):  # the action closed its tab, so it worked
                 return
             reason = first_line(error).split("Error: ", 1)[-1]
             raise ActionError(f"{name} failed: {reason}") from None
@@ -902,6 +909,7 @@ class Session:
                 await self.settle()
                 await undo()
                 raise ActionError("that page answered a form and cannot be shown again") from None
+            # Any other: the next observation shows where we are.
 
     async def wait(self):
         await self.page.wait_for_timeout(1000)

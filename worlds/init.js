@@ -229,7 +229,12 @@
 
   const open = window.open.bind(window);
   let windows = 0;  // that scripts have opened since the last click: hundreds take gigabytes
-  window.open = (...given) => ++windows <= 8 ? open(...given) : refusals.set(null, 'a ninth window') && null;
+  window.open = (...given) => {
+    windows++;
+    if (windows <= 8) return open(...given);
+    refusals.set(null, 'a ninth window');
+    return null;
+  };
 
   window.addEventListener('click', event => {
     windows = event.isTrusted ? 0 : windows;

@@ -1,8 +1,8 @@
 """For people who watch: pictures of what the agent does, or a window in which they see it.
 
-evaluate.Environment calls these before each action. To find the frame, page.js may scroll to
-the element; nothing else in the page changes. A frame is
-[left, top, width, height] of the element that the action is for, in pixels of the window.
+evaluate.Environment calls them before each action. Finding the frame may scroll the page to the
+element and changes nothing else. A frame is [left, top, width, height] of the element that the
+action is for, in pixels of the window.
 """
 import asyncio
 import os

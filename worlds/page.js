@@ -37,6 +37,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const tidy = s => (typeof s === 'string' ? s : '').replace(INVISIBLE, '').replace(SPACE, ' ').trim();
   const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
   const numbered = id => window[ELEMENTS]?.[id];
+  const missing = id => {
+    if (!numbered(id)) return `there is no element ${id} on this page`;
+    return numbered(id).isConnected ? '' : `element ${id} is no longer on the page`;
+  };
   const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
   const attribute = (el, name) => tidy(attributeOf(el, name));
   const inside = (selector, el) => [...el.querySelectorAll(selector)];
@@ -93,9 +97,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // ---- What is visible
 
-  // Elements that are not displayed, or that stand inside something closed, have no box.
+  // Whether an element is displayed and visible. One with `display: contents` has no box, but what it holds is seen.
   const shown = (el, style) => style.display === 'contents'
-    || el.hidden !== 'until-found' && drawn(el).checkVisibility({visibilityProperty: true});
+    ? style.visibility === 'visible'
+    : el.hidden !== 'until-found' && drawn(el).checkVisibility({visibilityProperty: true});
+  // The nearest element with a box, which checkVisibility asks for.
+  const boxed = el => {
+    while (getComputedStyle(el).display === 'contents' && holderOf(el)) el = holderOf(el);
+    return el;
+  };
 
   // From the coordinates of el's frame to those of the window.
   const outward = (node, {left, top, width, height}) => {
@@ -121,7 +131,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // A message that has gone, or has not come. Below the window it may come when the page is scrolled.
   const fadedOut = node => {
-    const el = nodeType(node) === TEXT ? holderOf(node) : node;
+    const el = boxed(nodeType(node) === TEXT ? holderOf(node) : node);
     return !el.checkVisibility({opacityProperty: true}) && inWindow(node);
   };
 
@@ -176,7 +186,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // What the mouse hits at a point of el's document or shadow root: null outside the window.
-  const hitBeside = (el, x, y) => {
+  const hitAt = (el, x, y) => {
     const root = rootOf(el);
     if (nodeType(root) === DOCUMENT) return atPoint(root, x, y);
     // A text that the page puts into a slot lies on top of what holds the slot, and is a part of it.
@@ -226,7 +236,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const height = bottom - top;
     return width < 1 || height < 1 ? whole : new DOMRect(left, top, width, height);
   };
-  // Whether a press at `hit` presses el, and not a link or another control in it, as in "[ ] I accept the <a>terms</a>".
+  // Whether a press at `hit` presses el, and not a link or another control in it, as in a label
+  // "I accept the <a>terms</a>".
   const presses = (hit, el) => {
     if (!contains(el, hit)) return false;
     const other = el.localName === 'label' && closest(hit, 'a[href],button,select,textarea');
@@ -241,7 +252,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const aimAt = box => {
       const x = box.left + box.width / 2;
       const y = box.top + box.height / 2;
-      const hit = hitBeside(el, x, y);
+      const hit = hitAt(el, x, y);
       return {x, y, box, root, hit};
     };
     const middle = aimAt(whole);
@@ -252,8 +263,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const uncut = uncutBox(el, whole);
     const {left, top, width, height} = uncut;
     const inUncut = aimAt(uncut);
-    const shares = [0.5, 0.15, 0.85];
-    const [, ...places] = shares.flatMap(down => shares.map(across => [across, down]));  // the first is the middle
+    const places = [  // across and down, as shares of the box
+      [0.15, 0.5], [0.85, 0.5], [0.5, 0.15], [0.15, 0.15], [0.85, 0.15], [0.5, 0.85], [0.15, 0.85], [0.85, 0.85]];
     const around = places.map(([across, down]) => {
       const x = left + width * (across - 0.05);
       const y = top + height * (down - 0.05);
@@ -268,11 +279,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return false;
   };
+  // Whether the mouse can hit el where it is now, or the label that stands for it.
+  const atHand = el => {
+    const {hit} = aimOf(el);
+    return contains(el, hit) || hit?.closest('label')?.control === el;
+  };
   // Whether a press there reaches el, what el is a part of, or its label.
   const reached = el => {
     const {hit} = aimOf(el);
-    if (!hit || contains(el, hit) || hit.closest('label')?.control === el) return true;
-    return contains(hit, el) && !clippedOff(el, hit);
+    return !hit || atHand(el) || contains(hit, el) && !clippedOff(el, hit);
   };
 
   // Whether anything stays in the window's middle, where `locate` scrolls an element. Nine points tell, and on
@@ -317,7 +332,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return false;
   };
-  // Whether something else lies on top: of an element outside the window, where `locate` scrolls it.
+  // Whether something else lies on top of el. For an element outside the window: whether something will, where
+  // `locate` scrolls it.
   const covered = remembered(el => {
     const {x, y, hit} = aimOf(el);
     const boxless = hit === undefined;
@@ -368,8 +384,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // Whether a modal dialog is open in a document. No selector finds one in a shadow root, so init.js keeps them.
-  const hasModal = body => !!body.querySelector('dialog:modal')
-    || [...window[MODALS] ?? []].some(each => each.ownerDocument === body.ownerDocument && each.matches(':modal'));
+  const hasModal = root => !!root.querySelector('dialog:modal')
+    || [...window[MODALS] ?? []].some(each => each.ownerDocument === root.ownerDocument && each.matches(':modal'));
 
   const childrenOf = el => {
     if (/^(i?frame|object)$/.test(el.localName) && el.contentDocument) return [bodyOf(el.contentDocument)];
@@ -436,14 +452,21 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // reveals: [what the mouse goes over, what that shows] of rules such as "li:hover button { display: block }".
   // overs: the former of all of them.
   const rulesRead = new WeakMap();  // document -> {count of its rules, hands, overs, reveals}
+  // Of "li:hover > button", li. Rules nested in others, with an &, do not count.
+  const HOVER = /^([^&]*[^&\s>+~]):hover[^\s>+~]*[\s>+~]+[^&]+$/;
   const revealsIn = rule => {
     const {display, visibility} = rule.style;
     const shows = display && display !== 'none' || visibility === 'visible';
     if (!shows) return [];
-    const selectors = rule.selectorText.split(/,(?![^(]*\))/);
-    const parts = selectors.map(each => each.trim().match(/^([^&]*[^&\s>+~]):hover[^\s>+~]*[\s>+~]+[^&]+$/) ?? []);
-    const pairs = parts.map(([all, over]) => [over, all?.replaceAll(':hover', '')]);
-    return pairs.filter(pair => pair.every(each => each && CSS.supports(`selector(${each})`)));
+    const pairs = [];
+    for (const selector of rule.selectorText.split(/,(?![^(]*\))/)) {  // not at the comma in :is(a, b)
+      const [all, over] = selector.trim().match(HOVER) ?? [];
+      if (!all) continue;
+      const what = all.replaceAll(':hover', '');
+      const valid = [over, what].every(each => CSS.supports(`selector(${each})`));
+      if (valid) pairs.push([over, what]);
+    }
+    return pairs;
   };
   const rulesOf = remembered(doc => {
     const lists = [];
@@ -502,9 +525,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || looksClickable(el)
       || opensOnHover(el);
   });
-  // What a person aims at. A role speaks for all that the element holds, down to the next control.
   const someInside = (top, test) => inside('*', top).some(inner => test(inner) || someInShadow(inner, test));
   const someInShadow = (el, test) => !!shadowRoot(el) && someInside(shadowRoot(el), test);
+  // What a person aims at. A role speaks for all that the element holds, down to the next control.
   const innermost = el => {
     const usable = inner => {
       const whole = ROLES.test(role(el)) && !marked(inner);
@@ -514,8 +537,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return !someInside(el, usable) && !someInShadow(el, usable);
   };
 
-  // The checkbox that is all there is in a container but its name: pressing the one presses the other.
-  const tickIn = el => {
+  // Whether a container holds nothing but a checkbox and its name: then pressing the one presses the other.
+  const holdsOnlyTick = el => {
     const ticks = inside('input,select,textarea,button,a', el);
     return ticks.length === 1 && ticks[0].matches('input[type=checkbox],input[type=radio]')
       && seenText(el, 'input') === nameOf(ticks[0]);
@@ -525,7 +548,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const isCard = (el, style) => {
     const says = ROLES.test(role(el)) || hears(el) && el.matches('tr,[tabindex]');
     return !native(el) && !editor(el) && el.localName !== 'label'
-      && (style.cursor === 'pointer' || says) && clickable(el) && !tickIn(el);
+      && (style.cursor === 'pointer' || says) && clickable(el) && !holdsOnlyTick(el);
   };
   // Whether this part of a card belongs to one of the controls that the card holds.
   const inControl = (part, card) => {
@@ -638,7 +661,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   const FIELDS = 'input:not([type=hidden]),select,textarea';
   const BLOCKS = 'form,fieldset,table,thead,tbody,ul,ol,dialog,main,section,article,nav,header,footer,body';
-  const isTicked = el => el.matches('input[type=checkbox],input[type=radio]') || !el.matches(FIELDS);
+  const canBeTicked = el => el.matches('input[type=checkbox],input[type=radio]') || !el.matches(FIELDS);
   const ticksAll = el => {
     const tested = closest(el, '[data-testid]') ?? el;
     return /select-?all/i.test(`${el.id} ${el.className} ${attribute(tested, 'data-testid')}`);
@@ -653,8 +676,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const text = tidy(node.data);
       const part = parentOf(node);
       if (!text || contains(el, node) || part.closest('option,script,style,button,svg')) continue;
-      if (!part.checkVisibility() || inIconFont(part, text)) continue;
-      if (!isTicked(el) && inControl(part, row)) continue;
+      if (!boxed(part).checkVisibility() || inIconFont(part, text)) continue;
+      if (!canBeTicked(el) && inControl(part, row)) continue;
       if (text.length > 2) return node;
       short ??= node;
     }
@@ -667,7 +690,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 ="), and el is the row's only field.
   const isNameIn = (row, text, el) => {
     const called = tidy(text.data);
-    const longest = isTicked(el) ? 100 : 40;
+    const longest = canBeTicked(el) ? 100 : 40;
     const hasWord = /\p{L}{2}/u.test(called);
     if (called.length > longest || !hasWord) return false;
 
@@ -688,7 +711,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   });
   // A <label> that the page has not tied to its field.
   const looseLabel = el => {
-    const text = !isTicked(el) && textBeside(el);
+    const text = !canBeTicked(el) && textBeside(el);
     return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
   };
   // In a table's row with several fields: what the head of the table says.
@@ -934,7 +957,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     let words = null;   // the parent of the line's first text
     let inert = false;  // nobody can use what stands here
     let behind = !!cover;  // here is what a dialog covers
-    let left = false;   // something was left out for that
+    let leftOut = false;   // something was, for that
     let clips = [];     // the boxes that cut off what reaches out of them
     let cell = false;   // in a short table cell, whose parts stay in the row's line
     let pre = false;    // line breaks of the text are kept
@@ -986,10 +1009,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       put(nameText(el) + (value && ' = ' + escape(value)) + ' (disabled)');
     };
     const leaveOut = () => {
-      if (left) return;
+      if (leftOut) return;
       flush();
       lines.push('[the page behind this dialog is left out]');
-      left = true;
+      leftOut = true;
     };
     const visible = node => within(node, clips) && (!viewportOnly || inWindow(node));
     const putText = node => {
@@ -1125,15 +1148,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       } else if (el.matches('button,input,select,textarea') && (inert || disabled(el))) {
         if (near) putDisabled(el);
       } else {
-        const before = lines.length + line;
+        const linesBefore = lines.length;
+        const lineBefore = line;
         children();
-        const said = before !== lines.length + line ? '' : pictured(el);
+        const addedNothing = lines.length === linesBefore && line === lineBefore;
+        const said = addedNothing ? pictured(el) : '';
         if (said && near && wordless(el) && boxOf(el) && !fadedOut(el)) put(escape(said));
       }
     };
 
     for (const [el, why] of window[REFUSALS] ?? [])
-      lines.push(escape(`note: the browser refuses ${el ? `"${nameOf(el).slice(0, 100)}": ` : ''}${why}`));
+    {
+      const what = el ? `"${nameOf(el).slice(0, 100)}": ` : '';
+      lines.push(escape(`note: the browser refuses ${what}${why}`));
+    }
     window[REFUSALS]?.clear();
     const title = tidy(titleOf(document)).slice(0, 200);
     if (title) lines.push('title: ' + escape(title));
@@ -1171,11 +1199,6 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     }
     return found;
   };
-  // Whether the mouse can hit el where it is now, or the label that stands for it.
-  const atHand = el => {
-    const {hit} = aimOf(el);
-    return contains(el, hit) || hit?.closest('label')?.control === el;
-  };
   // Scrolls el to the middle of what people can scroll. If it is out of their reach, as in a window that is too
   // small for its page, the other boxes move as well, until the next observation.
   const reveal = el => {
@@ -1209,8 +1232,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
   const locate = id => {
     const el = numbered(id);
-    if (!el) return {error: `there is no element ${id} on this page`};
-    if (!el.isConnected) return {error: `element ${id} is no longer on the page`};
+    if (missing(id)) return {error: missing(id)};
     const aim = pressed(el);
     const inFrame = aim.ownerDocument !== document;
     if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
@@ -1223,7 +1245,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const frameOf = node => node.ownerDocument.defaultView.frameElement;
     let frame = frameOf(aim);
     while (frame && frameOf(frame)) frame = frameOf(frame);
-    if (frame && hitBeside(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
+    if (frame && hitAt(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
     const field = aim.ownerDocument.activeElement;
     const leaves = field !== aim && (field?.isContentEditable || field?.matches('input,textarea'));
     return {x, y, width, height, leaves};
@@ -1242,7 +1264,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // or ''.
   const select = (id, wanted) => {
     const el = numbered(id);
-    if (!el?.isConnected) return 'it is no longer on the page';
+    if (missing(id)) return missing(id);
     if (!el.options) return 'it is not a dropdown';
     if (!el.options.length) return 'it has no options';
     const plain = s => tidy(s).toLowerCase();
@@ -1276,7 +1298,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const usable = numbered(id);
     const el = usable && keyField(usable) || usable;
     const root = el?.getRootNode(), before = root?.activeElement;
-    if (!el?.isConnected) return `there is no element ${id} on this page`;
+    if (missing(id)) return missing(id);
     const refusal = why => `element ${id} does not take text: it is ${why}`;
     if (!el.isContentEditable && !el.matches('input,textarea')) return refusal('no field');
     if (el.matches(':disabled,[readonly]')) return refusal('locked');
@@ -1289,7 +1311,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
 
   // After a field was filled. Autocomplete widgets listen for key events, which that does not send, so send
-  // the last key. And browsers empty a field of dates without a word if the format is wrong.
+  // the last key. And browsers empty a field of dates without a word if the format is wrong, and move a slider to the
+  // nearest value that it has.
   const typed = (id, text) => {
     const el = numbered(id), key = text.slice(-1) || 'Backspace';
     const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',

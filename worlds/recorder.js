@@ -159,7 +159,9 @@
       remember(el);
       if (event.altKey && /^(ArrowLeft|ArrowRight|[0-7])$/.test(key)) {
         refuse(event);
-        return wish(...{ArrowLeft: ['back'], ArrowRight: ['forward']}[key] ?? ['tab', {text: key}]);
+        if (key === 'ArrowLeft') return wish('back');
+        if (key === 'ArrowRight') return wish('forward');
+        return wish('tab', {text: key});
       }
       if (/^Page(Up|Down)$/.test(key)) {
         refuse(event);

@@ -235,7 +235,7 @@ async def require_answer(task: dict, seconds: float):
     port = int(origin(first).rpartition(":")[2])
     asking = answers(port, task.get("ready", "/"))
     if not await bounded(asking, seconds, "asking the task's server"):
-        raise EnvError("the task's server ended before the episode did")
+        raise EnvError("the task's server did not answer any more when the episode ended")
 
 
 class Servers:

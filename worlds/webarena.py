@@ -313,8 +313,8 @@ def check_eval(spec: dict, found: Findings):
         check_contents(spec.get("reference_answers"), "eval.reference_answers", found)
     if "url_match" in types:
         if not all(alternatives(spec.get("reference_url"))):
-            found.faults.append("eval.reference_url is empty; give the URL that the episode must "
-                                "end on")
+            found.faults.append(f"eval.reference_url is {spec.get('reference_url')!r:.60}; give the URL that the "
+                                "episode must end on")
         for reference in alternatives(spec.get("reference_url")):
             if reference and spec.get("url_note") != "GOLD in PRED" and not START.match(reference):
                 found.faults.append(f'eval.reference_url is {reference!r:.60}; give a whole address, or the url_note '
@@ -333,8 +333,8 @@ def check_eval(spec: dict, found: Findings):
     if "program_html" in types:
         targets = spec.get("program_html")
         if not isinstance(targets, list) or not targets:
-            found.faults.append("eval.program_html is not a list of objects; describe each page to "
-                                "look at")
+            found.faults.append(f"eval.program_html is {targets!r:.60}; make it a list of objects, one for each page "
+                                "to look at")
             return
         for i, target in enumerate(targets):
             check_target(target, f"eval.program_html[{i}]", found)
@@ -345,7 +345,7 @@ def check_names(fields: dict, known: tuple, where: str, found: Findings):
     for key in fields:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         if key not in known and near and near[0] not in fields:
-            found.remarks.append(f"{where}{key} is not read; {near[0]}?")
+            found.remarks.append(f"{where}{key} is not read; did you mean {near[0]}?")
 
 
 def check_field(task: dict, key: str, found: Findings):
@@ -415,7 +415,7 @@ def check_page_settings(task: dict, found: Findings):
 
 
 def check_row(row) -> tuple[dict, list[str], list[str]]:
-    """A row -> (task in uniform types, remarks on what was changed, faults)."""
+    """A row -> (task in uniform types, remarks, faults)."""
     if not isinstance(row, dict):
         return {}, [], [f"it is {type(row).__name__}; make it an object"]
     task = copy.deepcopy(row)
@@ -490,7 +490,7 @@ def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[st
     faults = []
     row_of = {}  # {task_id: its row}
     for i, row in enumerate(rows):
-        task, changed, broken = check_row(row)
+        task, found, broken = check_row(row)
         if not broken:
             broken = anchor(task, folder)
         if not broken:
@@ -501,7 +501,7 @@ def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[st
         where = f"row {i}"
         if ids:
             where += f" ({', '.join(ids)})"
-        remarks += [f"{where}: {text}" for text in changed]
+        remarks += [f"{where}: {text}" for text in found]
         faults += [f"{where}: {text}" for text in broken]
         if not broken:
             tasks.append(task)
@@ -570,8 +570,8 @@ def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]
         text = f"  {flaw}: {len(ids)} tasks: {', '.join(ids)}"
         print(textwrap.fill(text, width=100, subsequent_indent="    ", break_on_hyphens=False))
 
-    # 3) Print what reading changed and what is broken, 50 lines at most.
-    lines = [f"changed  {text}" for text in remarks]
+    # 3) Print the remarks and what is broken, 50 lines at most.
+    lines = [f"remark  {text}" for text in remarks]
     lines += [f"BROKEN  {text}" for text in faults]
     for line in lines[:50]:
         print(f"  {line}")
@@ -779,10 +779,12 @@ def reset(url: str, patience: float = 1800, pause: float = 1):
         status, text = get(f"{url}/reset")
         failed = status not in (200, 418)  # 418: a reset is already running
         while "Ready" not in text and not failed:
+            if time.monotonic() > until:
+                raise ValueError(f"the sites at {url} were not reset after {patience:.0f} s, and it says: "
+                                 f"{text.strip()[:99]}; look at its log.")
+            time.sleep(pause)  # containers are starting; nothing would notify us
             status, text = get(f"{url}/status")
-            failed = status >= 400 or time.monotonic() > until
-            if "Ready" not in text and not failed:
-                time.sleep(pause)  # containers are starting; nothing would notify us
+            failed = status >= 400
     except http.client.HTTPException:
         raise ValueError(f"what answers at {url} is not a reset server: it does not speak HTTP; "
                          "correct --reset-url.") from None
