@@ -617,9 +617,9 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The training state comes last: where it is found, all else is in place. Only a run's first save begins
-        # with it: a policy without a state cannot go on (`refuse_lost_state`).
-        first_save = step + 1 == cfg.save_every < cfg.steps
+        # The training state comes last: where it is found, all else is in place. Only the first save of a run that
+        # goes on begins with it: a policy without a state cannot go on (`refuse_lost_state`).
+        first_save = step + 1 == cfg.save_every and step + 1 < cfg.steps
         if first_save:
             save_state(method, directory, step + 1)
         save_as(directory.path)
