@@ -1077,6 +1077,35 @@ def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files()
     assert f"and from {before:.1f} to {after:.1f}% (two seeds)" in language_model
 
 
+def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
+    raw = ROOT / "assets/results/smollm2/sandbox-152"
+    page = (ROOT / "assets/results.md").read_text()
+    _, section = page.split("\n### SmolLM2 on all kinds of the sandbox's tasks, at lr 5e-5\n")
+    section, *_ = section.split("\n## ")
+    steps = read_lines(raw / "r1-metrics.jsonl")
+    for line in steps:
+        assert six_kinds_step(line) in section
+
+    for policy, file in (("clone", "clone"), (f"M-GRPO, {len(steps)} steps", "r1")):
+        splits = json.loads((raw / f"{file}.json").read_text())["splits"]
+        tested = [splits["sandbox:test:100"], splits["sandbox:test-unseen:60"]]
+        unparsable = sum(figures["invalid_actions"] for figures in tested)
+        responses = sum(round(figures["turns"] * figures["n"]) for figures in tested)
+        rates = " | ".join(rate_and_interval(figures) for figures in tested)
+        assert f"| {policy} | {rates} | {unparsable} of {responses} |\n" in section
+
+    by_task = json.loads((raw / "by-task.json").read_text())["seed 31"]
+    for split, n in (("test", 100), ("test-unseen", 60)):
+        solved = by_task[f"sandbox:{split}:{n}"]
+        gains = {}  # template -> of each of its tasks
+        for task, before, after in zip(sandbox.tasks(split, n), solved["clone"], solved["M-GRPO"], strict=True):
+            gains.setdefault(task["intent_template_id"], []).append(100 * (int(after) - int(before)))
+        every = sum(gains.values(), [])
+        clusters = table.shown([mean(of_template) for of_template in gains.values()])
+        assert (f"{mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; templates as clusters "
+                f"{clusters})") in section
+
+
 def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     results = ROOT / "assets/results/smollm2"
     folders = {31: results / "sandbox-six-kinds", 32: results / "sandbox-six-kinds-seed32"}
