@@ -502,7 +502,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether something in it comes only while the mouse is over it, as the buttons of a row may.
   const opensOnHover = el => {
     const {overs, reveals} = rulesOf(el.ownerDocument);
-    if (!overs || !el.childElementCount || !el.matches(overs)) return false;
+    if (!reveals.length || !el.childElementCount || !el.matches(overs)) return false;
     const hidden = part => !shown(part, getComputedStyle(part)) && (native(part) || !wordless(part));
     return reveals.some(([over, what]) => el.matches(over) && inside(what, el).some(hidden));
   };
