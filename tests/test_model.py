@@ -1093,10 +1093,10 @@ def test_adapters_are_not_put_on_other_weights_than_they_were_trained_on(tmp_pat
     model = lora_policy(tmp_path)
     save(model, path)
     save(tiny_model(seed=1), base)
-    with pytest.raises(ValueError, match=f"{base}, as seen from this folder, does not hold .* delete {adapter} to use"):
+    with pytest.raises(ValueError, match=f"{base}, as seen from this folder, does not hold .* A new run can .* delete {adapter}"):
         load(path)
     shutil.rmtree(base)
-    with pytest.raises(ValueError, match=f"{base}, as seen from this folder, does not hold .* delete {adapter} to use"):
+    with pytest.raises(ValueError, match=f"{base}, as seen from this folder, does not hold .* A new run can .* delete {adapter}"):
         load(path)
 
     shutil.rmtree(adapter)
