@@ -508,7 +508,7 @@ DIALOGS = {
         f"<style>.ask::before {{ content: ''; {DIM} }}</style>{PAGE}<div class=ask style='position:fixed;inset:0'>"
         "<button style='position:relative'>Yes</button></div>", f"{BEHIND}\n<button>Yes <0></button>"),
     "a menu in a layer that nobody sees leaves the text": (
-        f"{PAGE}<div style='position:fixed;inset:0'><ul style='position:absolute;left:300px;top:9px'><li><button>Yes</button>"
+        f"{PAGE}<div style='position:fixed;inset:0'><div style='{DIM};opacity:0'></div><ul style='position:absolute;left:300px;top:9px'><li><button>Yes</button>"
         "</ul></div>", "# Mail\nmany words\nfar\n<button>Yes <0></button>"),
     "nor what lets clicks through": (
         f"{PAGE}<div style='{DIM};pointer-events:none'></div>", "# Mail\nmany words\n<a>one <0></a>\nfar <a>two <1></a>"),

@@ -352,7 +352,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return left <= 1 && top <= 1 && right >= innerWidth - 1 && bottom >= innerHeight - 1;
   };
   // Whether el paints something over all that is behind it.
-  const dims = el => ['', '::before', '::after'].some(pseudo => {
+  const dims = el => el.checkVisibility({opacityProperty: true}) && ['', '::before', '::after'].some(pseudo => {
     const {backgroundColor, backgroundImage, backdropFilter} = getComputedStyle(el, pseudo);
     return backgroundColor !== 'rgba(0, 0, 0, 0)' || backgroundImage !== 'none' || backdropFilter !== 'none';
   });
