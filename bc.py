@@ -276,7 +276,7 @@ def lr_by_size(model, *, small_model: float, large_model: float) -> float:
 
 
 def warmup_cosine(step: int, steps: int, cfg: Config) -> float:
-    """The learning rate: a linear rise, then a cosine to zero."""
+    """The learning rate: a linear rise, then a cosine that would reach 0 after the last step."""
     warm = max(1, round(cfg.warmup * steps))
     rise = (step + 1) / warm
     angle = math.pi * max(0, step - warm) / max(1, steps - warm)
@@ -289,7 +289,7 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
 
     Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
     neighbors: then packing reads their common history once. What is left at the end of an epoch begins the next
-    batch, so no response is dropped, and such a batch may hold one twice.
+    batch, which may therefore hold a response twice. What is left at the end of the last epoch is not trained.
     """
     order = []
     for step in range(steps):
@@ -416,7 +416,11 @@ def main(cfg: Config, make_optimizer=adamw):
     save(model, cfg.out, like=cfg.model, settings=directory.config)
     if run.rank() == 0:
         run.delete_directory(Path(cfg.out) / "state")
-    tasks_flag = "" if cfg.data == "experts" else " --tasks FILE"
+    tasks_flag = ""  # mgrpo.py's default is sandbox:train
+    if cfg.data != "experts":
+        tasks_flag = " --tasks TASKS"
+    elif cfg.split != "train":
+        tasks_flag = f" --tasks sandbox:{cfg.split}"
     run.print0(f"saved {cfg.out}; next: python mgrpo.py --model {cfg.out}{tasks_flag}")
 
 

@@ -399,7 +399,7 @@ class Environment:
             run.barrier()
 
     @asynccontextmanager
-    async def enter(self, chromium, task: dict):
+    async def enter(self, chromium: browser.Browser, task: dict):
         """Starts the task's server and logs in; yields the task as it is played."""
         timeout = self.cfg.timeout
         async with AsyncExitStack() as stack:
@@ -558,7 +558,7 @@ def rate(trajectories: list[Trajectory]) -> dict:
     """Success rate with its interval; None if there is no valid episode.
 
     Runs of one task are not independent, so the interval uses an effective sample size. Two limits: it
-    takes tasks for independent, so with many tasks of few templates it is too narrow; and where few
+    treats tasks as independent, so with many tasks of few templates it is too narrow; and where few
     of 20 tasks carry nearly all success, it covers the truth in 85% of cases and not in 95%.
     """
     successes = by_task(trajectories)

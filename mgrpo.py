@@ -590,7 +590,7 @@ def is_best(line: dict, out: Path) -> bool:
         return False
     best = False
     if run.rank() == 0:
-        rows, _ = run.newest(out / "metrics.jsonl", count=10**6, size=10**9)
+        rows = run.all_rows(out / "metrics.jsonl")
         earlier = rows[:-1]  # the last row is this step's
         # The row of OUT/best may be gone: a run that resumes repeats the steps since its last save.
         earlier.append(kept_best(out))
@@ -617,8 +617,9 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The training state comes last: where it is found, all else is in place. Only the first save of a run that
-        # goes on begins with it: a policy without a state cannot go on (`refuse_lost_state`).
+        # The training state comes last: where it is found, all else is in place. At the first save it comes first,
+        # since a policy without a state cannot go on (`refuse_lost_state`). Not if that save is also the last: a kill
+        # in between would leave a finished run without its policy.
         first_save = step + 1 == cfg.save_every and step + 1 < cfg.steps
         if first_save:
             save_state(method, directory, step + 1)
@@ -779,7 +780,7 @@ def main(cfg: Config, Method=MGRPO):
 
     if run.rank() == 0:
         print(run.with_size(directory.path / "report.html"))
-    tasks_flag = "" if cfg.tasks.startswith("sandbox:") else " --tasks FILE"
+    tasks_flag = "" if cfg.tasks == "sandbox:train" else " --tasks TASKS"
     run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out, tasks=tasks_flag)}")
 
 

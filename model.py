@@ -298,11 +298,11 @@ class KVCache:
     length; nothing is erased, and idle slots may write garbage there. Memory: 2 · L · S · K · length · E numbers.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, length: int, dtype=torch.float32,
+    def __init__(self, config: ModelConfig, n_slots: int, length: int, dtype=torch.float32,
                  device="cpu"):
-        self.slots = slots
+        self.n_slots = n_slots
         self.length = length
-        shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length,
+        shape = (config.num_hidden_layers, n_slots, config.num_key_value_heads, length,
                  config.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
@@ -432,7 +432,7 @@ class GraphedStep:
     def __init__(self, model: Transformer, cache: KVCache):
         self.model = model
         self.cache = cache
-        self.tokens_S1 = torch.zeros((cache.slots, 1), dtype=torch.long, device=cache.k.device)
+        self.tokens_S1 = torch.zeros((cache.n_slots, 1), dtype=torch.long, device=cache.k.device)
         self.positions_S1 = torch.zeros_like(self.tokens_S1)
         self.graphs: dict[int, tuple] = {}  # positions read -> (graph, the logits it writes)
         self.pool = None  # of memory; graphs can share one, since one runs at a time

@@ -305,7 +305,7 @@ class Engine:
     length: the most ids that a context and its response have together.
     """
 
-    def __init__(self, model: Transformer, end_id: int, *, slots: int, length: int, max_new_tokens: int,
+    def __init__(self, model: Transformer, end_id: int, *, n_slots: int, length: int, max_new_tokens: int,
                  temperature: float = 1.0, cuda_graph: bool = False):
         weight = model.model.embed_tokens.weight
         self.model = model
@@ -313,11 +313,11 @@ class Engine:
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.device = weight.device
-        self.cache = KVCache(model.config, slots, length, dtype=weight.dtype, device=weight.device)
+        self.cache = KVCache(model.config, n_slots, length, dtype=weight.dtype, device=weight.device)
         self.graphed = None
         if cuda_graph and self.device.type == "cuda":
             self.graphed = GraphedStep(model, self.cache)
-        self.held: list[list[int]] = [[] for _ in range(slots)]  # ids whose keys are in the cache: all but the newest
+        self.held: list[list[int]] = [[] for _ in range(n_slots)]  # ids whose keys are in the cache: all but the newest
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.arrived = asyncio.Event()
@@ -393,7 +393,7 @@ class Engine:
         high = max(running)
         if self.graphed:
             low = 0
-            high = self.cache.slots - 1
+            high = self.cache.n_slots - 1
         slots = slice(low, high + 1)
         n_rows = high + 1 - low
 
@@ -643,8 +643,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
     one of them (forks/tsr.py).
     """
     with half_the_threads(), unsharded(model) as whole:
-        slots = min(settings.concurrency, len(tasks) * group_size)  # each takes gigabytes of cache
-        engine = Engine(whole, chat.end_id, slots=slots, length=settings.max_context,
+        n_slots = min(settings.concurrency, len(tasks) * group_size)  # each takes gigabytes of cache
+        engine = Engine(whole, chat.end_id, n_slots=n_slots, length=settings.max_context,
                         max_new_tokens=settings.max_new_tokens, temperature=temperature,
                         cuda_graph=settings.cuda_graph)
         rngs: dict[int, random.Random] = {}  # slot -> the random numbers of its episode

@@ -210,6 +210,12 @@ def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[
     return rows, total - len(rows)
 
 
+def all_rows(path: Path) -> list[dict]:
+    """Every row of a .jsonl file; of one above a gigabyte, those in its last gigabyte."""
+    rows, _ = newest(path, count=10**6, size=10**9)
+    return rows
+
+
 def keep_rows(path: Path, keep):
     """Rewrites a .jsonl file without the rows that `keep` refuses and without a cut-off last line."""
     if not path.exists():
@@ -638,6 +644,7 @@ def with_size(report: Path) -> str:
 
 # --------------------------------------------------------------------------------- the command line
 
+# Names of flags, those of forks/ among them.
 SIZES = ("max_turns", "max_new_tokens", "max_context", "viewport_only", "text_only", "max_page_chars")
 COUNTS = ("max_turns", "max_new_tokens", "max_tokens", "concurrency", "batch", "G", "updates_per_batch", "runs",
           "steps", "demos", "max_page_chars", "head_updates", "outcome_updates")

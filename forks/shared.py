@@ -31,7 +31,7 @@ from torch import nn
 from compress import Chat, Row, Trajectory, micro_batches, pack, replay, trajectory_rows
 from mgrpo import per_token
 from model import Transformer, unsharded
-from run import barrier, gather, newest, rank, world_size
+from run import all_rows, barrier, gather, rank, world_size
 
 # ------------------------------------------------------------------------------------------ heads --
 
@@ -192,7 +192,7 @@ def past_records(cfg, among: int = 2000) -> list[dict]:
     """
     barrier()  # until rank 0 has written them
     path = Path(cfg.out) / "trajectories.jsonl"
-    records, _ = newest(path, count=10**6, size=10**9)
+    records = all_rows(path)
     valid = []
     for record in records:
         training = record.get("split") == "train"

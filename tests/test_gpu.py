@@ -120,7 +120,7 @@ def test_training_scores_what_the_engine_sampled(dtype, tolerance, cuda_graph):
         engine = Engine(
             model,
             1,
-            slots=3,
+            n_slots=3,
             length=64,
             max_new_tokens=12,
             cuda_graph=cuda_graph,

@@ -993,8 +993,8 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     solved = {name: sum(tasks.count("1") for tasks in kinds.values()) for name, kinds in by_task.items()}
     clone, eight, twelve, filtered, steady, _ = (100 * count / 63 for count in solved.values())
     assert f"SmolLM2 lost {clone - eight:.0f} points at 2e-4\nand gained {steady - clone:.0f} at 5e-5" in YOUR_SITE
-    assert (f"M-GRPO brings a clone of {clone:.0f}% to {steady:.0f}%, filtered cloning to {filtered:.0f}% (one seed; at "
-            f"four times this learning rate, tried first, M-GRPO fell to {eight:.0f}%)") in README
+    assert f"M-GRPO brings a clone of {clone:.0f}% to {steady:.0f}%, filtered cloning to {filtered:.0f}%;" in README
+    assert f"At 2e-4, tried first, it fell to {eight:.0f}%." in README
     language_model = (ROOT / "assets/language_model.md").read_text()
     assert (f"solves {clone:.1f}% and six of those 18, filtered cloning reaches {filtered:.1f}% and 13 of the 18. M-GRPO "
             f"reaches {steady:.1f}% and 15 of the 18 in eight steps at lr 5e-5. At 2e-4 it falls to {eight:.1f}% after "
@@ -1209,9 +1209,8 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     assert further("M-GRPO")[0] == "3.2" and "3.2 more than after eight" in section
     more_than_filtered, _, _, interval = further("filtered cloning")
     assert f"{more_than_filtered} more than filtered cloning, which had a third of the episodes ({interval})" in section
-    readme = (ROOT / "README.md").read_text()
-    assert said("clone", "M-GRPO") == "12.1 points [-14.8, 39.1]" and "two runs gained 12 points [-15, 39]" in readme
-    assert said("clone", "filtered cloning") == "14.6 points [-8.9, 38.2]" and "gained 15 [-9, 38]" in readme
+    assert said("clone", "M-GRPO") == "12.1 points [-14.8, 39.1]"
+    assert said("clone", "filtered cloning") == "14.6 points [-8.9, 38.2]"
 
     stopped = read_lines(results / "sandbox-seed31-paper-norm/r1-metrics.jsonl")
     success = [f"{100 * line['success_rate']:.1f}" for line in stopped]

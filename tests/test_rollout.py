@@ -363,7 +363,7 @@ def test_batched_decoding_with_kept_trunks_equals_plain_generation(chat, graphed
         return out
 
     async def run():
-        engine = Engine(model, chat.end_id, slots=5, length=200, max_new_tokens=10)
+        engine = Engine(model, chat.end_id, n_slots=5, length=200, max_new_tokens=10)
         engine.graphed = None
         if graphed_step is not None:
             engine.graphed = graphed_step(model, engine.cache)
@@ -401,7 +401,7 @@ def test_a_group_reads_its_first_page_once(chat):
     ]
 
     async def run():
-        engine = Engine(model, chat.end_id, slots=5, length=80, max_new_tokens=10)
+        engine = Engine(model, chat.end_id, n_slots=5, length=80, max_new_tokens=10)
         server = asyncio.ensure_future(engine.serve())
         asked = []
         for slot, ids in enumerate(contexts):
@@ -429,7 +429,7 @@ def test_the_engine_does_not_round_a_random_number_up_to_the_last_token(chat, mo
 
     model.logits = all_for_7
     monkeypatch.setattr(random.Random, "random", lambda self: 1 - 2**-53)
-    engine = Engine(model, chat.end_id, slots=4, length=600, max_new_tokens=12)
+    engine = Engine(model, chat.end_id, n_slots=4, length=600, max_new_tokens=12)
     request = Request(0, [1, 2], random.Random())
 
     engine.running.append(request)
@@ -453,7 +453,7 @@ def test_a_response_ends_with_its_end_token(chat):
     model.logits = scripted_logits
 
     async def respond(max_new_tokens):
-        engine = Engine(model, chat.end_id, slots=1, length=60, max_new_tokens=max_new_tokens)
+        engine = Engine(model, chat.end_id, n_slots=1, length=60, max_new_tokens=max_new_tokens)
         serving = asyncio.create_task(engine.serve())
         response, logps, ended = await engine.respond([3, 4, 5], 0, random.Random(0))
         serving.cancel()
@@ -536,7 +536,7 @@ def test_nothing_of_a_rollout_holds_its_cache(site, chat, monkeypatch):
         def __init__(self, *arguments, **more):
             super().__init__(*arguments, **more)
             caches.append(weakref.ref(self))
-            slots.append(self.slots)
+            slots.append(self.n_slots)
 
     monkeypatch.setattr("rollout.KVCache", Watched)
     model = model_for(chat)
@@ -563,7 +563,7 @@ def test_all_forward_passes_of_an_engine_run_on_one_thread(chat):
     model.register_forward_pre_hook(watch)
 
     async def respond():
-        engine = Engine(model, chat.end_id, slots=6, length=64, max_new_tokens=8)
+        engine = Engine(model, chat.end_id, n_slots=6, length=64, max_new_tokens=8)
         server = asyncio.ensure_future(engine.serve())
         asked = []
         for slot in range(6):

@@ -207,7 +207,7 @@ def sample_in_bfloat16(checkpoint, out):
         for module in whole.modules():
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
-        engine = Engine(whole, end_id, slots=3, length=64, max_new_tokens=12)
+        engine = Engine(whole, end_id, n_slots=3, length=64, max_new_tokens=12)
         server = asyncio.ensure_future(engine.serve())
         asked = []
         for slot, ids in enumerate(contexts):

@@ -627,7 +627,7 @@ def step(args):
     # 1) Rollout.
     longest = max(len(row.ids) for row in rows)
     with unsharded(network) as whole:
-        engine = MeteredEngine(whole, -1, slots=args.concurrency, length=longest + 64, max_new_tokens=round(length))
+        engine = MeteredEngine(whole, -1, n_slots=args.concurrency, length=longest + 64, max_new_tokens=round(length))
         engine.meter = meter
         engine.uncopied = 0
         asyncio.run(respond_to_recorded(engine, chat, episodes, args.concurrency))

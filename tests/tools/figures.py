@@ -464,7 +464,7 @@ Reuse = list[tuple[int, int]]  # of each turn: (ids kept from the turn before, i
 def reuse(chat: Chat, model) -> Reuse:
     """What is kept and computed before each response of the expert's episode, by rollout.Engine."""
     tau = expert_episode(chat)
-    engine = Engine(model, chat.end_id, slots=1, length=4096, max_new_tokens=64)
+    engine = Engine(model, chat.end_id, n_slots=1, length=4096, max_new_tokens=64)
     counter = Counter()
     engine.model = counter
     turns = []

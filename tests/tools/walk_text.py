@@ -377,7 +377,7 @@ The response is text again, and a parser finds the one call in it. No text of a 
 
 ![the page at turn {t + 2}](walk/turn-{t + 2}.jpg)
 
-In the text that the policy reads, these lines have gone (-) and come (+):
+In the text that the policy reads, these lines were removed (-) and added (+):
 
 {fenced(changed_lines(turn.observation, after.observation), "diff")}""")
     why = "; ".join(detail for _, passed, detail in parting.wrong.checks if not passed)
