@@ -139,7 +139,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
 def is_json(line: str) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -572,6 +572,8 @@ def due(step: int, every: int, cfg: Config) -> bool:
 
 def kept_best(out: Path) -> dict:
     """"held_out" and "held_out_success" of OUT/best; {} if there is none. Raises ValueError if it is damaged."""
+    if run.rank() == 0:
+        run.undo_half_a_swap(out / "best")
     config = out / "best" / "config.json"
     if not config.exists():
         return {}
@@ -617,10 +619,10 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The training state comes last: where it is found, all else is in place. At the first save it comes first,
-        # since a policy without a state cannot go on (`refuse_lost_state`). Not if that save is also the last: a kill
-        # in between would leave a finished run without its policy.
-        first_save = step + 1 == cfg.save_every and step + 1 < cfg.steps
+        # The training state comes last: where it is found, all else is in place. Only the first one comes first,
+        # since a policy without a state cannot go on (`refuse_lost_state`).
+        has_none = run.rank() == 0 and not run.saved_states(directory.path / "state")
+        first_save = run.all_max(has_none)
         if first_save:
             save_state(method, directory, step + 1)
         save_as(directory.path)
@@ -684,6 +686,15 @@ def refuse_lost_state(out: Path):
                          "Give --no-resume to replace it, or another --out.")
 
 
+def finish(method: MGRPO, device, first_step: int):
+    """Saves the policy of a finished run that was killed after its training state was saved, and before its policy."""
+    cfg = method.cfg
+    has_none = run.rank() == 0 and not (Path(cfg.out) / "model.safetensors").exists()
+    if run.all_max(has_none):
+        directory = run.open_run(cfg, device, first_step)
+        save(method.model, cfg.out, like=cfg.model, settings=directory.config)
+
+
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
 
 
@@ -717,7 +728,8 @@ def main(cfg: Config, Method=MGRPO):
     if first_step == 0 and cfg.resume:
         refuse_lost_state(Path(cfg.out))
     if first_step >= cfg.steps:
-        run.print0(f"{cfg.out} is finished: all {first_step} steps are done, nothing was touched. "
+        finish(method, device, first_step)
+        run.print0(f"{cfg.out} is finished: all {first_step} steps are done. "
                    "Give --no-resume to start over, or another --out.")
         return
     if first_step > 0:
@@ -779,7 +791,7 @@ def main(cfg: Config, Method=MGRPO):
             save_everything(method, directory, line)
 
     if run.rank() == 0:
-        print(run.with_size(directory.path / "report.html"))
+        run.print0(run.with_size(directory.path / "report.html"))
     tasks_flag = "" if cfg.tasks == "sandbox:train" else " --tasks TASKS"
     run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out, tasks=tasks_flag)}")
 

@@ -535,7 +535,23 @@ class ModelConfig:
                     kind = int  # 10000 for 10000.0
                 if kind in (int, float, bool) and type(value) is not kind:
                     raise ValueError(f"{name} is {value!r:.60}, not of type {kind.__name__}")
+            refuse_impossible(config)
             return config
+
+
+def refuse_impossible(config: ModelConfig):
+    """Raises ValueError if no model can have these sizes, or only one that computes nan."""
+    heads = config.num_attention_heads
+    kv_heads = config.num_key_value_heads
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    if config.head_dim < 2 or config.head_dim % 2:
+        raise ValueError(f"head_dim {config.head_dim} is not even")
+    if not 0 < config.rope_theta < math.inf or not 0 <= config.rms_norm_eps < math.inf:
+        raise ValueError(f"rope_theta is {config.rope_theta} and rms_norm_eps {config.rms_norm_eps}")
+    longest = config.raw.get("max_position_embeddings")
+    if longest is not None and type(longest) is not int:
+        raise ValueError(f"max_position_embeddings is {longest!r:.60}, not of type int")
 
 
 def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
@@ -901,6 +917,8 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         if "frozen" not in metadata:
             raise ValueError("another program wrote these adapters; merge them into the weights with it "
                              f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
+        if type(settings["r"]) is not int or settings["r"] < 1:
+            raise ValueError(f"its rank r is {settings['r']!r:.60}")
         if settings["lora_alpha"] != ALPHA:
             raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
         base = settings["base_model_name_or_path"]
@@ -910,6 +928,8 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         for name in tensors.keys():
             ours = name.removeprefix(PEFT).removesuffix(".weight")
             adapters[ours] = tensors.get_tensor(name)
+            if not adapters[ours].isfinite().all():
+                raise ValueError(f"not all values of {name} are finite numbers")
         return base, settings["r"], adapters
 
 

@@ -435,10 +435,17 @@ def ask(question: str) -> str:
 
 def read_tasks(file: Path) -> tuple[Path, list[dict]]:
     """(the task file beside a file of demonstrations, its tasks). Raises ValueError."""
+    if file.is_dir():
+        raise ValueError(f"--record {file} is a folder; name a file in it.")
     tasks_file = file.with_suffix(".tasks.json")
     if not tasks_file.exists():
         return tasks_file, []
-    return tasks_file, webarena.read_rows(str(tasks_file))
+    rows = webarena.read_rows(str(tasks_file))
+    for row in rows:
+        if not isinstance(row, dict) or not isinstance(row.get("task_id"), (int, str)):
+            raise ValueError(f"{tasks_file} holds {row!r:.60}, which is no task with a task_id; repair it, "
+                             "or give another --record.")
+    return tasks_file, rows
 
 
 def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):

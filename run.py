@@ -122,10 +122,19 @@ def barrier():
 # ----------------------------------------------------------------------------- what people see live
 
 
+def say(*values, **options):
+    """Prints. If nobody reads the log any more (`| head`), or its disk is full, training goes on without it."""
+    try:
+        print(*values, flush=True, **options)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+
+
 def print0(*values):
     """Prints on rank 0 only."""
     if rank() == 0:
-        print(*values, flush=True)
+        say(*values)
 
 
 def ignore(*_):
@@ -152,14 +161,14 @@ def ticker(begin: str = ""):
         shown = now
         line = begin + line
         if not live:
-            print(line, flush=True)
+            say(line)
             return
         end = "\n"
         if not last:  # the next one overwrites it, which works only within one row of the terminal
             end = ""
             width = shutil.get_terminal_size().columns - 1
             line = line[:width]
-        print(f"\r\033[K{line}", end=end, flush=True)
+        say(f"\r\033[K{line}", end=end)
 
     return tick
 
@@ -340,7 +349,7 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
 
 
 def fingerprint(path: str | Path | None) -> dict:
-    """{file: hash of its size, beginning and end} of a checkpoint's weights, or of a file; else {}."""
+    """{file: its hash} of a checkpoint's weights, or of a file; else {}. Of weights, size, beginning and end count."""
     if not path:
         return {}
     path = Path(path)
@@ -349,12 +358,15 @@ def fingerprint(path: str | Path | None) -> dict:
         files = sorted(path.glob("*.safetensors"))
     hashes = {}
     for file in files:
-        size = file.stat().st_size
-        with open(file, "rb") as weights:
-            begin = weights.read(1_000_000)
-            weights.seek(max(0, size - 1_000_000))
-            end = weights.read()
-        seen = str(size).encode() + begin + end
+        if file.suffix != ".safetensors":
+            seen = file.read_bytes()
+        else:  # gigabytes
+            size = file.stat().st_size
+            with open(file, "rb") as weights:
+                begin = weights.read(1_000_000)
+                weights.seek(max(0, size - 1_000_000))
+                end = weights.read()
+            seen = str(size).encode() + begin + end
         hashes[file.name] = hashlib.sha256(seen).hexdigest()
     return hashes
 
@@ -438,10 +450,17 @@ def delete_directory(directory: Path, instead: Path | None = None):
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def undo_half_a_swap(directory: Path):
+    """Puts back what `delete_directory` has moved away, if the process was killed before `instead` took its place."""
+    gone = directory.with_name(f"{directory.name}.old")
+    if gone.exists() and not directory.exists():
+        gone.rename(directory)
+
+
 # -------------------------------------------------------------------------------- a run's directory
 
 # What a new run deletes of an earlier one, besides its weights.
-DIRECTORIES = ("state", "best", "best.new", "screenshots", "step-*", "adapter", "unfinished")
+DIRECTORIES = ("state", "best", "best.new", "best.old", "screenshots", "step-*", "adapter", "unfinished")
 RECORDS = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
 # What it replaces.
 CHECKPOINT = ("*.safetensors", "config.json", "generation_config.json", "agent.json", "tokenizer*.json",
@@ -571,7 +590,7 @@ def open_run(cfg, device, first_step: int) -> Run:
     #    anybody else.
     if not cfg.out:
         raise ValueError("--out: name a directory for the run.")
-    out = Path(cfg.out).resolve()
+    out = Path(os.path.realpath(cfg.out))
     inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}  # mgrpo.py has no --data
     if cfg.model:
         adapters = Path(cfg.model) / "adapter" / "adapter_config.json"
@@ -580,7 +599,7 @@ def open_run(cfg, device, first_step: int) -> Run:
     for name, place in inputs.items():
         if first_step > 0 or not place:
             continue
-        path = Path(place).resolve()
+        path = Path(os.path.realpath(place))
         if path.exists() and out in (path, *path.parents):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
@@ -788,7 +807,8 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     """
     script = Path(sys.argv[0]).name
     sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stdout.reconfigure(line_buffering=True)  # a signal leaves no time to flush
+    # A signal leaves no time to flush, and half a surrogate in a file must not end the run that names it.
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     # Ctrl-C ends the process at once. Python's own handler could not run in a rank that waits in C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -336,6 +336,8 @@ def test_a_last_line_that_a_killed_run_was_writing_is_left_out(chat, tmp_path, c
     assert "its last line is cut off and left out" in capsys.readouterr().out
     path.write_text(f"{line}\n{line}")  # written by hand, without a line's end
     assert len(read_demonstrations(str(path), chat)) == 2
+    path.write_text(f"{line}\n" + '{"a":' * 99_999)
+    assert len(read_demonstrations(str(path), chat)) == 1
     path.write_text(line[:40])
     with pytest.raises(ValueError, match="line 1"):
         read_demonstrations(str(path), chat)

@@ -250,6 +250,19 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
         "<button onclick='ask()'>b</button><script>async function ask() { const reader = (await fetch('/pieces')).body.getReader(); "
         "const told = new TextDecoder(); for (let each; !(each = await reader.read()).done; ) document.title += "
         "told.decode(each.value) }</script>", "Click", "title: The answer is 42"),
+    "keys that leave a shadow root": (
+        "<x-in></x-in><script>customElements.define('x-in', class extends HTMLElement { constructor() { super();"
+        "this.attachShadow({mode: 'open'}).innerHTML = '<input>' }}); document.querySelector('x-in').onkeyup = "
+        "event => document.title = event.key</script>", 'Type", argument="ab', "title: b"),
+    "a handler of the button's way up": (
+        "<p id=p>let go</p><script>p.onmouseup = () => document.title = 'up'</script>", "Click", "title: up"),
+    "a form in a shadow root that the browser refuses": (
+        "<x-form></x-form><script>customElements.define('x-form', class extends HTMLElement { constructor() { super();"
+        "this.attachShadow({mode: 'open'}).innerHTML = '<form><button>Go</button><input required aria-label=Mail></form>' }})"
+        "</script>", "Click", 'note: the browser refuses "Mail": Please fill out this field.'),
+    "a form that the browser refuses, with a hint": (
+        "<form><button>Go</button><input pattern='[A-Z]+' title='Capitals only' value=a aria-label=code></form>", "Click",
+        'note: the browser refuses "code": Please match the requested format. Capitals only'),
     "a form that the browser refuses": (
         "<form><button>send</button><label>Email <input required></label></form>", "Click",
         'note: the browser refuses "Email": Please fill out this field.'),

@@ -975,6 +975,45 @@ def test_a_run_that_is_killed_while_it_saves_its_best_policy_keeps_the_one_befor
     assert folders - {"adapter"} == {"best", "state", "step-00001", "step-00002"}
 
 
+def test_a_run_whose_only_save_was_cut_short_is_whole_afterwards(chat, play, monkeypatch, tmp_path):
+    """Its policy came before its state, so it was refused, and the remedy in the message would have deleted it."""
+    def killed(*given, **more):
+        raise KeyboardInterrupt
+
+    save = mgrpo.save
+    monkeypatch.setattr(mgrpo, "save", killed)
+    play(even_tasks_teach(chat), "x", steps=1)
+    assert not (tmp_path / "x/model.safetensors").exists()
+
+    monkeypatch.setattr(mgrpo, "save", save)
+    play(None, "x", steps=1)
+    play(even_tasks_teach(chat), "uninterrupted", steps=1)
+    assert same_weights(load(tmp_path / "x").state_dict(), load(tmp_path / "uninterrupted").state_dict())
+
+
+def test_a_run_that_is_killed_while_it_swaps_its_best_policy_keeps_the_one_before(chat, play, monkeypatch, tmp_path):
+    """The old one had been moved away, and no later step with a lower score brought it back."""
+    def go_on(*successes):
+        return play(held_out_successes(chat, *successes), "x", steps=2, held_out="theirs", held_out_every=1, save_every=1)
+
+    rename = Path.rename
+
+    def killed(path, target):
+        if path.name == "best.new" and (tmp_path / "x/best.old").exists():
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    go_on(5, 7)
+    assert not (tmp_path / "x/best").exists()
+
+    monkeypatch.setattr(Path, "rename", rename)
+    go_on(4)
+    assert config_of(tmp_path / "x/best")["run"]["held_out_success"] == 0.5
+    play(held_out_successes(chat, 3), "x", steps=1, resume=False)
+    assert not list((tmp_path / "x").glob("best*"))
+
+
 def test_a_finished_run_without_its_state_is_not_replaced_without_a_word(chat, play, tmp_path):
     def again(**changes):
         return play(held_out_successes(chat, 5), "x", steps=1, held_out="theirs", **changes)

@@ -1128,6 +1128,29 @@ def test_adapters_of_another_scale_are_refused(tmp_path):
         load(tmp_path / "x")
 
 
+def test_adapters_without_a_rank_or_with_nan_are_refused(tmp_path):
+    """With "r": 0 the policy was its own base, without a word."""
+    policy = lora_policy(tmp_path)
+    save(policy, tmp_path / "x")
+    file = tmp_path / "x/adapter/adapter_config.json"
+    settings = json.loads(file.read_text())
+    for rank in (0, "4"):
+        file.write_text(json.dumps(settings | {"r": rank}))
+        with pytest.raises(ValueError, match=f"its rank r is {rank!r}"):
+            load(tmp_path / "x")
+    file.write_text(json.dumps(settings))
+
+    weights = tmp_path / "x/adapter/adapter_model.safetensors"
+    with safe_open(weights, framework="pt") as tensors:
+        marks = tensors.metadata()
+        adapters = {name: tensors.get_tensor(name) for name in tensors.keys()}
+    first, *_ = adapters
+    adapters[first][0, 0] = math.nan
+    save_file(adapters, weights, metadata=marks)
+    with pytest.raises(ValueError, match=f"not all values of {first} are finite numbers"):
+        load(tmp_path / "x")
+
+
 def test_a_file_of_adapters_that_lacks_one_is_named(tmp_path):
     save(lora_policy(tmp_path), tmp_path / "x")
     file = tmp_path / "x/adapter/adapter_model.safetensors"
@@ -1526,6 +1549,20 @@ def test_unsupported_configs_are_refused_by_name(changes, message):
 def test_values_of_the_wrong_type_are_refused_by_name(key, value, kind):
     with pytest.raises(ValueError, match=f"cannot use a/config.json: {key} is {value!r}, not of type {kind}"):
         ModelConfig.from_dict(tiny_config(**{key: value}), "a/config.json")
+
+
+@pytest.mark.parametrize("changes, says", [
+    ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+    ({"num_key_value_heads": 0}, "no multiple of num_key_value_heads 0"),
+    ({"head_dim": 9}, "head_dim 9 is not even"),
+    ({"rope_theta": 0.0}, "rope_theta is 0.0"),
+    ({"rope_theta": math.nan}, "rope_theta is nan"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps -1.0"),
+    ({"max_position_embeddings": math.inf}, "max_position_embeddings is inf, not of type int"),
+])
+def test_sizes_that_no_model_can_have_are_refused(changes, says):
+    with pytest.raises(ValueError, match=f"cannot use a/config.json: .*{says}"):
+        ModelConfig.from_dict(tiny_config(**changes), "a/config.json")
 
 
 def test_a_whole_number_may_stand_for_a_float():

@@ -627,9 +627,15 @@ def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded,
 
 def test_what_cannot_be_recorded_is_said_before_a_window_opens(recorded, tmp_path, monkeypatch):
     (tmp_path / "demos").mkdir()
-    (tmp_path / "demos/a.tasks.json").write_text("[")
-    with pytest.raises(ValueError, match="a.tasks.json"):
+    for text in ("[", "[5]", '[{"intent": "x"}]'):
+        (tmp_path / "demos/a.tasks.json").write_text(text)
+        with pytest.raises(ValueError, match="a.tasks.json"):
+            recorded("live in oslo", [])
+    (tmp_path / "demos/a.tasks.json").unlink()
+    (tmp_path / "demos/a.jsonl").mkdir()
+    with pytest.raises(ValueError, match="a.jsonl is a folder"):
         recorded("live in oslo", [])
+    (tmp_path / "demos/a.jsonl").rmdir()
     monkeypatch.setattr(onlooker, "require_display", require_display)
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)

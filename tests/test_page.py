@@ -239,6 +239,24 @@ READ = {  # how real pages are built -> what the agent reads
         "</i></b></div><div><input type=checkbox> <span style='display:contents'>beside</span></div><div><template "
         "shadowrootmode=open><p>head <slot>fallback</slot></p></template></div>",
         "direct text nested tail\n<checkbox>beside <0> = off</checkbox>\nhead fallback"),
+    "what the keys reach to scroll it or to have it read aloud": (
+        "<style>[tabindex]{overflow:auto;height:40px}</style><div role=tabpanel tabindex=0 aria-label=Status>shipped</div>"
+        "<section tabindex=0 aria-label=Terms>free<p>until noon</p></section><pre tabindex=0>a\nb</pre>"
+        "<div tabindex=0 aria-label=Chat><p>hi</p><p>ho</p><p>hey</p></div><div role=button tabindex=0>Go</div>"
+        "<article tabindex=0 onclick=1>Post</article>",
+        "shipped\nfree\nuntil noon\na\nb\nhi\nho\nhey\n<button>Go <0></button> <article>Post <1></article>"),
+    "a label of what is not written": (
+        "<label for=s>Country</label><select id=s aria-hidden=true style='position:absolute;clip:rect(0 0 0 0)'><option>USA</select>"
+        "<span role=combobox tabindex=0>USA</span><p><label>Upload <progress value=3 max=9></progress></label></p>",
+        "Country <span>USA <0></span>\nUpload"),
+    "a summary with controls of its own": (
+        "<details open><summary>Order 12 <button>Delete</button> <input type=checkbox aria-label=pick></summary>rye</details>"
+        "<details><summary><label><input type=checkbox>tick</label> Order 13 <a href=/x>open</a></summary></details>",
+        "<summary>Order 12 <0></summary> <button>Delete <1></button> <checkbox>pick <2> = off</checkbox>\nrye\n"
+        "<checkbox>tick <3> = off</checkbox> <summary>Order 13 <4></summary> <a>open <5></a>"),
+    "a label that is too long for a name": (
+        f"<label><input type=checkbox>{'I agree. ' * 40}The end.</label>",
+        f"<checkbox>{('I agree. ' * 34)[:300]}… <0> = off</checkbox> {'I agree. ' * 40}The end."),
     "unread among the unselected": (
         "<style>.unread{font-weight:bold}</style><div role=option tabindex=0 class=unread aria-selected=false>Ann</div>",
         "<div>Ann <0> = unread</div>"),
@@ -392,6 +410,20 @@ def test_a_click_below_the_window_on_what_something_covers_is_an_error(site, bro
     link = "<a href=/x style='position:absolute;top:2000px'>go</a>"
     over = "<p style='position:absolute;top:1980px;width:99px;height:99px;margin:0'>pop-up</p>"
     browse(test, site({"/": f"{link}{over}<p style='height:4000px'>"}))
+
+
+def test_every_part_of_an_image_is_clicked(site, browse):
+    """The middle of an L lies outside of it, and what no other part covers is a part as well."""
+    async def test(session):
+        parts = "plan <area>Hall <0></area> <area>Round <1></area> <area>Elsewhere <2></area>"
+        for i, name in enumerate(("hall", "round", "else")):
+            assert (await session.observe())[1] == parts
+            assert await act(session, f'do(action="Click", element="{i}")') == name
+            await session.go_back()
+    browse(test, site({
+        "/": "<img usemap=#m width=300 height=200 alt=plan><map name=m><area href=/hall alt=Hall shape=poly "
+             "coords='0,0,300,0,300,40,40,40,40,200,0,200'><area href=/round alt=Round shape=circle coords='200,120,30'>"
+             "<area href=/else alt=Elsewhere shape=default></map>", "/hall": "hall", "/round": "round", "/else": "else"}))
 
 
 def test_framesets_and_parts_of_images_are_read_and_clicked(site, browse):

@@ -1209,8 +1209,7 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     assert further("M-GRPO")[0] == "3.2" and "3.2 more than after eight" in section
     more_than_filtered, _, _, interval = further("filtered cloning")
     assert f"{more_than_filtered} more than filtered cloning, which had a third of the episodes ({interval})" in section
-    assert said("clone", "M-GRPO") == "12.1 points [-14.8, 39.1]"
-    assert said("clone", "filtered cloning") == "14.6 points [-8.9, 38.2]"
+    assert f"M-GRPO gains {said('clone', 'M-GRPO')}, filtered cloning gains {said('clone', 'filtered cloning')}" in section
 
     stopped = read_lines(results / "sandbox-seed31-paper-norm/r1-metrics.jsonl")
     success = [f"{100 * line['success_rate']:.1f}" for line in stopped]

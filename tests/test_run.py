@@ -130,6 +130,13 @@ def test_a_new_run_does_not_touch_what_no_run_has_written(tmp_path, name):
     assert (tmp_path / "mine").exists()
 
 
+def test_a_link_to_itself_is_no_directory(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(ValueError, match=f"cannot write {loop}"):
+        start(loop)
+
+
 def test_a_run_needs_a_directory():
     with pytest.raises(ValueError, match="--out: name a directory"):
         open_run(Knobs(out=""), "cpu", first_step=0)
@@ -339,6 +346,17 @@ def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):
             runs.resume(cfg, model, optimizer, may_change=set())
         file.write_text(before)
     assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+
+
+def test_every_byte_of_a_task_file_counts(tmp_path):
+    """Of weights, which are gigabytes, only both ends are read."""
+    file = tmp_path / "tasks.json"
+    text = bytearray(3_000_000)
+    file.write_bytes(text)
+    before = runs.fingerprint(file)
+    text[1_500_000] = 1
+    file.write_bytes(text)
+    assert runs.fingerprint(file) != before
 
 
 def test_a_state_of_another_model_is_refused(stopped):
@@ -737,6 +755,28 @@ def test_a_script_runs_without_a_stdout():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, env=env_for_imports())
     assert done.returncode == 0
     assert done.stderr == b""
+
+
+def test_a_script_whose_log_nobody_reads_any_more_goes_on(tmp_path):
+    """`mgrpo.py | head`: the next line ended the run, and a step that had been played was lost."""
+    done = tmp_path / "done"
+    code = (f"import run, test_run; run.command_line(lambda cfg: [run.print0('x' * 9999) for _ in range(99)] and "
+            f"open('{done}', 'w').close(), test_run.Knobs, '')")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env_for_imports(), **PIPES)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
+    assert done.exists()
+    process.stdin.close()
+    process.stderr.close()
+
+
+def test_a_name_with_half_a_surrogate_can_be_printed():
+    code = "import run, test_run; run.command_line(lambda cfg: run.print0('split \\ud800'), test_run.Knobs, '')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env_for_imports())
+    assert done.stdout == b"split \\ud800\n"
+    assert done.returncode == 0
 
 
 def test_a_signal_ends_a_script_whose_stderr_nobody_reads():

@@ -425,6 +425,21 @@ def test_a_server_is_up_once_its_ready_path_answers_without_an_error(shop, tmp_p
         serve_one(shop(ready="/down"), tmp_path, seconds=1)
 
 
+@pytest.mark.parametrize("status, is_up", [(b"200", True), (b"404", True), (b"500", False), (b"2" * 5000, False),
+                                           (b"20", False), (b"-1", False), (b"", False)])
+def test_a_status_line_of_nonsense_is_no_answer(status, is_up):
+    """Five thousand digits ended the run with Python's own words about them."""
+    async def asked():
+        async def answer(reader, writer):
+            writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            _, port = server.sockets[0].getsockname()
+            return await serve.answers(port, "/")
+    assert asyncio.run(asked()) == is_up
+
+
 @pytest.mark.parametrize("how", ["ignores SIGTERM", "has a child", "floods"])
 def test_the_whole_group_ends_whatever_it_does(shop, tmp_path, how):
     async def use(played):

@@ -1,11 +1,13 @@
 """Task files, sites, logins, reset, MiniWoB++, and chat models behind a URL."""
 import asyncio
+import contextlib
 import json
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from types import SimpleNamespace
 
@@ -127,6 +129,31 @@ def test_a_server_may_say_anything_about_when_to_come_back(site, said):
         chat_with(url)
 
 
+@pytest.mark.parametrize("pause, timeout", [(0.1, 0.5), (0.0, 60.0)])
+def test_a_reply_that_never_ends_is_broken_off(site, monkeypatch, pause, timeout):
+    """A space now and then is no silence: the thread that read them kept the script from ending."""
+    def drip(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):  # until nobody reads
+            while True:
+                handler.wfile.write(b" " * 99_999)
+                time.sleep(pause)
+
+    monkeypatch.setattr(Hasty, "tries", 1)
+    monkeypatch.setattr(Hasty, "timeout", timeout)
+    url = site({"/v1/chat/completions": drip}) + "/v1"
+    with pytest.raises(ConnectionError, match="the reply does not end"):
+        chat_with(url)
+
+
+def test_a_reply_that_is_nested_too_deeply_is_no_reply(site, monkeypatch):
+    monkeypatch.setattr(Hasty, "tries", 1)
+    url = site({"/v1/chat/completions": answer_with(200, "[" * 300_000)}) + "/v1"
+    with pytest.raises(ConnectionError, match="RecursionError"):
+        chat_with(url)
+
+
 def test_an_address_without_a_scheme_is_refused_at_once():
     with pytest.raises(ValueError, match="give http://HOST:PORT/v1"):
         Endpoint("127.0.0.1:8000/v1", "m")
@@ -204,6 +231,8 @@ def test_a_judges_cache_outlives_a_killed_run(site, tmp_path):
     ask_judge(fuzzy(["x"]), "y", url, cache)
     with open(cache, "a") as file:
         file.write('{"model": "m", "pro')
+    with open(cache, "ab") as file:
+        file.write(b"\n\xff\xfe")
     assert ask_judge(fuzzy(["x"]), "y", url, cache) == 1
     assert len(seen) == 1
 

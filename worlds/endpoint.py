@@ -9,15 +9,18 @@ import http.client
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 # --------------------------------------------------------------------------------------- a model --
 
 # Errors of a server that breaks off, stays silent or sends nonsense
-UNUSABLE = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError)
+UNUSABLE = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+LONGEST = 10_000_000  # bytes of a reply
 
 
 def amend(body: dict, error: urllib.error.HTTPError) -> bool:
@@ -43,7 +46,7 @@ def retry_after(error: urllib.error.HTTPError) -> float:
 class Endpoint:
     """A chat model behind a URL such as http://127.0.0.1:8000/v1. Sends OPENAI_API_KEY if set."""
 
-    timeout = 300.0  # seconds of silence
+    timeout = 300.0  # seconds until a reply is complete
     tries = 6        # requests
     pause = 1.0      # seconds before the second request; they double
 
@@ -64,10 +67,20 @@ class Endpoint:
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                return json.load(response)
+                return json.loads(self.read(response))
         except urllib.error.HTTPError as error:  # read its body off the event loop
-            error.text = error.read().decode(errors="replace")
+            error.text = self.read(error.fp).decode(errors="replace")
             raise
+
+    def read(self, response) -> bytes:
+        """What the server sends. Raises TimeoutError if it does not come to an end."""
+        end = time.monotonic() + self.timeout
+        body = b""
+        for piece in iter(partial(response.read1, 65536), b""):
+            body += piece
+            if time.monotonic() > end or len(body) > LONGEST:
+                raise TimeoutError("the reply does not end")
+        return body
 
     async def chat(self, messages: list[dict], **options) -> tuple[str, bool]:
         """Returns (reply, whether it ended by itself).
@@ -139,7 +152,7 @@ class Judge:
         self.known = {}  # (model, prompt) -> reply
         if not cache.exists():
             return
-        for line in cache.read_text(encoding="utf-8").splitlines():
+        for line in cache.read_text(encoding="utf-8", errors="replace").splitlines():
             # The last line of a killed run is cut off.
             with contextlib.suppress(ValueError, LookupError, TypeError):
                 row = json.loads(line)

@@ -217,7 +217,10 @@
   // ---- refusals
 
   const refusals = shared('refusals', new Map());
-  const refused = ({target}) => refusals.set(target, target.validationMessage);
+  const refused = ({target}) => {
+    const hint = target.validity?.patternMismatch ? ` ${target.title}` : '';
+    refusals.set(target, (target.validationMessage ?? 'it is not valid') + hint);
+  };
   // In a window that got a second document, Chromium calls no listener of the capture phase (and recorder.js has
   // many) until one is added.
   const listen = () => {
@@ -226,6 +229,12 @@
   };
   listen();
   window.addEventListener('DOMContentLoaded', listen);
+  const {attachShadow} = Element.prototype;
+  Element.prototype.attachShadow = function (...given) {
+    const root = attachShadow.apply(this, given);
+    add.call(root, 'invalid', refused, true);  // it does not leave the shadow root
+    return root;
+  };
 
   const open = window.open.bind(window);
   let windows = 0;  // that scripts have opened since the last click: hundreds take gigabytes

@@ -62,6 +62,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // The outermost element, or the shadow root.
   const topOf = el => closest(el, 'html') ?? rootOf(el);
+  const TICKS = 'input[type=checkbox],input[type=radio]';
   // The labels of a control. `el.labels` would walk the whole page, once for each control.
   const labelsIn = remembered(top => Map.groupBy(inside('label', top), label => label.control));
   const labelsOf = el => labelsIn(topOf(el)).get(el) ?? [];
@@ -73,20 +74,25 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return el.closest('select') || bodyOf(el.ownerDocument).querySelector(`img[usemap="#${map}"]`) || el;
   };
 
+  // The box around an area of an image map.
+  const boxOfArea = el => {
+    const image = drawn(el).getBoundingClientRect();
+    const numbers = el.coords.split(',').map(text => parseFloat(text) || 0);  // x, y, x, y, ...
+    if (numbers.length < 3) return image;  // the default area: what the others leave
+    let xs = numbers.filter((_, i) => i % 2 === 0);
+    let ys = numbers.filter((_, i) => i % 2 === 1);
+    if (numbers.length === 3) {
+      const [x, y, radius] = numbers;
+      xs = [x - radius, x + radius];
+      ys = [y - radius, y + radius];
+    }
+    const left = Math.min(...xs), top = Math.min(...ys);
+    return new DOMRect(image.left + left, image.top + top, Math.max(...xs) - left, Math.max(...ys) - top);
+  };
   // The first box with an area. A link that wraps block or floated children has an empty first box, so
   // the boxes of its contents count as well.
   const boxOf = el => {
-    if (el.localName === 'area') {  // the middle of its points; a circle has one point and a radius
-      const {left, top} = drawn(el).getBoundingClientRect();
-      const numbers = el.coords.split(',');  // x, y, x, y, ...
-      const points = Math.floor(numbers.length / 2);
-      let x = 0, y = 0;
-      for (let i = 0; i < points; i++) {
-        x += numbers[2 * i] / points;
-        y += numbers[2 * i + 1] / points;
-      }
-      return new DOMRect(left + x, top + y, 1, 1);
-    }
+    if (el.localName === 'area') return boxOfArea(el);
     const seen = r => r.width >= 1 && r.height >= 1;
     const own = [...el.getClientRects()].find(seen);
     if (own) return own;
@@ -335,9 +341,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Whether something else lies on top of el. For an element outside the window: whether something will, where
   // `locate` scrolls it.
   const covered = remembered(el => {
+    const label = matches(el, TICKS) ? pressed(el) : el;
+    if (label !== el && boxOf(label)) return covered(label);
     const {x, y, hit} = aimOf(el);
     const boxless = hit === undefined;
-    if (boxless) return !el.matches('input[type=checkbox],input[type=radio]');
+    if (boxless) return !el.matches(TICKS);
     const before = x < 0 || y < 0;
     if (before && parked(el) && !labelsOf(el).length) return true;
 
@@ -404,7 +412,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const clickHandlers = window[Symbol.for('click handlers')];
   const role = el => el.getAttribute('role') || '';
   const native = el => el.matches(CONTROLS);
-  const HANDLERS = ['onclick', 'onmousedown', 'onpointerdown'];
+  const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
   const hears = el => clickHandlers?.has(el) || HANDLERS.some(name => typeof el?.[name] === 'function');
   const isRow = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
     && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
@@ -419,7 +427,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // A checkbox or radio button that is styled away: people see and press its label.
   const standsForControl = el => el.localName === 'label'
-    && el.control?.matches('input[type=checkbox],input[type=radio]')
+    && el.control?.matches(TICKS)
     && !disabled(el.control) && !shown(el.control, getComputedStyle(el.control));
 
   // Editors of code draw their text themselves. The keys go to a text field of a few pixels that they hold.
@@ -515,13 +523,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return getComputedStyle(outer).cursor !== 'pointer' || hasOwnHand(el);
   };
 
+  // What the keys reach only to scroll it, or to have it read aloud.
+  const READ = 'pre,article,section,main,figure,table';
+  const READ_ROLES = /^(article|dialog|document|feed|figure|group|log|main|note|region|status|table|tabpanel)$/;
+  const isForReading = el => role(el)
+    ? READ_ROLES.test(role(el))
+    : el.matches(READ) || el.scrollHeight > el.clientHeight && /auto|scroll/.test(getComputedStyle(el).overflowY);
+
   const clickable = remembered(el => {
     if (disabled(el)) return false;
     // The mouse goes through it: so do style sheets disable links. A switch may be pressed on its label.
     if (getComputedStyle(el).pointerEvents === 'none' && !labelsOf(el).length) return false;
     return marked(el) || standsForControl(el)
       || editor(el)
-      || el.tabIndex >= 0 && el.hasAttribute('tabindex')
+      || el.tabIndex >= 0 && el.hasAttribute('tabindex') && !isForReading(el)
       || looksClickable(el)
       || opensOnHover(el);
   });
@@ -533,21 +548,22 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const whole = ROLES.test(role(el)) && !marked(inner);
       return !whole && clickable(inner) && shown(inner, getComputedStyle(inner));
     };
-    if (native(el) || editor(el) || standsForControl(el)) return true;
+    if (native(el) && !holdsControls(el) || editor(el) || standsForControl(el)) return true;
     return !someInside(el, usable) && !someInShadow(el, usable);
   };
 
   // Whether a container holds nothing but a checkbox and its name: then pressing the one presses the other.
   const holdsOnlyTick = el => {
     const ticks = inside('input,select,textarea,button,a', el);
-    return ticks.length === 1 && ticks[0].matches('input[type=checkbox],input[type=radio]')
+    return ticks.length === 1 && ticks[0].matches(TICKS)
       && seenText(el, 'input') === nameOf(ticks[0]);
   };
 
+  const holdsControls = el => el.localName === 'summary' && !!el.querySelector(CONTROLS);
   // A container that people see is usable, or that says so, though it holds controls of its own: a card, a row.
   const isCard = (el, style) => {
-    const says = ROLES.test(role(el)) || hears(el) && el.matches('tr,[tabindex]');
-    return !native(el) && !editor(el) && el.localName !== 'label'
+    const says = ROLES.test(role(el)) || hears(el) && el.matches('tr,[tabindex]') || holdsControls(el);
+    return (!native(el) || holdsControls(el)) && !editor(el) && el.localName !== 'label'
       && (style.cursor === 'pointer' || says) && clickable(el) && !holdsOnlyTick(el);
   };
   // Whether this part of a card belongs to one of the controls that the card holds.
@@ -569,7 +585,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const fits = node => {
       const part = parentOf(node);
       return visible(node) && !inControl(part, card) && !inIconFont(part, tidy(node.data))
-        && !part.closest('[aria-hidden=true]') && reaches(part, card);
+        && !part.closest('[aria-hidden=true]') && !part.closest('label')?.control && reaches(part, card);
     };
     const texts = textsIn(document, card, NodeFilter.SHOW_TEXT);
     for (let node = texts.nextNode(); node; node = texts.nextNode()) {
@@ -617,7 +633,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         if (!inIconFont(holderOf(node), tidy(node.data))) text += node.data;
         return;
       }
-      if (nodeType(node) !== ELEMENT || node.matches(without)) return;
+      if (nodeType(node) !== ELEMENT) return;
+      if (node.matches(without)) {
+        text += ' ';
+        return;
+      }
       const style = getComputedStyle(node);
       if (style.display === 'none' || style.visibility !== 'visible') return;
       const space = setApart(style) || node.localName === 'br' ? ' ' : '';
@@ -629,7 +649,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     for (const child of childrenOf(el)) add(child);
     return tidy(text);
   };
-  const labelText = el => seenText(el, 'input,select,textarea,button,svg', true) || tidy(el.textContent);
+  const labelText = el => {
+    const hidden = !shown(el, getComputedStyle(el));
+    return seenText(el, 'input,select,textarea,button,svg', true) || (hidden ? tidy(el.textContent) : '');
+  };
   const TOOLTIPS = ['title', 'data-tooltip', 'data-bs-title', 'data-original-title'];  // scripts show the others
   const tooltipOf = el => TOOLTIPS.map(name => attribute(el, name)).find(text => text) ?? '';
   const LABELED = ['aria-label', ...TOOLTIPS].map(name => `[${name}]`).join(',');
@@ -661,7 +684,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   const FIELDS = 'input:not([type=hidden]),select,textarea';
   const BLOCKS = 'form,fieldset,table,thead,tbody,ul,ol,dialog,main,section,article,nav,header,footer,body';
-  const canBeTicked = el => el.matches('input[type=checkbox],input[type=radio]') || !el.matches(FIELDS);
+  const canBeTicked = el => el.matches(TICKS) || !el.matches(FIELDS);
   const ticksAll = el => {
     const tested = closest(el, '[data-testid]') ?? el;
     return /select-?all/i.test(`${el.id} ${el.className} ${attribute(tested, 'data-testid')}`);
@@ -805,7 +828,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const root = rootOf(el);
     const find = {[DOCUMENT]: byId, [FRAGMENT]: byIdInShadow}[nodeType(root)];
     const others = attribute(el, name).split(' ').map(id => id && find?.(root, id));
-    return tidy(others.map(other => other?.textContent).join(' '));
+    return tidy(others.map(other => other && (seenText(other, 'svg') || other.textContent)).join(' '));
   };
   // What a style sheet writes into an empty editor.
   const hint = el => [el, ...inside('*', el)].map(each => getComputedStyle(each, '::before').content)
@@ -819,7 +842,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || textOfIds(el, 'aria-labelledby')
       || (field ? labelsText(el) || looseLabel(el) : '')
       || (button ? tidy(el.value) || el.type : '')
-      || (field ? '' : ownText(el))
+      || (field ? '' : ownText(el) || labelsText(el))
       || tidy(el.placeholder)
       || tooltipOf(el)
       || textOfIds(el, 'aria-describedby')
@@ -829,10 +852,15 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || tidy(el.name)
       || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
   });
-  // Whether a label's text is the name of a control that people see: then it is written with the control.
-  const names = el => el.control && shown(el.control, getComputedStyle(el.control))
-    && (boxOf(el.control) || el.control.matches('input[type=checkbox],input[type=radio]'))
-    && nameOf(el.control) === labelText(el);
+  // Whether a label says no more than the name of a control that is written: then it is left to the control.
+  const names = el => {
+    const {control} = el;
+    if (!control || !native(control) || !shown(control, getComputedStyle(control))) return false;
+    if (!boxOf(control) && !control.matches(TICKS) || control.closest('[aria-hidden=true]')) return false;
+    if (!disabled(control) && !control.closest('[inert]') && covered(control)) return false;
+    const text = labelText(el);
+    return text.length <= 300 && (!text || nameOf(control) === text);
+  };
 
   // ---- Kind and value
 
@@ -890,7 +918,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const holdsValue = opensList || /^(combobox|spinbutton|slider)$/.test(role(el));
     const says = /(^|\W)\d|\p{L}\s|\p{Lu}\p{L}{2}/u.test(text);
     const named = nameOf(el).toLowerCase().includes(text.toLowerCase());
-    return named || !holdsValue && !says ? '' : cut(text, 100);
+    return named || !holdsValue && !says ? '' : cut(text, 300);
   };
 
   // What a field offers, at most sixty texts of it.
@@ -919,7 +947,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
       const choice = chosenIn(el);
-      const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds);
+      const part = state => attribute(el, `aria-${state}`) === 'mixed' ? `partly ${state}` : state;
+      const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).map(part);
       const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
       const state = stateOf(el);
       const seen = asked && state !== 'unread' ? '' : state;
@@ -1217,13 +1246,20 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Resolves once the work is done that the page has begun: see init.js.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
+  // A checkbox that style sheets leave to the keys: of one pixel, cut to nothing, or under something else.
+  const outOfSight = el => {
+    const {clip, clipPath} = getComputedStyle(el);
+    const inWindow = aimOf(el).hit;
+    return el.offsetWidth <= 1 || clip !== 'auto' || clipPath !== 'none' || inWindow && !atHand(el);
+  };
   // What to press for a control. One that is styled away may have no size, or be parked where nobody can scroll to:
   // then its label.
   const pressed = el => {
     const labels = labelsOf(el);
+    if (!labels.length) return el;
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
-    const styledAway = parked(el) || !boxOf(el);
-    return styledAway && label || el;
+    const styledAway = parked(el) || !boxOf(el) || el.matches(TICKS) && outOfSight(el);
+    return styledAway ? label : el;
   };
 
   // Where to aim the mouse, in window coordinates: the middle of the part of the element's box that `aimOf` chose,
@@ -1321,7 +1357,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       window[REFUSALS]?.set(el, `it takes the format ${formats[el.type]}, and is empty now`);
     if (el?.type === 'range' && Number(el.value) !== Number(text))
       window[REFUSALS]?.set(el, `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
-    for (const type of ['keydown', 'keyup']) el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true}));
+    for (const type of ['keydown', 'keyup']) {
+      el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
+    }
   };
 
   // What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).

@@ -111,8 +111,8 @@ async def answers(port: int, path: str) -> bool:
             writer.close()
     except (OSError, ValueError):  # the second: a line without end
         return False
-    words = line.split()
-    return len(words) > 1 and words[1].isdigit() and int(words[1]) < 500
+    _, status, *_ = [*line.split(), b"", b""]
+    return status.isdigit() and len(status) == 3 and int(status) < 500
 
 
 # ------------------------------------------------------------------------------------- one server --
