@@ -51,6 +51,9 @@ class Config(Settings):
     seed: int = 0  # of sampling, at a temperature above 0
 
 
+OUT_DIR = "runs/one-task"  # of servers.log
+
+
 def checkpoint_of(cfg) -> str:
     if cfg.model:
         return cfg.model
@@ -114,7 +117,7 @@ def play_once(cfg: Config, task: dict):
     chat = open_chat(checkpoint, actions_help())
     policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
     model.check_fit(policy, chat.tokenizer, cfg.max_context)
-    env = Unjudged({}, "runs/one-task", SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
+    env = Unjudged({}, OUT_DIR, SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
     playing = rollout(policy, chat, [task], env=env, settings=cfg, seed=cfg.seed,
                       temperature=cfg.temperature)
     [trajectory] = asyncio.run(playing)
@@ -155,7 +158,7 @@ class Step(NamedTuple):
 
 
 def step_of(wish: recorder.Wish, page: str) -> Step:
-    """page: the observation whose ids the wish uses."""
+    """What a person wished, as a step. page: the observation whose ids the wish uses."""
     above = Counter()
     for tag, name, number in ELEMENT.findall(page):
         if int(number) == wish.element:
@@ -165,7 +168,7 @@ def step_of(wish: recorder.Wish, page: str) -> Step:
 
 
 def find(step: Step, page: str) -> str | None:
-    """The id of a step's element on a page."""
+    """The id of a step's element on a page; None: it is not there."""
     same = []
     for tag, name, number in ELEMENT.findall(page):
         if tag == step.tag and name == step.name:
@@ -206,11 +209,11 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
                 continue
             steps.append(step)
             print(f"{len(steps):>2}. {step.thought()}")
-    return steps, general(url, played)
+    return steps, without_port(url, played)
 
 
-def general(url: str, played: dict) -> str:
-    """An address of a played task, without the port of its server."""
+def without_port(url: str, played: dict) -> str:
+    """An address of a played task, with {port} again in place of its server's port."""
     if "serve" not in played:
         return url
     port = urlsplit(played["start_url"]).port
@@ -273,7 +276,10 @@ class Replay:
 
 
 class Looking(Environment):
-    """Looks at what an episode leaves instead of judging it."""
+    """Looks at what an episode leaves instead of judging it.
+
+    After it: url and shown (lines) of the page left open; state (lines) and settings of `address`, opened anew.
+    """
 
     def __init__(self, *given, address: str):
         """address: a page of the site, opened anew when the episode has ended."""
@@ -281,7 +287,7 @@ class Looking(Environment):
         self.address = address
 
     async def score(self, task: dict, answer: str | None, page, why=None) -> float:
-        self.url = general(page.url, task)
+        self.url = without_port(page.url, task)
         self.shown = await text_of(page)
         port = urlsplit(task["start_url"]).port
         await visit(page, self.address.replace("{port}", str(port)))
@@ -316,8 +322,8 @@ def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
     others = []
     for line in after:
         times = re.findall(r"\d+:\d\d", line)
-        typed_times = all(any(time in text for text in typed) for time in times)
-        if line in before + with_typed + others or not typed_times:
+        has_other_time = any(not any(time in text for text in typed) for time in times)
+        if line in before + with_typed + others or has_other_time:
             continue
         if any(text in line for text in typed):
             with_typed.append(line)
@@ -368,7 +374,7 @@ def record(cfg: Config, task: dict):
         print("Without --serve the site is not started afresh. If it keeps what you do now, the replays find "
               "it done already, and the check will be wrong: look at it.")
     site = SiteSettings(timeout=cfg.timeout)
-    watching = watch_person(task, Environment({}, "runs/one-task", site), cfg)
+    watching = watch_person(task, Environment({}, OUT_DIR, site), cfg)
     try:
         steps, address = asyncio.run(watching)
     except ENV_FAILED as error:
@@ -385,7 +391,7 @@ def record(cfg: Config, task: dict):
         return trajectory
 
     def look_after(steps: list[Step], answer: str) -> Looking:
-        env = Looking({}, "runs/one-task", site, address=address)
+        env = Looking({}, OUT_DIR, site, address=address)
         played(steps, answer, env)
         return env
 
@@ -397,7 +403,7 @@ def record(cfg: Config, task: dict):
 
     # 3) The first check that passes a replay, and does not pass when nothing is done.
     typed = [step.argument for step in steps if step.argument and step.action != "Switch Tab"]
-    judge = Environment({}, "runs/one-task", site)
+    judge = Environment({}, OUT_DIR, site)
     for check in possible_checks(nothing, replayed, answer, typed):
         idle = played([], "", judge, check)
         if idle.success:

@@ -125,10 +125,10 @@ def checklist(task: dict) -> list[Item]:
         items = [Item(**entry) for entry in entries]
         possible = meet(items, [True] * len(items), {}, turn=0)  # without those whose needs go in a circle
         complete = len(items) == n and len(possible) == n
-        readable = all(0 <= item.weight < inf and isinstance(item.required, bool) for item in items)
+        well_formed = all(0 <= item.weight < inf and isinstance(item.required, bool) for item in items)
     except TypeError:  # something is of another type than we ask for
         raise wrong from None
-    if not readable or not complete or not any(item.weight for item in items):
+    if not well_formed or not complete or not any(item.weight for item in items):
         raise wrong
     return items
 
@@ -211,7 +211,7 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
     seen = getattr(tau, "seen", {})
     passed = [verdict for _, verdict, _ in tau.checks]
     holds = []  # at the end, or in passing
-    turns = []
+    met_by = []  # by check: the turn, as in the result
     for part in parts(tau.task):
         passing = part.place in ("url_match", "last")
         # Who met a check that no look saw and that the judge finds met? An answer: the last turn. The address or
@@ -225,15 +225,15 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
         for c in range(first, first + part.n_checks):
             in_passing = passing and c in seen
             holds.append(passed[c] or in_passing)
-            turns.append(seen.get(c, by_judge))
+            met_by.append(seen.get(c, by_judge))
 
     met = meet(items, holds, {}, turn=None)
     # An address or open page of the start may be what another check needs. To count, it must hold at the end.
     counted = {}
     for c in met:
-        from_start = turns[c] == -1
+        from_start = met_by[c] == -1
         if passed[c] or not from_start:
-            counted[c] = turns[c]
+            counted[c] = met_by[c]
     for c, item in enumerate(items):
         if item.required and c not in counted:
             return {}

@@ -100,7 +100,7 @@ def append_feedback(chat: Chat, row: Row, limit: int, max_context: int) -> int:
     """Appends to a row what its response changed; returns how many tokens of it count.
 
     At most `limit` tokens count, fewer if the row would become longer than max_context ids.
-    row.after is true for these, and false for the beginning of their message.
+    row.after is True for these, and False for what comes before them: the response's closing and the frame.
     """
     turns = row.tau.turns
     t = turns.index(row.turn)
@@ -160,7 +160,10 @@ class Feedback(mgrpo.MGRPO):
         return rows, metrics
 
     def logprobs(self, micro_batch, inputs):
-        """Scores actions and feedback in one pass; keeps the feedback's log-probs for `loss`."""
+        """Scores actions and feedback in one pass; keeps the feedback's log-probs for `loss`.
+
+        M: the tokens of both, in the order of the row. Returns those of the N action tokens.
+        """
         action_BT = inputs["action_BT"]
         news_BT = torch.zeros_like(action_BT)
         for row, segment in zip(micro_batch, inputs["segments"]):

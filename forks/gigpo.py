@@ -46,7 +46,7 @@ class Config(mgrpo.Config):
 
 
 def turn_advantages(training: list[Trajectory], weight: float, gamma: float):
-    """Sets what single turns add to A_i: where another turn of these episodes saw the page, with another R."""
+    """Sets turn.advantage, added to A_i, of turns whose page another turn saw and left with another R."""
     anchor_groups = {}  # page -> its turns, each with its R
     for tau in training:
         for turns_after, turn in enumerate(reversed(tau.turns)):

@@ -114,7 +114,7 @@ class KLong(mgrpo.MGRPO):
         trained = len({id(row.tau) for row in rows})
         windows, trained = run.all_sum([len(windows), trained]).tolist()
         metrics["turns_allowed"] = turns_allowed(step, self.cfg)
-        metrics["windows"] = windows / max(trained, 1)  # sub-trajectories an episode
+        metrics["windows"] = windows / max(trained, 1)  # sub-trajectories per episode
         return rows, metrics
 
 

@@ -20,7 +20,7 @@ In PyTorch terms: each of these losses has the gradient of a weighted cross-entr
 the policy that sampled, where rho = 1, push is A, whatever J is. The next updates of the same batch
 find rho away from 1, and only there does J matter. assets/losses.svg draws push over rho.
 
-The papers have one response an episode. Here a "sequence" of GSPO and of the mask is a response, not an
+The papers have one response per episode. Here a "sequence" of GSPO and of the mask is a response, not an
 episode: each response has a context of its own and is one row, which no micro-batch splits. A loss function
 sees only its micro-batch. What depends on the whole batch of all ranks, such as the number of tokens, is in
 the weights (mgrpo.weighted_rows).
@@ -66,7 +66,7 @@ class Config(mgrpo.Config):
     loss: str = "grpo"           # grpo, dr_grpo, maxrl, raft, dapo, gspo, cispo or masked
     eps: float | None = None     # how far below 1 the ratio may fall before it is clipped; None: the loss's own
     eps_high: float | None = None  # how far above 1 it may rise; None: dapo's, gspo's and cispo's own, else eps
-    delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats a token
+    delta: float = 0.5           # of masked: largest drift of a response with A < 0, in mean nats per token
     refill: int = 0              # extra rounds: other tasks in place of groups whose rewards are all equal
 
 
@@ -185,7 +185,7 @@ def cispo(t: Tokens, cfg: Config):
 def masked(t: Tokens, cfg: Config):
     """DeepSeek-V3.2 (arXiv 2512.02556, eq. 8 and 9): J of GRPO, but 0 for failures that have drifted.
 
-    A response with A < 0 that is less likely than when it was sampled, by more than delta nats a token,
+    A response with A < 0 that is less likely than when it was sampled, by more than delta nats per token,
     pushes no more: not even its tokens that have become likelier, which GRPO pushes down the harder.
     """
     log_rho_N = t.log_rho.detach()

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import run  # first, before torch
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where bc.py is
+import run  # before torch
 
 import torch
 

@@ -181,6 +181,7 @@ class Overlap(mgrpo.MGRPO):
         self.in_flight = self.thread.submit(collect, player, tasks, self.env, step, self.tell)
 
     def tell(self, line: str):
+        """Tells `collect`'s tick, which is set only after the batch in flight was submitted."""
         self.tick(line)
 
     def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):

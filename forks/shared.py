@@ -153,6 +153,7 @@ def instruction(chat: Chat, task: dict) -> Row:
     text = f"Task: {task['intent']}"
     opening = chat.opening("user", text)
     ids = chat.system_ids() + opening
+    # The end id stands in for a response: `states` reads the token before it.
     return Row(ids + [chat.end_id], n_action=1)
 
 

@@ -89,7 +89,10 @@ ENV_FAILED = (EnvError, PlaywrightError, ConnectionError)
 
 
 async def bounded(work: Awaitable, seconds: float, what: str):
-    """Awaits work. Playwright bounds its own waiting, but a page's script may run forever."""
+    """Awaits work for so many seconds; raises TookTooLong, with `what` in its sentence.
+
+    Playwright bounds its own waiting, but a page's script may run forever.
+    """
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:
@@ -203,7 +206,7 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
 
 
 def inside(url: str, private: list[str]) -> bool:
-    """Whether an address lies under one of the paths, as lenient a server as possible would read it."""
+    """Whether an address lies under one of the paths, read as the most lenient server would."""
     path = unquote(urlsplit(url).path)
     path = posixpath.normpath("/" + path.lstrip("/"))  # without //, /./ and /../
     path = path.lower() + "/"
@@ -247,7 +250,7 @@ def fence(sites: set[str]) -> list[str]:
 # --unsafe lets clients choose Chromium's flags, and even another program: whoever reaches that port can
 # run programs there. So keep it on loopback, behind ssh. Both machines need the same Playwright.
 
-# Name lookups, but for Chromium's own connection to Playwright; and calls between browsers.
+# These keep in all name lookups (except 127.0.0.1, where Chromium talks to Playwright) and WebRTC's calls.
 KEEP_IN = ["--host-resolver-rules=MAP * ^NOTFOUND, EXCLUDE 127.0.0.1", WEBRTC]
 
 
@@ -257,20 +260,21 @@ async def connect(playwright, settings: BrowserSettings, flags: list[str], sites
     Raises EnvError; ValueError if it does not take the flags that keep pages in.
     """
     if sites is None:
-        out = "*"
+        exposed = "*"
     else:
         hosts = [urlsplit(site).netloc for site in sorted(sites)]
-        out = ",".join(hosts).replace("[", "").replace("]", "")  # Playwright's [::1]:80 is ::1:80
+        exposed = ",".join(hosts).replace("[", "").replace("]", "")  # Playwright's [::1]:80 is ::1:80
         flags = [*flags, *KEEP_IN]
     address, _, program = settings.browser.partition("#")
-    options = {"args": [*flags, "--enable-automation"], "headless": True}  # so that it tells its flags
+    # Only with --enable-automation does Chromium tell its flags, which `require_flags` compares.
+    options = {"args": [*flags, "--enable-automation"], "headless": True}
     if program:
         options["executablePath"] = program
     # The first header makes the server send us all requests; without it, those that expose_network
     # does not name would go out there.
     headers = {"x-playwright-proxy": "*", "x-playwright-launch-options": json.dumps(options)}
     try:
-        chromium = await playwright.chromium.connect(address, headers=headers, expose_network=out,
+        chromium = await playwright.chromium.connect(address, headers=headers, expose_network=exposed,
                                                      timeout=1000 * settings.timeout)
     except PlaywrightError as error:
         raise EnvError(f"--browser {address}: {why_not(error)}") from None
@@ -329,7 +333,7 @@ class Browser:
         self.settings = settings
         self.sites = sites
         self.visible = visible
-        self.launching = asyncio.Lock()
+        self.launching = asyncio.Lock()  # held while Chromium starts again, and by each login (webarena.Logins)
 
     async def __aenter__(self):
         async with contextlib.AsyncExitStack() as stack:  # stops Playwright if there is no Chromium
@@ -474,7 +478,7 @@ class Loading:
         self._update()
 
     def arrive(self, tab) -> str | None:
-        """A tab is here and loads from now on -> the address it was announced with, if it was."""
+        """A tab is here and loads from now on -> the address it was announced with, or DOWNLOAD; None: it was not."""
         if not self.announced:
             return None
         url = self.announced.popleft()
@@ -510,7 +514,7 @@ class Session:
         browser_context.on("page", self._adopt)
 
     async def start(self, url: str):
-        """Opens a start page in a tab of its own."""
+        """Opens a start page in a tab of its own. Raises EnvError if it fails."""
         self.loading.announce("about:blank")
         await self.browser_context.new_page()
         await self.loading.quiet.wait()  # until `_adopt` has it
@@ -612,6 +616,7 @@ class Session:
         await page.wait_for_load_state("domcontentloaded")
 
     def _closed(self, page):
+        """Goes back to the tab that opened this one, or else to the newest; waits for nothing that was loading."""
         tabs = self.browser_context.pages
         if page is self.page and tabs:
             opener = self.came_from.get(page)
@@ -661,7 +666,7 @@ class Session:
         """(url, simplified HTML) of the current page. Raises EnvError."""
         settings = self.settings
         # A page may navigate by itself between two of our messages. Then look again.
-        for attempt in range(3):
+        for _ in range(3):
             await self.settle()
             if self.page.url.startswith("chrome-error:"):
                 await self._leave_error_page()
@@ -815,7 +820,7 @@ class Session:
         self.hovered = True
 
     async def _aim(self, element: int) -> dict:
-        """Where to aim the mouse, as `_locate`. If leaving the place where it hovers moves the page, the new place."""
+        """As `_locate`, but looks again if the page moves while the mouse leaves what it hovered over."""
         spot = await self._locate(element)
         if self.hovered:  # only then: this takes a frame, 17 ms, as long as a click and an observation
             await self.page.mouse.move(spot["x"], spot["y"])
@@ -891,7 +896,7 @@ class Session:
         await self._travel(1, self.page.go_forward, undo=self.page.go_back)
 
     async def history(self) -> tuple[list[dict], int]:
-        """The tab's pages, and which of them is open."""
+        """(the tab's history as Chromium's entries, each with a "url"; the index of the open one)."""
         history = await self._send("Page.getNavigationHistory")
         return history["entries"], history["currentIndex"]
 

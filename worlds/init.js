@@ -128,8 +128,9 @@
   answering(WebSocket, 'send');
   answering(MessagePort, 'postMessage', port => ports.has(port));
 
-  // ---- scripts, modules, style sheets: those without a type are on their way. browser.py asks Chromium
+  // ---- scripts, modules, style sheets
 
+  // browser.py asks Chromium for the page's files. Those without a MIME type are still on their way.
   const files = new Set();  // addresses of those that have come or are waited for
   new PerformanceObserver(list => {
     for (const {name} of list.getEntries()) {
@@ -166,15 +167,15 @@
   // ---- waiting
 
   const frames = () => [...getElementsByTagName.call(document, 'iframe')];
-  const busy = () => [...begun.values()].some(end => now() < end) || moving().length > 0
+  const busy = () => [...begun.values()].some(until => now() < until) || moving().length > 0
     || patient && frames().some(frame => frame.contentDocument && frame.contentWindow[Symbol.for('work')]?.busy());
-  let tired = 0;  // after waiting in vain, do not wait again for 1 s
-  let patient = true;  // and no longer for frames
+  let tiredUntil = 0;  // after waiting in vain, nothing is waited for until this time
+  let patient = true;  // whether frames are waited for as well: not after waiting in vain
   const done = async (ms = 3000) => {
-    const end = now() + ms;
-    while (now() > tired && busy()) {
-      if (now() > end) {
-        tired = now() + 1000;
+    const until = now() + ms;
+    while (now() > tiredUntil && busy()) {
+      if (now() > until) {
+        tiredUntil = now() + 1000;
         for (const {effect} of moving()) restless.add(effect.target);
         patient = false;
       } else await new Promise(wake => later(wake, 10));

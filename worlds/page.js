@@ -324,7 +324,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
         if (scrolledOut) return true;
       }
       if (!layerStays) continue;
-      const besideColumn = x + panel.scrollLeft >= layer.getBoundingClientRect().right;  // one that stays
+      const layerBox = layer.getBoundingClientRect();
+      // The layer may be a column that stays. With the panel scrolled back, el lies beside it.
+      const besideColumn = x + panel.scrollLeft >= layerBox.right;
       if (panel !== page && panel.scrollLeft > 0 && besideColumn) return true;
       // `locate` scrolls the element to the middle of the panel, as far as the panel scrolls.
       const {clientHeight, scrollHeight, scrollTop} = panel;
@@ -332,17 +334,16 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const wanted = y - clientHeight / 2 - panelTop;
       const farthest = scrollHeight - clientHeight - scrollTop;
       const scrolled = Math.max(-scrollTop, Math.min(farthest, wanted));
-      const there = y - scrolled;
-      const {top, bottom} = layer.getBoundingClientRect();
-      if (there < top || there >= bottom) return true;
+      const yThen = y - scrolled;
+      if (yThen < layerBox.top || yThen >= layerBox.bottom) return true;
     }
     return false;
   };
   // Whether something else lies on top of el. For an element outside the window: whether something will, where
   // `locate` scrolls it.
   const covered = remembered(el => {
-    const label = matches(el, TICKS) ? pressed(el) : el;
-    if (label !== el && boxOf(label)) return covered(label);
+    const target = matches(el, TICKS) ? toPress(el) : el;
+    if (target !== el && boxOf(target)) return covered(target);
     const {x, y, hit} = aimOf(el);
     const boxless = hit === undefined;
     if (boxless) return !el.matches(TICKS);
@@ -554,9 +555,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
   // Whether a container holds nothing but a checkbox and its name: then pressing the one presses the other.
   const holdsOnlyTick = el => {
-    const ticks = inside('input,select,textarea,button,a', el);
-    return ticks.length === 1 && ticks[0].matches(TICKS)
-      && seenText(el, 'input') === nameOf(ticks[0]);
+    const controls = inside('input,select,textarea,button,a', el);
+    return controls.length === 1 && controls[0].matches(TICKS)
+      && seenText(el, 'input') === nameOf(controls[0]);
   };
 
   const holdsControls = el => el.localName === 'summary' && !!el.querySelector(CONTROLS);
@@ -668,8 +669,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const drawsSwitch = el => {
     if (!el.matches(DRAWN) || !wordless(el) || el.querySelector('input')) return false;
     const called = pattern => [...el.classList].some(name => pattern.test(name));
-    const pictured = el.querySelector('img,svg,i');
-    return called(TICK) || called(SWITCH) && !pictured || !!el.querySelector(KNOB);
+    const hasPicture = el.querySelector('img,svg,i');
+    return called(TICK) || called(SWITCH) && !hasPicture || !!el.querySelector(KNOB);
   };
   // The switch that el is, or the only one in it, as in a row that is pressed as a whole.
   const drawnSwitch = remembered(el => {
@@ -852,8 +853,8 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || tidy(el.name)
       || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
   });
-  // Whether a label says no more than the name of a control that is written: then it is left to the control.
-  const names = el => {
+  // Whether a label says only what its control is called. If the control is written, its name says that already.
+  const onlyNamesControl = el => {
     const {control} = el;
     if (!control || !native(control) || !shown(control, getComputedStyle(control))) return false;
     if (!boxOf(control) && !control.matches(TICKS) || control.closest('[aria-hidden=true]')) return false;
@@ -947,13 +948,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
     if (kind !== 'input' && kind !== 'textarea') {
       const choice = chosenIn(el);
-      const part = state => attribute(el, `aria-${state}`) === 'mixed' ? `partly ${state}` : state;
-      const said = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).map(part);
-      const asked = ['selected', 'checked', 'pressed', 'current'].some(state => el.hasAttribute(`aria-${state}`));
-      const state = stateOf(el);
-      const seen = asked && state !== 'unread' ? '' : state;
+      const told = name => attribute(el, `aria-${name}`) === 'mixed' ? `partly ${name}` : name;
+      const ariaStates = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).map(told);
+      const hasAria = ['selected', 'checked', 'pressed', 'current'].some(name => el.hasAttribute(`aria-${name}`));
+      const byClass = stateOf(el);
+      const classState = hasAria && byClass !== 'unread' ? '' : byClass;  // ARIA outranks classes
       const sorted = attribute(closest(el, 'th') ?? el, 'aria-sort').replace('none', '');
-      return [choice, ...said, seen, sorted].filter(state => state).join(', ');
+      return [choice, ...ariaStates, classState, sorted].filter(word => word).join(', ');
     }
     if (el.type === 'password') return el.value ? '****' : '';
     const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
@@ -976,11 +977,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const observe = async (viewportOnly, maxChars) => {
     await window[WORK]?.done();
     putBack();
-    const elements = [], lines = [];
+    const elements = [];
+    const lines = [];
     const titles = new Map();  // the text that a card is called by -> the card, which holds controls of its own
     const beside = new Map();  // a text that is written as the name of a control -> that control
     const cover = coverOf();
-    let line = '', size = 0;
+    let line = '';
+    let size = 0;
     let prefix = '';    // of a heading's lines
     let tight = false;  // the line ends in text with no white space after it: what follows may join it
     let words = null;   // the parent of the line's first text
@@ -1158,7 +1161,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       };
       if (behind && !/^i?frame$/.test(el.localName)) {
         children();
-      } else if (el.localName === 'label' && names(el)) {
+      } else if (el.localName === 'label' && onlyNamesControl(el)) {
         controls();  // the text is the name of one of them
       } else if (usable) {
         if (!covered(el)) putUsable(el);
@@ -1186,8 +1189,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       }
     };
 
-    for (const [el, why] of window[REFUSALS] ?? [])
-    {
+    for (const [el, why] of window[REFUSALS] ?? []) {
       const what = el ? `"${nameOf(el).slice(0, 100)}": ` : '';
       lines.push(escape(`note: the browser refuses ${what}${why}`));
     }
@@ -1243,18 +1245,18 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     forget();
   };
 
-  // Resolves once the work is done that the page has begun: see init.js.
+  // Waits, ms at most, for what the page has begun (see init.js). Returns whether to ask again, with its files.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
   // A checkbox that style sheets leave to the keys: of one pixel, cut to nothing, or under something else.
   const outOfSight = el => {
     const {clip, clipPath} = getComputedStyle(el);
-    const inWindow = aimOf(el).hit;
-    return el.offsetWidth <= 1 || clip !== 'auto' || clipPath !== 'none' || inWindow && !atHand(el);
+    const {hit} = aimOf(el);  // none if it is outside the window
+    return el.offsetWidth <= 1 || clip !== 'auto' || clipPath !== 'none' || hit && !atHand(el);
   };
   // What to press for a control. One that is styled away may have no size, or be parked where nobody can scroll to:
   // then its label.
-  const pressed = el => {
+  const toPress = el => {
     const labels = labelsOf(el);
     if (!labels.length) return el;
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
@@ -1266,22 +1268,25 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // and the size of that part.
   // leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
   // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
+  // Returns {x, y, width, height, leaves}, or {error}: what the agent reads.
   const locate = id => {
     const el = numbered(id);
     if (missing(id)) return {error: missing(id)};
-    const aim = pressed(el);
+    const isHidden = {error: `element ${id} is hidden now`};
+    const isCovered = {error: `something else lies on top of element ${id}`};
+    const aim = toPress(el);
     const inFrame = aim.ownerDocument !== document;
     if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
     const r = aimOf(aim).box || aim.getClientRects()[0];
-    if (!r || parked(aim)) return {error: `element ${id} is hidden now`};
-    if (covered(aim) || !reached(aim)) return {error: `something else lies on top of element ${id}`};
+    if (!r || parked(aim)) return isHidden;
+    if (covered(aim) || !reached(aim)) return isCovered;
     const {left, top, width, height} = outward(el, r);
     const x = left + width / 2, y = top + height / 2;
-    if (x < 0 || x >= innerWidth || y < 0 || y >= innerHeight) return {error: `element ${id} is hidden now`};
+    if (x < 0 || x >= innerWidth || y < 0 || y >= innerHeight) return isHidden;
     const frameOf = node => node.ownerDocument.defaultView.frameElement;
     let frame = frameOf(aim);
     while (frame && frameOf(frame)) frame = frameOf(frame);
-    if (frame && hitAt(frame, x, y) !== frame) return {error: `something else lies on top of element ${id}`};
+    if (frame && hitAt(frame, x, y) !== frame) return isCovered;
     const field = aim.ownerDocument.activeElement;
     const leaves = field !== aim && (field?.isContentEditable || field?.matches('input,textarea'));
     return {x, y, width, height, leaves};
@@ -1291,7 +1296,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const missed = (id, x, y) => {
     const el = numbered(id);
     if (!el?.isConnected) return false;
-    const boxes = [...pressed(el).getClientRects()].map(box => outward(el, box));
+    const boxes = [...toPress(el).getClientRects()].map(box => outward(el, box));
     return !boxes.some(({left, top, width, height}) =>
       x >= left && x <= left + width && y >= top && y <= top + height);
   };
@@ -1311,18 +1316,18 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const open = optionsOf(el).filter(option => !option.matches(':disabled'));
     let found = open.find(option => plain(offered(el, option)) === text)
       ?? open.find(option => plain(option.label) === text);
-    const parts = [
+    const looser = [
       option => plain(option.label).startsWith(text),
       option => words(option.label).includes(words(wanted)),
       option => plain(option.label).includes(text),
     ];
     if (!found && text) {
-      const fitting = parts.map(fits => open.filter(fits)).find(options => options.length) ?? [];
+      const fitting = looser.map(fits => open.filter(fits)).find(options => options.length) ?? [];
       if (fitting.length > 1) return 'more than one option fits: ' + inWords(fitting);
       found = fitting[0];
     }
     if (!found) return 'its options are: ' + inWords(open);
-    found.selected = !(el.multiple && found.selected);  // takes a chosen one back
+    found.selected = !(el.multiple && found.selected);  // in a list of several, a chosen one is taken back
     el.dispatchEvent(new Event('input', {bubbles: true, composed: true}));  // as a person's, it leaves a shadow root
     el.dispatchEvent(new Event('change', {bubbles: true}));
     return '';
@@ -1346,9 +1351,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     return el;
   };
 
-  // After a field was filled. Autocomplete widgets listen for key events, which that does not send, so send
-  // the last key. And browsers empty a field of dates without a word if the format is wrong, and move a slider to the
-  // nearest value that it has.
+  // browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
+  // the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
+  // nearest value that it has: the agent reads that as a refusal.
   const typed = (id, text) => {
     const el = numbered(id), key = text.slice(-1) || 'Backspace';
     const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',

@@ -43,9 +43,9 @@ from pathlib import Path
 
 from .browser import SERVED_PORTS, EnvError, bounded, first_line, origin, start_pages
 
-GRACE = 1.0   # seconds between asking a server to end and killing it
+GRACE = 1.0   # seconds: to answer after an episode; to end before it is killed
 TRIES = 5     # ports that a start tries
-KEPT = 4000   # bytes of a server's output
+KEPT = 4000   # bytes: the end of a server's output
 LOG_BYTES = 1_000_000  # at which servers.log stops growing
 
 
@@ -292,10 +292,10 @@ class Servers:
         await asyncio.wait([start])
         if not start.cancelled() and start.exception() is None:
             await self.end(start.result())
-            self.finish()
+            self.release_guard()
 
-    def begin(self):
-        """Starts the guard if there is none, or if somebody has killed it."""
+    def hold_guard(self):
+        """Counts one more server. Starts the guard if there is none, or if somebody has killed it."""
         if self.guard is None or self.guard.poll() is not None:
             script = Path(__file__).parent / "guard.py"
             self.guard = subprocess.Popen(
@@ -303,7 +303,8 @@ class Servers:
                 bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.running += 1
 
-    def finish(self):
+    def release_guard(self):
+        """Counts one server less. Without any, the guard's input is closed, and it ends."""
         self.running -= 1
         if self.running == 0:
             self.guard.stdin.close()
@@ -312,16 +313,16 @@ class Servers:
 
     async def start(self, task: dict, seconds: float) -> Server:
         """A server that answers; `undo` ends it."""
-        self.begin()
+        self.hold_guard()
         try:
             return await self.try_ports(task, seconds)
         except BaseException:  # no server came up, or the run ends
-            self.finish()
+            self.release_guard()
             raise
 
     async def try_ports(self, task: dict, seconds: float) -> Server:
         """As `start`. If another program takes its port, a further port is tried."""
-        for attempt in range(TRIES):
+        for _ in range(TRIES):
             port = free_port(self.ports)
             folder = self.folders / uuid.uuid4().hex
             server = Server(task["serve"], task.get("cwd", "."), port, folder, self.guard)

@@ -158,7 +158,7 @@ def parse_helper(text: str) -> tuple[str, list] | None:
 
 
 def callable_helper(text: str) -> bool:
-    """Whether a helper of that name takes that many arguments."""
+    """Whether "func:name(...)" names a helper and gives it as many strings as it takes."""
     name, arguments = parse_helper(text) or ("", [])
     if name not in HELPERS or not all(isinstance(argument, str) for argument in arguments):
         return False
@@ -301,6 +301,24 @@ def check_target(target, where: str, found: Findings):
 NEVER_SHOWN = re.compile(r"[^\x21-\x7e]|^http://[^/]*:80(/|$)|^https://[^/]*:443(/|$)|^https?://[^/]*[A-Z]")
 
 
+def check_url(spec: dict, found: Findings):
+    """Finds what is wrong with the fields of url_match."""
+    references = alternatives(spec.get("reference_url"))
+    note = spec.get("url_note")
+    if not all(references):
+        found.faults.append(f"eval.reference_url is {spec.get('reference_url')!r:.60}; give the URL that the "
+                            "episode must end on")
+    for reference in references:
+        if reference and note != "GOLD in PRED" and not START.match(reference):
+            found.faults.append(f'eval.reference_url is {reference!r:.60}; give a whole address, or the url_note '
+                                '"GOLD in PRED" if a part is enough')
+        if NEVER_SHOWN.search(reference):
+            found.remarks.append(f"eval.reference_url {reference!r:.60} is not written as a browser "
+                                 "writes it, so no page has this address; copy it from the address bar")
+    if note not in (None, "EXACT", "GOLD in PRED"):
+        found.faults.append(f'eval.url_note is {note!r:.60}; use "EXACT" or "GOLD in PRED"')
+
+
 def check_eval(spec: dict, found: Findings):
     """Brings a task's "eval" into uniform types. Ignores fields that its eval_types do not use."""
     types = spec.get("eval_types")
@@ -312,19 +330,7 @@ def check_eval(spec: dict, found: Findings):
     if "string_match" in types:
         check_contents(spec.get("reference_answers"), "eval.reference_answers", found)
     if "url_match" in types:
-        if not all(alternatives(spec.get("reference_url"))):
-            found.faults.append(f"eval.reference_url is {spec.get('reference_url')!r:.60}; give the URL that the "
-                                "episode must end on")
-        for reference in alternatives(spec.get("reference_url")):
-            if reference and spec.get("url_note") != "GOLD in PRED" and not START.match(reference):
-                found.faults.append(f'eval.reference_url is {reference!r:.60}; give a whole address, or the url_note '
-                                    '"GOLD in PRED" if a part is enough')
-            if NEVER_SHOWN.search(reference):
-                found.remarks.append(f"eval.reference_url {reference!r:.60} is not written as a browser "
-                                     "writes it, so no page has this address; copy it from the address bar")
-        note = spec.get("url_note")
-        if note not in (None, "EXACT", "GOLD in PRED"):
-            found.faults.append(f'eval.url_note is {note!r:.60}; use "EXACT" or "GOLD in PRED"')
+        check_url(spec, found)
     if "verify" in types:
         file = spec.get("verify")
         if not isinstance(file, str) or not file:
@@ -382,8 +388,8 @@ def check_served(task: dict, found: Findings):
         found.faults.append(f"serve is {command!r:.60}; write the command that starts the site, "
                             "with {port} for its port")
     start_url = task.get("start_url")
-    address = str(start_url).replace("localhost", "127.0.0.1")
-    if not address.startswith("http://127.0.0.1:{port}"):
+    begins_at = str(start_url).replace("localhost", "127.0.0.1")
+    if not begins_at.startswith("http://127.0.0.1:{port}"):
         found.faults.append(f"start_url is {start_url!r:.60}; a task with serve starts at "
                             "http://127.0.0.1:{port}/...")
     for address in LOOPBACK.findall(json.dumps(task.get("eval"))):
@@ -490,20 +496,20 @@ def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[st
     faults = []
     row_of = {}  # {task_id: its row}
     for i, row in enumerate(rows):
-        task, found, broken = check_row(row)
-        if not broken:
-            broken = anchor(task, folder)
-        if not broken:
+        task, row_remarks, row_faults = check_row(row)
+        if not row_faults:
+            row_faults = anchor(task, folder)
+        if not row_faults:
             first = row_of.setdefault(str(task["task_id"]), i)
             if first != i:
-                broken = [f"row {first} has this task_id, too; give each row its own"]
+                row_faults = [f"row {first} has this task_id, too; give each row its own"]
         ids = [f"{key} {task[key]!s:.40}" for key in ("task_id", "old_task_id") if key in task]
         where = f"row {i}"
         if ids:
             where += f" ({', '.join(ids)})"
-        remarks += [f"{where}: {text}" for text in found]
-        faults += [f"{where}: {text}" for text in broken]
-        if not broken:
+        remarks += [f"{where}: {text}" for text in row_remarks]
+        faults += [f"{where}: {text}" for text in row_faults]
+        if not row_faults:
             tasks.append(task)
     return tasks, remarks, faults
 
@@ -581,7 +587,11 @@ def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]
 
 
 def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
-    """The tasks of a file that can be played. Each gets "hosts": {"reddit.com": the site's real address, ...}."""
+    """The tasks of a file that can be played. Raises ValueError if the file has faults.
+
+    If a site has an address, each gets "hosts": {"reddit.com": the site's real address, ...}.
+    judge: whether there is a language model as judge; else tasks that need one are left out.
+    """
     from run import print0  # not above: run imports torch, and the sandbox's process does without
 
     tasks, remarks, faults = read_tasks(path)
@@ -643,7 +653,7 @@ def site_urls(tasks: list[dict], sites: dict[str, str]) -> list[dict]:
 
 
 def check_login(task: dict, sites: dict[str, str]):
-    """Raises if a task cannot start logged in."""
+    """Raises ValueError if a site where the task starts logged in has no address."""
     state = task.get("storage_state")
     for name in accounts_of(state):
         variable = name.upper()
@@ -662,7 +672,7 @@ def connect(url: str):
 
 
 def check_reach(tasks: list[dict], sites: dict[str, str]):
-    """Raises if a start page's server does not answer or a task cannot start logged in."""
+    """Raises ValueError if a start page's server does not answer or a task cannot start logged in."""
     servers = {}  # each is asked once, for the last task that starts there
     for task in tasks:
         check_login(task, sites)
@@ -771,7 +781,8 @@ def get(url: str) -> tuple[int, str]:
 def reset(url: str, patience: float = 1800, pause: float = 1):
     """Asks WebArena's reset server for fresh sites; returns when they are up, after minutes.
 
-    patience: seconds until it gives up. pause: seconds between questions.
+    patience: seconds until it gives up. pause: seconds between questions. Raises ValueError if the reset fails or
+    takes longer.
     """
     url = url.rstrip("/")
     until = time.monotonic() + patience
