@@ -572,8 +572,6 @@ def due(step: int, every: int, cfg: Config) -> bool:
 
 def kept_best(out: Path) -> dict:
     """"held_out" and "held_out_success" of OUT/best; {} if there is none. Raises ValueError if it is damaged."""
-    if run.rank() == 0:
-        run.undo_half_a_swap(out / "best")
     config = out / "best" / "config.json"
     if not config.exists():
         return {}
@@ -619,8 +617,8 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The training state comes last: where it is found, all else is in place. Only the first one comes first,
-        # since a policy without a state cannot go on (`refuse_lost_state`).
+        # The state comes after what it belongs to. The first state comes before the policy: a policy without a state
+        # cannot go on (`refuse_lost_state`). If the process dies between, the next save or `finish` writes the policy.
         has_none = run.rank() == 0 and not run.saved_states(directory.path / "state")
         first_save = run.all_max(has_none)
         if first_save:
@@ -687,12 +685,16 @@ def refuse_lost_state(out: Path):
 
 
 def finish(method: MGRPO, device, first_step: int):
-    """Saves the policy of a finished run that was killed after its training state was saved, and before its policy."""
+    """Saves the policy and the report of a finished run that was killed after it had saved its first training state."""
     cfg = method.cfg
-    has_none = run.rank() == 0 and not (Path(cfg.out) / "model.safetensors").exists()
-    if run.all_max(has_none):
+    out = Path(cfg.out)
+    is_whole = (out / "model.safetensors").exists() and (out / "report.html").exists()
+    if run.all_max(run.rank() == 0 and not is_whole):
         directory = run.open_run(cfg, device, first_step)
-        save(method.model, cfg.out, like=cfg.model, settings=directory.config)
+        save(method.model, out, like=cfg.model, settings=directory.config)
+        if run.rank() == 0:
+            run.report(out)
+        run.print0(f"saved {out}, which was killed before it could")
 
 
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
@@ -733,6 +735,8 @@ def main(cfg: Config, Method=MGRPO):
                    "Give --no-resume to start over, or another --out.")
         return
     if first_step > 0:
+        if run.rank() == 0:
+            run.undo_half_a_swap(Path(cfg.out) / "best")
         kept_best(Path(cfg.out))  # if it is damaged, say so before a step is played
 
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
@@ -792,7 +796,7 @@ def main(cfg: Config, Method=MGRPO):
 
     if run.rank() == 0:
         run.print0(run.with_size(directory.path / "report.html"))
-    tasks_flag = "" if cfg.tasks == "sandbox:train" else " --tasks TASKS"
+    tasks_flag = "" if cfg.tasks.startswith("sandbox:train") else " --tasks TASKS"
     run.print0(f"saved {cfg.out}; {method.advice.format(out=cfg.out, tasks=tasks_flag)}")
 
 

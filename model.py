@@ -540,15 +540,21 @@ class ModelConfig:
 
 
 def refuse_impossible(config: ModelConfig):
-    """Raises ValueError if no model can have these sizes, or only one that computes nan."""
+    """Raises ValueError if no model can have these sizes, or if its outputs would be nan."""
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                 "num_key_value_heads", "head_dim"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
     heads = config.num_attention_heads
     kv_heads = config.num_key_value_heads
-    if kv_heads < 1 or heads % kv_heads:
+    if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    if config.head_dim < 2 or config.head_dim % 2:
+    if config.head_dim % 2:
         raise ValueError(f"head_dim {config.head_dim} is not even")
-    if not 0 < config.rope_theta < math.inf or not 0 <= config.rms_norm_eps < math.inf:
-        raise ValueError(f"rope_theta is {config.rope_theta} and rms_norm_eps {config.rms_norm_eps}")
+    if not 0 < config.rope_theta < math.inf:
+        raise ValueError(f"rope_theta is {config.rope_theta}; it must be above 0")
+    if not 0 <= config.rms_norm_eps < math.inf:
+        raise ValueError(f"rms_norm_eps is {config.rms_norm_eps}; it must be at least 0")
     longest = config.raw.get("max_position_embeddings")
     if longest is not None and type(longest) is not int:
         raise ValueError(f"max_position_embeddings is {longest!r:.60}, not of type int")

@@ -220,7 +220,7 @@ def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[
 
 
 def all_rows(path: Path) -> list[dict]:
-    """Every row of a .jsonl file; of one above a gigabyte, those in its last gigabyte."""
+    """The rows of a .jsonl file, up to a million, from its last gigabyte."""
     rows, _ = newest(path, count=10**6, size=10**9)
     return rows
 
@@ -358,15 +358,13 @@ def fingerprint(path: str | Path | None) -> dict:
         files = sorted(path.glob("*.safetensors"))
     hashes = {}
     for file in files:
-        if file.suffix != ".safetensors":
-            seen = file.read_bytes()
-        else:  # gigabytes
-            size = file.stat().st_size
-            with open(file, "rb") as weights:
-                begin = weights.read(1_000_000)
-                weights.seek(max(0, size - 1_000_000))
-                end = weights.read()
-            seen = str(size).encode() + begin + end
+        size = file.stat().st_size
+        ends = 1_000_000 if file.suffix == ".safetensors" else size  # weights are gigabytes
+        with open(file, "rb") as content:
+            begin = content.read(ends)
+            content.seek(max(0, size - ends))
+            end = content.read()
+        seen = str(size).encode() + begin + end
         hashes[file.name] = hashlib.sha256(seen).hexdigest()
     return hashes
 
@@ -590,7 +588,7 @@ def open_run(cfg, device, first_step: int) -> Run:
     #    anybody else.
     if not cfg.out:
         raise ValueError("--out: name a directory for the run.")
-    out = Path(os.path.realpath(cfg.out))
+    out = Path(os.path.realpath(cfg.out))  # Path.resolve raises RuntimeError for a link to itself
     inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}  # mgrpo.py has no --data
     if cfg.model:
         adapters = Path(cfg.model) / "adapter" / "adapter_config.json"

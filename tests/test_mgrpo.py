@@ -987,6 +987,7 @@ def test_a_run_whose_only_save_was_cut_short_is_whole_afterwards(chat, play, mon
 
     monkeypatch.setattr(mgrpo, "save", save)
     play(None, "x", steps=1)
+    assert (tmp_path / "x/report.html").exists()
     play(even_tasks_teach(chat), "uninterrupted", steps=1)
     assert same_weights(load(tmp_path / "x").state_dict(), load(tmp_path / "uninterrupted").state_dict())
 
@@ -1010,6 +1011,7 @@ def test_a_run_that_is_killed_while_it_swaps_its_best_policy_keeps_the_one_befor
     monkeypatch.setattr(Path, "rename", rename)
     go_on(4)
     assert config_of(tmp_path / "x/best")["run"]["held_out_success"] == 0.5
+    (tmp_path / "x/best.old").mkdir()
     play(held_out_successes(chat, 3), "x", steps=1, resume=False)
     assert not list((tmp_path / "x").glob("best*"))
 

@@ -1553,11 +1553,12 @@ def test_values_of_the_wrong_type_are_refused_by_name(key, value, kind):
 
 @pytest.mark.parametrize("changes, says", [
     ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
-    ({"num_key_value_heads": 0}, "no multiple of num_key_value_heads 0"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be at least 1"),
+    ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
     ({"head_dim": 9}, "head_dim 9 is not even"),
     ({"rope_theta": 0.0}, "rope_theta is 0.0"),
     ({"rope_theta": math.nan}, "rope_theta is nan"),
-    ({"rms_norm_eps": -1.0}, "rms_norm_eps -1.0"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
     ({"max_position_embeddings": math.inf}, "max_position_embeddings is inf, not of type int"),
 ])
 def test_sizes_that_no_model_can_have_are_refused(changes, says):

@@ -254,6 +254,17 @@ READ = {  # how real pages are built -> what the agent reads
         "<details><summary><label><input type=checkbox>tick</label> Order 13 <a href=/x>open</a></summary></details>",
         "<summary>Order 12 <0></summary> <button>Delete <1></button> <checkbox>pick <2> = off</checkbox>\nrye\n"
         "<checkbox>tick <3> = off</checkbox> <summary>Order 13 <4></summary> <a>open <5></a>"),
+    "a summary that is all link or all label": (
+        "<details><summary><a href=#faq>What is rye?</a></summary>grain</details>"
+        "<details><summary><label><input type=checkbox>Spelt</label></summary>grain</details>",
+        "<summary>What is rye? <0></summary>\n<summary>Spelt <1></summary>"),
+    "a region that scrolls and is a list or navigation": (
+        "<div role=list tabindex=0 style='height:30px;overflow:auto'><p role=listitem>one<p role=listitem>two</div>"
+        "<div role=listbox tabindex=0 style='height:30px;overflow:auto'><p role=option>a<p role=option>b</div>",
+        "one\ntwo\n<p>a <0></p> <p>b <1></p>"),
+    "a row called by a label of something else": (
+        "<div tabindex=0 onclick=1><label for=c>Milk order</label> <input id=c aria-label='Select row'></div>",
+        "<div>Milk order <0></div> <input>Select row <1></input>"),
     "a label that is too long for a name": (
         f"<label><input type=checkbox>{'I agree. ' * 40}The end.</label>",
         f"<checkbox>{('I agree. ' * 34)[:300]}… <0> = off</checkbox> {'I agree. ' * 40}The end."),

@@ -227,7 +227,8 @@ def test_a_checkbox_is_ticked_beside_the_link_in_the_middle_of_its_label(style, 
 @pytest.mark.parametrize("style", [
     "position:absolute;width:1px;height:1px;overflow:hidden;clip:rect(0 0 0 0)", "position:absolute;clip-path:inset(50%)",
     "position:absolute;opacity:0;pointer-events:none"])
-def test_a_choice_whose_buttons_only_the_keys_reach_is_pressed_on_its_labels(style, site, browse):
+@pytest.mark.parametrize("top", [0, 2000])
+def test_a_choice_whose_buttons_only_the_keys_reach_is_pressed_on_its_labels(style, top, site, browse):
     """In a grid the labels lie elsewhere than the buttons: two of three were missing."""
     async def test(session):
         sizes = "<radio>S <0> = off</radio>\n<radio>M <1> = off</radio>\n<radio>L <2> = off</radio>"
@@ -235,8 +236,17 @@ def test_a_choice_whose_buttons_only_the_keys_reach_is_pressed_on_its_labels(sty
         assert await click(session, 1) == sizes.replace("M <1> = off", "M <1> = on")
         assert "L <2> = on" in await click(session, 2)
     sizes = "".join(f"<input type=radio name=size id={size}><label for={size}>{size}</label>" for size in "SML")
-    browse(test, site({"/": f"<style>div {{ display: grid; grid-template-columns: repeat(3, 60px) }} input {{ {style} }} "
-                            f"label {{ padding: 9px }}</style><div>{sizes}</div>"}))
+    browse(test, site({"/": f"<style>div {{ display: grid; grid-template-columns: repeat(3, 60px); margin: {top}px 0 }} "
+                            f"input {{ {style} }} label {{ padding: 9px }}</style><div>{sizes}</div>"}))
+
+
+@pytest.mark.parametrize("style", ["", "clip-path:circle()"])
+def test_a_checkbox_with_a_hidden_label_is_pressed_itself(style, site, browse):
+    async def test(session):
+        assert "<checkbox>News <0> = off</checkbox>" in (await session.observe())[1]
+        assert "<checkbox>News <0> = on</checkbox>" in await click(session, 0)
+    browse(test, site({"/": "<div style='height:90px;overflow:auto'><p style='height:300px'></p>"
+                            f"<label for=a hidden>News</label><input type=checkbox id=a style='{style}'></div>"}))
 
 
 @pytest.mark.parametrize("rules, row", [
@@ -453,6 +463,16 @@ NAMES = {
         """<button role=checkbox aria-checked=false id=terms></button><label for=terms>Accept terms</label>
         <label for=plane>Airplane mode</label><button role=switch aria-checked=true id=plane><span></span></button>""",
         "<checkbox>Accept terms <0> = off</checkbox> <checkbox>Airplane mode <1> = on</checkbox>"),
+    "labels without a text that people see": (
+        """<style>input { position: absolute; opacity: 0 } label { display: inline-block; width: 20px; height: 20px }</style>
+        <input type=radio name=s id=s1><label for=s1><span style="display:none">1 star</span><i></i></label>
+        <input type=radio name=s id=s2><label for=s2><svg width=9 height=9><title>2 stars</title></svg></label>
+        <input type=radio name=c id=c1><label for=c1 title=Red style="cursor:pointer;background:red"></label>
+        <input type=radio name=c id=c2><label for=c2><svg width=9 height=9 aria-label=Blue></svg></label>""",
+        "<radio>1 star <0> = off</radio> <radio>2 stars <1> = off</radio> <radio>Red <2> = off</radio> "
+        "<radio>Blue <3> = off</radio>"),
+    "numbers around a drawing": (
+        "<button>4.5<svg width=9 height=9></svg>/5</button>", "<button>4.5/5 <0></button>"),
     "labels with parts that nobody sees, and of several parts": (
         """<label><input placeholder=Email><span style="display:none">This field is required</span></label>
         <p><label>From<input type=date>to<input type=date></label></p>

@@ -20,7 +20,7 @@ from pathlib import Path
 
 # Errors of a server that breaks off, stays silent or sends nonsense
 UNUSABLE = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-LONGEST = 10_000_000  # bytes of a reply
+LONGEST_REPLY = 10_000_000  # bytes
 
 
 def amend(body: dict, error: urllib.error.HTTPError) -> bool:
@@ -46,7 +46,7 @@ def retry_after(error: urllib.error.HTTPError) -> float:
 class Endpoint:
     """A chat model behind a URL such as http://127.0.0.1:8000/v1. Sends OPENAI_API_KEY if set."""
 
-    timeout = 300.0  # seconds until a reply is complete
+    timeout = 300.0  # seconds of silence, and those that a reply may take from its first byte on
     tries = 6        # requests
     pause = 1.0      # seconds before the second request; they double
 
@@ -78,7 +78,7 @@ class Endpoint:
         body = b""
         for piece in iter(partial(response.read1, 65536), b""):
             body += piece
-            if time.monotonic() > end or len(body) > LONGEST:
+            if time.monotonic() > end or len(body) > LONGEST_REPLY:
                 raise TimeoutError("the reply does not end")
         return body
 

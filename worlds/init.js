@@ -219,8 +219,9 @@
 
   const refusals = shared('refusals', new Map());
   const refused = ({target}) => {
-    const hint = target.validity?.patternMismatch ? ` ${target.title}` : '';
-    refusals.set(target, (target.validationMessage ?? 'it is not valid') + hint);
+    const {patternMismatch, customError} = target.validity ?? {};
+    const hint = patternMismatch && !customError ? target.title : '';
+    refusals.set(target, `${target.validationMessage ?? 'it is not valid'} ${hint}`);
   };
   // In a window that got a second document, Chromium calls no listener of the capture phase (and recorder.js has
   // many) until one is added.
@@ -233,7 +234,7 @@
   const {attachShadow} = Element.prototype;
   Element.prototype.attachShadow = function (...given) {
     const root = attachShadow.apply(this, given);
-    add.call(root, 'invalid', refused, true);  // it does not leave the shadow root
+    add.call(root, 'invalid', refused, true);  // it does not leave the shadow root, nor one that HTML declares
     return root;
   };
 

@@ -527,9 +527,11 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // What the keys reach only to scroll it, or to have it read aloud.
   const READ = 'pre,article,section,main,figure,table';
   const READ_ROLES = /^(article|dialog|document|feed|figure|group|log|main|note|region|status|table|tabpanel)$/;
-  const isForReading = el => role(el)
-    ? READ_ROLES.test(role(el))
-    : el.matches(READ) || el.scrollHeight > el.clientHeight && /auto|scroll/.test(getComputedStyle(el).overflowY);
+  const isForReading = el => {
+    const scrolls = el.scrollHeight > el.clientHeight && /auto|scroll/.test(getComputedStyle(el).overflowY);
+    const forReading = role(el) ? READ_ROLES.test(role(el)) : el.matches(READ);
+    return forReading || scrolls && !ROLES.test(role(el));
+  };
 
   const clickable = remembered(el => {
     if (disabled(el)) return false;
@@ -549,7 +551,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       const whole = ROLES.test(role(el)) && !marked(inner);
       return !whole && clickable(inner) && shown(inner, getComputedStyle(inner));
     };
-    if (native(el) && !holdsControls(el) || editor(el) || standsForControl(el)) return true;
+    if (native(el) && !summaryWithControls(el) || editor(el) || standsForControl(el)) return true;
     return !someInside(el, usable) && !someInShadow(el, usable);
   };
 
@@ -560,11 +562,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       && seenText(el, 'input') === nameOf(controls[0]);
   };
 
-  const holdsControls = el => el.localName === 'summary' && !!el.querySelector(CONTROLS);
+  // A <summary> opens its <details> where it is pressed beside its controls, as a card does.
+  const summaryWithControls = el => el.localName === 'summary' && !!el.querySelector(CONTROLS);
   // A container that people see is usable, or that says so, though it holds controls of its own: a card, a row.
   const isCard = (el, style) => {
-    const says = ROLES.test(role(el)) || hears(el) && el.matches('tr,[tabindex]') || holdsControls(el);
-    return (!native(el) || holdsControls(el)) && !editor(el) && el.localName !== 'label'
+    const says = ROLES.test(role(el)) || hears(el) && el.matches('tr,[tabindex]');
+    if (summaryWithControls(el)) return clickable(el);
+    return !native(el) && !editor(el) && el.localName !== 'label'
       && (style.cursor === 'pointer' || says) && clickable(el) && !holdsOnlyTick(el);
   };
   // Whether this part of a card belongs to one of the controls that the card holds.
@@ -585,8 +589,10 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const short = [];
     const fits = node => {
       const part = parentOf(node);
+      const label = part.closest('label');
+      if (label && onlyNamesControl(label)) return false;
       return visible(node) && !inControl(part, card) && !inIconFont(part, tidy(node.data))
-        && !part.closest('[aria-hidden=true]') && !part.closest('label')?.control && reaches(part, card);
+        && !part.closest('[aria-hidden=true]') && reaches(part, card);
     };
     const texts = textsIn(document, card, NodeFilter.SHOW_TEXT);
     for (let node = texts.nextNode(); node; node = texts.nextNode()) {
@@ -636,7 +642,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       }
       if (nodeType(node) !== ELEMENT) return;
       if (node.matches(without)) {
-        text += ' ';
+        if (node.localName !== 'svg') text += ' ';
         return;
       }
       const style = getComputedStyle(node);
@@ -823,6 +829,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (!number || !el.querySelector('svg,img')) return text;
     return tidy(`${text} ${picture(el) || programWords(attribute(el, 'data-action'))}`);  // 12 beside a heart
   };
+  // What its labels say that nobody sees as a text: the colors of swatches, the numbers of stars.
+  const hiddenLabel = el => labelsOf(el)
+    .map(label => labelOf(label) || ownText(label) || tidy(label.textContent) || picture(label)).find(text => text);
   const labelsText = el => labelsOf(el).map(labelText).find(text => text);
   const textOfIds = (el, name) => {
     if (!el.hasAttribute(name)) return '';
@@ -850,6 +859,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       || picture(el)
       || (editable(el) ? tidy(hint(el)) : '')
       || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
+      || (field ? hiddenLabel(el) : '')
       || tidy(el.name)
       || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
   });
@@ -1131,9 +1141,13 @@ Object.defineProperty(window, 'page.js', {value: (() => {
       // Can it be used? If not, and it is a card, its title gets an id.
       const near = visible(node);
       const free = near && !inert && !behind;
-      const usable = free && clickable(node) && innermost(node);
+      let usable = free && clickable(node) && innermost(node);
+      if (free && !usable && isCard(node, style)) {
+        const title = titleIn(node, visible);
+        if (title) titles.set(title, node);
+        else usable = native(node);  // a <summary> with no text but that of a link
+      }
       const wide = usable && spread(node);
-      if (free && !usable && isCard(node, style)) titles.set(titleIn(node, visible), node);
 
       // Does it begin a line of its own?
       const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
@@ -1191,7 +1205,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
 
     for (const [el, why] of window[REFUSALS] ?? []) {
       const what = el ? `"${nameOf(el).slice(0, 100)}": ` : '';
-      lines.push(escape(`note: the browser refuses ${what}${why}`));
+      lines.push(escape(`note: the browser refuses ${what}${tidy(why)}`));
     }
     window[REFUSALS]?.clear();
     const title = tidy(titleOf(document)).slice(0, 200);
@@ -1259,9 +1273,9 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const toPress = el => {
     const labels = labelsOf(el);
     if (!labels.length) return el;
-    const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels[0];
+    const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels.find(boxOf);
     const styledAway = parked(el) || !boxOf(el) || el.matches(TICKS) && outOfSight(el);
-    return styledAway ? label : el;
+    return styledAway && label || el;
   };
 
   // Where to aim the mouse, in window coordinates: the middle of the part of the element's box that `aimOf` chose,
@@ -1274,9 +1288,12 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     if (missing(id)) return {error: missing(id)};
     const isHidden = {error: `element ${id} is hidden now`};
     const isCovered = {error: `something else lies on top of element ${id}`};
-    const aim = toPress(el);
+    let aim = toPress(el);
     const inFrame = aim.ownerDocument !== document;
-    if (inFrame || !atHand(drawn(aim))) reveal(drawn(aim));
+    if (inFrame || !atHand(drawn(aim))) {
+      reveal(drawn(aim));
+      aim = toPress(el);  // what lies over el is seen only now
+    }
     const r = aimOf(aim).box || aim.getClientRects()[0];
     if (!r || parked(aim)) return isHidden;
     if (covered(aim) || !reached(aim)) return isCovered;

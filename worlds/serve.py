@@ -111,7 +111,8 @@ async def answers(port: int, path: str) -> bool:
             writer.close()
     except (OSError, ValueError):  # the second: a line without end
         return False
-    _, status, *_ = [*line.split(), b"", b""]
+    words = line.split()
+    status = words[1] if len(words) > 1 else b""
     return status.isdigit() and len(status) == 3 and int(status) < 500
 
 
