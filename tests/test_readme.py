@@ -1086,7 +1086,7 @@ def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
     for line in steps:
         assert six_kinds_step(line) in section
 
-    for policy, file in (("clone", "clone"), (f"M-GRPO, {len(steps)} steps", "r1")):
+    for policy, file in (("clone", "clone"), ("M-GRPO, 12 steps", "r1-12-steps"), ("M-GRPO, 22 steps", "r1-22-steps")):
         splits = json.loads((raw / f"{file}.json").read_text())["splits"]
         tested = [splits["sandbox:test:100"], splits["sandbox:test-unseen:60"]]
         unparsable = sum(figures["invalid_actions"] for figures in tested)
@@ -1094,16 +1094,37 @@ def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
         rates = " | ".join(rate_and_interval(figures) for figures in tested)
         assert f"| {policy} | {rates} | {unparsable} of {responses} |\n" in section
 
+    held_out = [f"{100 * line['held_out_success']:.1f}" for line in steps if "held_out_success" in line]
+    clone, = json.loads((raw / "clone-dev.json").read_text())["splits"].values()
+    assert f"Held out, the clone solves {100 * clone['success_rate']:.1f}%" in section
+    assert "{}, {} and {}%".format(*held_out) in section
+
     by_task = json.loads((raw / "by-task.json").read_text())["seed 31"]
     for split, n in (("test", 100), ("test-unseen", 60)):
         solved = by_task[f"sandbox:{split}:{n}"]
         gains = {}  # template -> of each of its tasks
-        for task, before, after in zip(sandbox.tasks(split, n), solved["clone"], solved["M-GRPO"], strict=True):
+        for task, before, after in zip(sandbox.tasks(split, n), solved["clone"], solved["M-GRPO, 22 steps"], strict=True):
             gains.setdefault(task["intent_template_id"], []).append(100 * (int(after) - int(before)))
         every = sum(gains.values(), [])
         clusters = table.shown([mean(of_template) for of_template in gains.values()])
         assert (f"{mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; templates as clusters "
                 f"{clusters})") in section
+
+    on_test = by_task["sandbox:test:100"]
+
+    def solved_by(policy, kind):
+        tasks = zip(sandbox.tasks("test", 100), on_test[policy], strict=True)
+        return sum(int(success) for task, success in tasks if task["intent_template_id"] == kind)
+
+    kinds = {"price": 1, "post": 25, "city": 11}
+    assert [solved_by("clone", kind) for kind in kinds.values()] == [0, 1, 5]
+    assert [solved_by("M-GRPO, 22 steps", kind) for kind in kinds.values()] == [5, 5, 2]
+    exits = [round(100 * line["exited"]) for line in steps]
+    assert min(exits[:18]) == 84 and sorted(exits[18:]) == [77, 81, 83, 95]
+    unparsable = [round(100 * line["invalid_actions"] / line["turns"] / line["n"]) for line in steps[18:]]
+    assert (min(unparsable), max(unparsable)) == (3, 14)
+    before, after = (100 * on_test[policy].count("1") / 100 for policy in ("clone", "M-GRPO, 22 steps"))
+    assert f"of {after - before:.0f} on a CPU ({before:.0f} to {after:.0f}%) may be chance" in README
 
 
 def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
