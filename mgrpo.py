@@ -685,16 +685,16 @@ def refuse_lost_state(out: Path):
 
 
 def finish(method: MGRPO, device, first_step: int):
-    """Saves the policy and the report of a finished run that was killed after it had saved its first training state."""
+    """Writes what a finished run lacks that was killed after it had saved its first training state."""
     cfg = method.cfg
     out = Path(cfg.out)
-    is_whole = (out / "model.safetensors").exists() and (out / "report.html").exists()
-    if run.all_max(run.rank() == 0 and not is_whole):
+    has_no_policy = run.rank() == 0 and not (out / "model.safetensors").exists()
+    if run.all_max(has_no_policy):
         directory = run.open_run(cfg, device, first_step)
         save(method.model, out, like=cfg.model, settings=directory.config)
-        if run.rank() == 0:
-            run.report(out)
-        run.print0(f"saved {out}, which was killed before it could")
+        run.print0(f"saved {out}, which had been killed before it could")
+    if run.rank() == 0 and not (out / "report.html").exists():
+        run.report(out)
 
 
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged

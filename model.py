@@ -552,9 +552,9 @@ def refuse_impossible(config: ModelConfig):
     if config.head_dim % 2:
         raise ValueError(f"head_dim {config.head_dim} is not even")
     if not 0 < config.rope_theta < math.inf:
-        raise ValueError(f"rope_theta is {config.rope_theta}; it must be above 0")
+        raise ValueError(f"rope_theta is {config.rope_theta}; it must be finite and above 0")
     if not 0 <= config.rms_norm_eps < math.inf:
-        raise ValueError(f"rms_norm_eps is {config.rms_norm_eps}; it must be at least 0")
+        raise ValueError(f"rms_norm_eps is {config.rms_norm_eps}; it must be finite and at least 0")
     longest = config.raw.get("max_position_embeddings")
     if longest is not None and type(longest) is not int:
         raise ValueError(f"max_position_embeddings is {longest!r:.60}, not of type int")

@@ -428,7 +428,9 @@ def test_the_script_clones_the_chosen_split(chat, checkpoint, tmp_path, capsys):
         bc.main(cfg)
         return capsys.readouterr().out
 
-    assert "1 demonstrations, 2 responses to learn" in clone("train")
+    said = clone("train")
+    assert "1 demonstrations, 2 responses to learn" in said
+    assert said.endswith(f"next: python mgrpo.py --model {tmp_path}/train --tasks TASKS\n")
     assert "2 demonstrations, 4 responses to learn" in clone("sandbox:test")
     with pytest.raises(ValueError, match="holds no successful trajectory"):
         clone("dev")

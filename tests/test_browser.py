@@ -261,8 +261,10 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
         "this.attachShadow({mode: 'open'}).innerHTML = '<form><button>Go</button><input required aria-label=Mail></form>' }})"
         "</script>", "Click", 'note: the browser refuses "Mail": Please fill out this field.'),
     "a form that the browser refuses, with a hint": (
-        "<form><button>Go</button><input pattern='[A-Z]+' title='Capitals only' value=a aria-label=code></form>", "Click",
-        'note: the browser refuses "code": Please match the requested format. Capitals only'),
+        "<form><button>Go</button><input pattern='[A-Z]+' title='Capitals&#10;only' value=a aria-label=code>"
+        "<input pattern='[A-Z]+' title='No hint' value=a id=size aria-label=size></form><script>size.setCustomValidity('Use capitals')</script>",
+        "Click", 'note: the browser refuses "code": Please match the requested format. Capitals only\n'
+                 'note: the browser refuses "size": Use capitals\n'),
     "a form that the browser refuses": (
         "<form><button>send</button><label>Email <input required></label></form>", "Click",
         'note: the browser refuses "Email": Please fill out this field.'),

@@ -1107,6 +1107,20 @@ def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkey
     assert "--no-resume" in said
     assert files(tmp_path / "x") == before
 
+    (tmp_path / "x/report.html").unlink()  # it may be drawn again, but the weights stay as they are
+    play(None, "x", steps=2)
+    del before["report.html"]
+    after = files(tmp_path / "x")
+    assert after.pop("report.html")
+    assert after == before
+
+
+@pytest.mark.parametrize("tasks, ends", [("sandbox:train", "x"), ("sandbox:long-train", "--tasks TASKS")])
+def test_a_run_ends_with_the_command_that_evaluates_it(chat, play, tmp_path, capsys, tasks, ends):
+    play(even_tasks_teach(chat), "x", steps=1, tasks=tasks)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("saved") and "next: python evaluate.py --model" in last and last.endswith(ends)
+
 
 def test_a_run_that_starts_over_forgets_everything_that_the_old_one_left(chat, play, tmp_path):
     """best/, summaries, pictures and the report of old weights once stayed, as if they were the new run's."""

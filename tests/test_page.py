@@ -247,8 +247,10 @@ READ = {  # how real pages are built -> what the agent reads
         "shipped\nfree\nuntil noon\na\nb\nhi\nho\nhey\n<button>Go <0></button> <article>Post <1></article>"),
     "a label of what is not written": (
         "<label for=s>Country</label><select id=s aria-hidden=true style='position:absolute;clip:rect(0 0 0 0)'><option>USA</select>"
-        "<span role=combobox tabindex=0>USA</span><p><label>Upload <progress value=3 max=9></progress></label></p>",
-        "Country <span>USA <0></span>\nUpload"),
+        "<span role=combobox tabindex=0>USA</span><p><label>Upload <progress value=3 max=9></progress></label></p>"
+        "<p><label for=c>Code</label> <span style='position:relative'><input id=c><b style='position:absolute;inset:0'></b></span></p>"
+        "<p><label for=h>Shown</label><input id=h aria-hidden=true></p><p inert><label>Locked <input></label></p>",
+        "Country <span>USA <0></span>\nUpload\nCode\nShown\nLocked (disabled)"),
     "a summary with controls of its own": (
         "<details open><summary>Order 12 <button>Delete</button> <input type=checkbox aria-label=pick></summary>rye</details>"
         "<details><summary><label><input type=checkbox>tick</label> Order 13 <a href=/x>open</a></summary></details>",
@@ -433,7 +435,7 @@ def test_every_part_of_an_image_is_clicked(site, browse):
             await session.go_back()
     browse(test, site({
         "/": "<img usemap=#m width=300 height=200 alt=plan><map name=m><area href=/hall alt=Hall shape=poly "
-             "coords='0,0,300,0,300,40,40,40,40,200,0,200'><area href=/round alt=Round shape=circle coords='200,120,30'>"
+             "coords='0,0,300,0,300,40,40,40,40,200,0,200'><area href=/round alt=Round shape=circle coords='260,160,20'>"
              "<area href=/else alt=Elsewhere shape=default></map>", "/hall": "hall", "/round": "round", "/else": "else"}))
 
 

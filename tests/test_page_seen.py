@@ -468,9 +468,10 @@ NAMES = {
         <input type=radio name=s id=s1><label for=s1><span style="display:none">1 star</span><i></i></label>
         <input type=radio name=s id=s2><label for=s2><svg width=9 height=9><title>2 stars</title></svg></label>
         <input type=radio name=c id=c1><label for=c1 title=Red style="cursor:pointer;background:red"></label>
-        <input type=radio name=c id=c2><label for=c2><svg width=9 height=9 aria-label=Blue></svg></label>""",
+        <input type=radio name=c id=c2><label for=c2><svg width=9 height=9 aria-label=Blue></svg></label>
+        <input type=radio name=c id=c3><label for=c3 aria-label=Green></label>""",
         "<radio>1 star <0> = off</radio> <radio>2 stars <1> = off</radio> <radio>Red <2> = off</radio> "
-        "<radio>Blue <3> = off</radio>"),
+        "<radio>Blue <3> = off</radio> <radio>Green <4> = off</radio>"),
     "numbers around a drawing": (
         "<button>4.5<svg width=9 height=9></svg>/5</button>", "<button>4.5/5 <0></button>"),
     "labels with parts that nobody sees, and of several parts": (
@@ -478,7 +479,8 @@ NAMES = {
         <p><label>From<input type=date>to<input type=date></label></p>
         <p id=name>Name<span style="display:none"> Help: the full name</span></p><input aria-labelledby=name>
         <h3 id=total><span style="display:block">Total</span><span style="display:block">price</span></h3>
-        <button aria-labelledby=total></button><b id=close hidden>Close</b><button aria-labelledby=close></button>""",
+        <button aria-labelledby=total></button><b id=close hidden><svg><title>Close</title></svg></b>
+        <button aria-labelledby=close></button>""",
         "<input>Email <0></input>\n<input>From to <1></input> <input> <2></input>\nName\n<input>Name <3></input>\n"
         "### Total\n### price\n<button>Total price <4></button> <button>Close <5></button>"),
     "all that a card says beside its label": (

@@ -11,6 +11,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from statistics import mean, stdev
 
 import curves
@@ -1119,6 +1120,11 @@ def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
     kinds = {"price": 1, "post": 25, "city": 11}
     assert [solved_by("clone", kind) for kind in kinds.values()] == [0, 1, 5]
     assert [solved_by("M-GRPO, 22 steps", kind) for kind in kinds.values()] == [5, 5, 2]
+    groups = Counter()
+    for step in range(len(steps)):
+        batch = mgrpo.task_batch(sandbox.tasks("train"), step, mgrpo.Config(batch=8, seed=31))
+        groups.update(task["intent_template_id"] for task in batch)
+    assert len(groups) == 19 and set(groups.values()) == {9, 10}
     exits = [round(100 * line["exited"]) for line in steps]
     assert min(exits[:18]) == 84 and sorted(exits[18:]) == [77, 81, 83, 95]
     unparsable = [round(100 * line["invalid_actions"] / line["turns"] / line["n"]) for line in steps[18:]]

@@ -46,7 +46,7 @@ def retry_after(error: urllib.error.HTTPError) -> float:
 class Endpoint:
     """A chat model behind a URL such as http://127.0.0.1:8000/v1. Sends OPENAI_API_KEY if set."""
 
-    timeout = 300.0  # seconds of silence, and those that a reply may take from its first byte on
+    timeout = 300.0  # seconds that a server may be silent, or take over a reply that it has begun
     tries = 6        # requests
     pause = 1.0      # seconds before the second request; they double
 

@@ -234,7 +234,7 @@
   const {attachShadow} = Element.prototype;
   Element.prototype.attachShadow = function (...given) {
     const root = attachShadow.apply(this, given);
-    add.call(root, 'invalid', refused, true);  // it does not leave the shadow root, nor one that HTML declares
+    add.call(root, 'invalid', refused, true);  // it does not leave the shadow root; declared ones stay unheard
     return root;
   };
 

@@ -343,7 +343,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // `locate` scrolls it.
   const covered = remembered(el => {
     const target = matches(el, TICKS) ? toPress(el) : el;
-    if (target !== el && boxOf(target)) return covered(target);
+    if (target !== el) return covered(target);
     const {x, y, hit} = aimOf(el);
     const boxless = hit === undefined;
     if (boxless) return !el.matches(TICKS);
@@ -529,8 +529,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const READ_ROLES = /^(article|dialog|document|feed|figure|group|log|main|note|region|status|table|tabpanel)$/;
   const isForReading = el => {
     const scrolls = el.scrollHeight > el.clientHeight && /auto|scroll/.test(getComputedStyle(el).overflowY);
-    const forReading = role(el) ? READ_ROLES.test(role(el)) : el.matches(READ);
-    return forReading || scrolls && !ROLES.test(role(el));
+    return scrolls || (role(el) ? READ_ROLES.test(role(el)) : el.matches(READ));
   };
 
   const clickable = remembered(el => {
@@ -656,10 +655,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     for (const child of childrenOf(el)) add(child);
     return tidy(text);
   };
-  const labelText = el => {
-    const hidden = !shown(el, getComputedStyle(el));
-    return seenText(el, 'input,select,textarea,button,svg', true) || (hidden ? tidy(el.textContent) : '');
-  };
+  const labelText = el => seenText(el, 'input,select,textarea,button,svg', true);
   const TOOLTIPS = ['title', 'data-tooltip', 'data-bs-title', 'data-original-title'];  // scripts show the others
   const tooltipOf = el => TOOLTIPS.map(name => attribute(el, name)).find(text => text) ?? '';
   const LABELED = ['aria-label', ...TOOLTIPS].map(name => `[${name}]`).join(',');
@@ -831,7 +827,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   };
   // What its labels say that nobody sees as a text: the colors of swatches, the numbers of stars.
   const hiddenLabel = el => labelsOf(el)
-    .map(label => labelOf(label) || ownText(label) || tidy(label.textContent) || picture(label)).find(text => text);
+    .map(label => labelOf(label) || ownText(label) || tidy(label.textContent)).find(text => text);
   const labelsText = el => labelsOf(el).map(labelText).find(text => text);
   const textOfIds = (el, name) => {
     if (!el.hasAttribute(name)) return '';
@@ -867,8 +863,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   const onlyNamesControl = el => {
     const {control} = el;
     if (!control || !native(control) || !shown(control, getComputedStyle(control))) return false;
-    if (!boxOf(control) && !control.matches(TICKS) || control.closest('[aria-hidden=true]')) return false;
-    if (!disabled(control) && !control.closest('[inert]') && covered(control)) return false;
+    if (control.closest('[aria-hidden=true]') || covered(control)) return false;
     const text = labelText(el);
     return text.length <= 300 && (!text || nameOf(control) === text);
   };
@@ -1262,19 +1257,14 @@ Object.defineProperty(window, 'page.js', {value: (() => {
   // Waits, ms at most, for what the page has begun (see init.js). Returns whether to ask again, with its files.
   const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
-  // A checkbox that style sheets leave to the keys: of one pixel, cut to nothing, or under something else.
-  const outOfSight = el => {
-    const {clip, clipPath} = getComputedStyle(el);
-    const {hit} = aimOf(el);  // none if it is outside the window
-    return el.offsetWidth <= 1 || clip !== 'auto' || clipPath !== 'none' || hit && !atHand(el);
-  };
   // What to press for a control. One that is styled away may have no size, or be parked where nobody can scroll to:
   // then its label.
   const toPress = el => {
     const labels = labelsOf(el);
     if (!labels.length) return el;
     const label = labels.find(each => boxOf(each) && !each.querySelector('a,button')) ?? labels.find(boxOf);
-    const styledAway = parked(el) || !boxOf(el) || el.matches(TICKS) && outOfSight(el);
+    const leftToKeys = el.matches(TICKS) && !atHand(el);  // of one pixel, cut off or under something
+    const styledAway = parked(el) || !boxOf(el) || leftToKeys;
     return styledAway && label || el;
   };
 
@@ -1292,7 +1282,7 @@ Object.defineProperty(window, 'page.js', {value: (() => {
     const inFrame = aim.ownerDocument !== document;
     if (inFrame || !atHand(drawn(aim))) {
       reveal(drawn(aim));
-      aim = toPress(el);  // what lies over el is seen only now
+      aim = toPress(el);  // el may be at hand now
     }
     const r = aimOf(aim).box || aim.getClientRects()[0];
     if (!r || parked(aim)) return isHidden;
