@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rollout
-from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay,
+from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay, to_record,
                       trajectory_rows)
 from evaluate import Environment
 from model import check_fit, clip_gradients, config_json, load_for_training, save, token_logprobs
@@ -131,7 +131,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
                          f"{first.task['task_id']}: {first.checks or first.turns[-1].error}.")
     text = ""
     for tau in played:
-        record = tau.to_json(chat, recorded_with=recorded_with)
+        record = to_record(tau, chat, recorded_with=recorded_with)
         text += json.dumps(record) + "\n"
     directory.replace(name, text)
 
@@ -166,7 +166,8 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
 
 def why_left_out(record: dict, split: str) -> str:
     """Why an episode is no demonstration; "" if it is one."""
-    wanted = {*worlds.sources(split), *split.split(",")}  # plain names, such as train, are no sources
+    # A comma in "train,dev" could belong to one source, so `sources` leaves it whole: split it here as well.
+    wanted = {*worlds.sources(split), *split.split(",")}
     if "split" in record and record["split"] not in wanted:
         return f"split {record['split']}, not --data-split {split}"
     if record.get("status") == "env_error":
@@ -242,9 +243,12 @@ def average_head_gradients(model):
     if run.world_size() == 1:
         return
     for parameter in nn.ModuleDict(model.fork_heads).parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= run.world_size()
+        if not run.all_max(parameter.grad is not None):
+            continue
+        if parameter.grad is None:  # this rank had no row for the head
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= run.world_size()
 
 
 def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple[float, bool]:
@@ -265,10 +269,10 @@ def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple
 
 
 def lr_by_size(model, *, small_model: float, large_model: float) -> float:
-    """The learning rate for a model of at most ten million parameters, or for a larger one.
+    """`small_model` up to ten million parameters, else `large_model`; LoRA takes ten times as much.
 
-    A larger one is a pre-trained language model, and a high rate would destroy what it knows. LoRA takes ten times
-    as much, since its update starts at zero.
+    A larger model is a pre-trained language model, and a high rate would destroy what it knows. LoRA's update
+    starts at zero.
     """
     parameters = sum(weight.numel() for weight in model.parameters())
     lr = small_model if parameters <= 1e7 else large_model
@@ -360,7 +364,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
 
 
 def open_policy(cfg, device) -> tuple[Chat, nn.Module]:
-    """The chat and the policy of --model, ready to train. mgrpo.py opens its policy with it, too."""
+    """The chat and the policy of --model, ready to train. mgrpo.py opens its policy with it as well."""
     chat = open_chat(cfg.model, rollout.actions_help())
     model = load_for_training(cfg.model, device, cfg.lora, cfg.precision)
     check_fit(model, chat.tokenizer, cfg.max_context)
@@ -396,7 +400,7 @@ def main(cfg: Config, make_optimizer=adamw):
     dataset = []
     too_long = 0
     for demonstration in demonstrations:
-        rows = trajectory_rows(chat.of_record(demonstration.task), demonstration)
+        rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
         fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
         too_long += len(rows) - len(fitting)
         dataset.append(fitting)

@@ -7,7 +7,7 @@ Under dynamic context compression (paper §3.2) the policy draws response a_j fr
 j is a turn; the paper counts turns from 1, the code from 0. s_j is a whole page and s' a placeholder of a few
 tokens: only the current page is seen, but every past response stays. `trunk` and `past_turn` decide what the
 history keeps. A rollout samples a_j from h_j, and RL scores it under exactly these ids: sampled ids are stored, not
-encoded again. Only `replay`, which reads a file for cloning, encodes the text of responses.
+encoded again. Responses of experts, of other programs' models and of files exist as text only; those are encoded.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
 and what the episodes of a group share from their beginning on. Each row attends to exactly what it would see alone.
@@ -25,7 +25,6 @@ from run import read_json, reading  # first, before torch
 
 import copy
 import json
-import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,13 +44,13 @@ CUT = "\n[the page goes on; it was cut here to fit the context]"
 class Turn:
     """One page and one response. The whole response, its thought included, is the action a_j.
 
-    Lengths are recorded here, never inferred from pad or end ids.
+    What trains is exactly response_ids: no mask is inferred from pad or end ids.
     """
     url: str
     observation: str            # the page as the policy saw it, including a leading error line
     message_ids: list[int]      # the whole user message around it, up to where the response starts
     response_ids: list[int]     # the response as sampled; an end of turn only if sampled
-    logps: list[float]          # log-prob of each of them at sampling time; [] in demonstrations
+    logps: list[float] | None   # log-prob of each at sampling time; [] in demonstrations; None: a fork replays it
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
@@ -81,34 +80,6 @@ class Trajectory:
         """How the world failed, of an episode whose status is "env_error"."""
         _, _, detail = self.checks[0]
         return detail
-
-    def to_json(self, chat: "Chat", **extra) -> dict:
-        """The episode as one line of trajectories.jsonl."""
-        task = self.task
-        record = {"task_id": task["task_id"], "sites": task["sites"],
-                  "template": task.get("intent_template_id"), "intent": task["intent"]}
-        for name in ("member", "success", "reward", "advantage", "status", "fault", "answer",
-                     "checks"):
-            record[name] = getattr(self, name)
-        record.update(extra)
-        record["turns"] = [self.turn_json(chat, j) for j in range(len(self.turns))]
-        return record
-
-    def turn_json(self, chat: "Chat", j: int) -> dict:
-        turn = self.turns[j]
-        record = {}
-        for name in ("url", "observation", "response", "action", "error"):
-            record[name] = getattr(turn, name)
-        decode = chat.tokenizer.decode
-        record["ids"] = turn.response_ids
-        record["tokens"] = [decode([i], skip_special_tokens=False) for i in turn.response_ids]
-        record["logps"] = [round(logp, 4) for logp in turn.logps]
-        record["truncated"] = not turn.ended
-        record["context_tokens"] = len(context(chat, self, j))
-        record["page_cut"] = turn.page_cut
-        if turn.shot:
-            record["shot"] = turn.shot
-        return record
 
 
 # ------------------------------------------------------------------- texts: what the messages say
@@ -250,11 +221,12 @@ class Chat:
         # Two tokenizers: the checkpoint's own, and one that knows no control token.
         description = json.loads(tokenizer.to_str())
         self.control_ids = {token["id"] for token in description["added_tokens"]}
+        self.control_ids |= {tokenizer.token_to_id(tag) for tag in self.tags}
         description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
         self.bare_tokenizer = Tokenizer.from_str(json.dumps(description))
 
-    def of_record(self, task: dict) -> "Chat":
-        """The chat that a record was written for: exercises say under "agent" what agent.json would say."""
+    def for_task(self, task: dict) -> "Chat":
+        """The chat with the prompt that a task brings, if it brings one: exercises do, under "agent"."""
         if "agent" not in task:
             return self
         chat = copy.copy(self)
@@ -441,6 +413,39 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
         keep -= len(ids) - room
 
 
+def to_record(trajectory: Trajectory, chat: Chat, **extra) -> dict:
+    """The episode as one line of trajectories.jsonl."""
+    task = trajectory.task
+    record = {
+        "task_id": task["task_id"],
+        "sites": task["sites"],
+        "template": task.get("intent_template_id"),
+        "intent": task["intent"],
+    }
+    for name in ("member", "success", "reward", "advantage", "status", "fault", "answer", "checks"):
+        record[name] = getattr(trajectory, name)
+    record.update(extra)
+    record["turns"] = [turn_to_record(trajectory, chat, j) for j in range(len(trajectory.turns))]
+    return record
+
+
+def turn_to_record(trajectory: Trajectory, chat: Chat, j: int) -> dict:
+    turn = trajectory.turns[j]
+    record = {}
+    for name in ("url", "observation", "response", "action", "error"):
+        record[name] = getattr(turn, name)
+    decode = chat.tokenizer.decode
+    record["ids"] = turn.response_ids
+    record["tokens"] = [decode([i], skip_special_tokens=False) for i in turn.response_ids]
+    record["logps"] = [round(logp, 4) for logp in turn.logps]
+    record["truncated"] = not turn.ended
+    record["context_tokens"] = len(context(chat, trajectory, j))
+    record["page_cut"] = turn.page_cut
+    if turn.shot:
+        record["shot"] = turn.shot
+    return record
+
+
 def replay(chat: Chat, record: dict) -> Trajectory:
     """Rebuilds a trajectory from a line of trajectories.jsonl, with this chat's tokenizer.
 
@@ -457,20 +462,20 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     trajectory.reward = trajectory.success
     if not isinstance(record["intent"], str):
         raise ValueError("the intent is not text")
-    for j, recorded in enumerate(record["turns"]):
-        page = recorded["observation"]
+    for j, turn_record in enumerate(record["turns"]):
+        page = turn_record["observation"]
         page_known = page is not None
         if not page_known:
             page = PLACEHOLDER
         if not isinstance(page, str):
             raise ValueError(f"the observation of turn {j + 1} is not text")
-        ended = not recorded.get("truncated")
-        response_ids = chat.encode(recorded["response"], tags=True)
+        ended = not turn_record.get("truncated")
+        response_ids = chat.encode(turn_record["response"], tags=True)
         if ended:
             response_ids.append(chat.end_id)
         message_ids = chat.user_ids(task, j, page)
-        turn = Turn(recorded["url"], page, message_ids, response_ids=response_ids, logps=[],
-                    response=recorded["response"], ended=ended, page_known=page_known)
+        turn = Turn(turn_record["url"], page, message_ids, response_ids=response_ids, logps=[],
+                    response=turn_record["response"], ended=ended, page_known=page_known)
         trajectory.turns.append(turn)
     return trajectory
 
@@ -503,9 +508,7 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
     """
     rows = []
     for j, turn in enumerate(trajectory.turns):
-        if not turn.response_ids:
-            continue  # imported data: a response that was cut before its first token
-        if not turn.page_known:
+        if not turn.response_ids or not turn.page_known:  # gaps of imported data
             continue
         ids = context(chat, trajectory, j) + turn.response_ids
         advantage = trajectory.advantage + turn.advantage
@@ -517,7 +520,10 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 
 def shared_length(a: list[int], b: list[int]) -> int:
     """How many ids two lists begin with alike."""
-    return len(os.path.commonprefix([a, b]))  # works on any lists, not only on paths
+    for i, (id_of_a, id_of_b) in enumerate(zip(a, b)):
+        if id_of_a != id_of_b:
+            return i
+    return min(len(a), len(b))
 
 
 def common_length(before: Row, row: Row) -> int:
@@ -574,7 +580,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
     `micro_batches` has the order that writes little; any order is right.
     """
     ids = []
-    action = []  # whether an id is trained
+    is_action = []  # whether an id is trained
     positions = []
     segments = []
     branch = []  # the segments of the previous row, in order: (index in the flat ids, position in the row)
@@ -597,15 +603,15 @@ def pack(batch: list[Row], device="cpu") -> dict:
         start = len(ids)
         branch.append((start, n_shared))
         ids += row.ids[n_shared:]
-        action += [False] * (row.n_context - n_shared)
-        action += [True] * row.n_action
-        action += [False] * len(row.after)
+        is_action += [False] * (row.n_context - n_shared)
+        is_action += [True] * row.n_action
+        is_action += [False] * len(row.after)
         positions += range(n_shared, len(row.ids))
         segments.append((start, len(ids), context_start, context_stop))
 
     return {
         "tokens_BT": torch.tensor([ids], device=device),
-        "action_BT": torch.tensor([action], device=device),
+        "action_BT": torch.tensor([is_action], device=device),
         "positions_BT": torch.tensor([positions], device=device),
         "segments": segments,
     }

@@ -13,8 +13,9 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
                     -> url_match; verify, a program that judges
 
 `score` is both the training reward and the benchmark's metric. It follows VisualAgentBench's
-evaluators, which produced the paper's numbers. WebArena's own are laxer: a query's parameters in any order,
-parts of words, "GOLD in PRED" without a url_note. We differ from VisualAgentBench's on purpose:
+evaluators, which produced the paper's numbers. WebArena's own are laxer: they ignore the order of a query's
+parameters, accept parts of words, and take "GOLD in PRED" where a task has no url_note. We differ from
+VisualAgentBench's on purpose:
 
     - An episode that never exits has no answer. Every check of its answer fails, even where
       the reference is "N/A".
@@ -56,7 +57,7 @@ from typing import NamedTuple
 import compress
 import model
 import worlds
-from compress import Chat, Trajectory, Turn
+from compress import Chat, Trajectory, Turn, to_record
 from rollout import Settings, actions_help, parse, play, rollout, task_key
 from worlds import browser, onlooker, serve, webarena
 from worlds.endpoint import Endpoint, Judge
@@ -126,7 +127,7 @@ def must_exclude(ref: str, text: str) -> bool:
 
 
 def one_of(ref: str, text: str) -> bool:
-    return clean(ref) in text.lower()  # the text keeps its quotes here, as in the benchmark
+    return clean(ref) in text.lower()  # not cleaned here: an answer is already, and a page's text keeps its quotes
 
 
 def required_values(ref: str, text: str) -> bool:
@@ -379,14 +380,15 @@ class Environment:
         self.batch_name = ""
         self.unfinished = None  # in an evaluation: the `Unfinished` that keeps its episodes
 
-    def reset(self, tasks: list[dict], group_size: int = 1, name: str = ""):
+    def begin_batch(self, tasks: list[dict], group_size: int = 1, name: str = ""):
         """Call this on all ranks before a batch, which plays each of the tasks `group_size` times.
 
         name: of the batch. Its pictures are named after it ("": take none), and an interrupted evaluation
         finds its episodes by it.
         """
+        if name != self.batch_name:  # a fork may play a step's batch in several parts
+            self.pictured = {}
         self.batch_name = name
-        self.pictured = {}
         for task in tasks:
             key = task_key(task)
             for member in range(group_size):
@@ -435,7 +437,7 @@ class Environment:
         if not self.visible and name is None:
             return
         turn = trajectory.turns[-1]
-        frame = onlooker.frame_of(await aim(session, turn))
+        frame = onlooker.frame_of(await spot_of_action(session, turn))
         if self.visible:
             onlooker.tell(trajectory)
             await onlooker.highlight(session, frame)
@@ -450,8 +452,8 @@ class Environment:
         return await score(task, answer, page, why=why, judge=self.judge)
 
 
-async def aim(session, turn) -> dict | None:
-    """Where a turn's action will land, as page.js says. None: the action is for no element."""
+async def spot_of_action(session, turn) -> dict | None:
+    """Where a turn's action will land, as worlds/page/ says. None: the action is for no element."""
     with suppress(browser.ActionError, browser.EnvError, browser.PlaywrightError):
         element = parse(turn.response).element
         if element is not None:
@@ -463,7 +465,7 @@ async def aim(session, turn) -> dict | None:
 
 
 def remote_policy(endpoint: Endpoint, chat: Chat, settings: Settings, temperature: float):
-    """An `act` that sends an endpoint the messages that a checkpoint's context is written from."""
+    """An `act` for a model behind a URL: it gets the context as chat messages, not as ids."""
     async def act(trajectory: Trajectory, slot: int):
         text, ended = await endpoint.chat(compress.messages(chat, trajectory), temperature=temperature,
                                           max_tokens=settings.max_new_tokens)
@@ -481,24 +483,19 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     policy: a Transformer or an Endpoint. Returns the trajectories of all ranks, ordered by task,
     then run.
     """
-    numbers = range(run.rank(), len(tasks), run.world_size())
-    mine = [tasks[i] for i in numbers]
+    mine = tasks[run.rank()::run.world_size()]
     if isinstance(policy, Endpoint):
         act = remote_policy(policy, chat, settings, temperature)
         playing = play(act, chat, mine, env=env, settings=settings, group_size=runs, tick=tick)
     else:
         playing = rollout(policy, chat, mine, env=env, settings=settings, group_size=runs, seed=seed,
                           temperature=temperature, tick=tick)
-    played = asyncio.run(playing)
+    played = run.gather(asyncio.run(playing))
 
-    # The ranks drew the tasks in turn; put everyone's episodes back into the tasks' order.
-    numbered = []
-    for k, tau in enumerate(played):
-        number = numbers[k // runs]  # of its task, which was played `runs` times
-        numbered.append((number, tau))
-    all_ranks = run.gather(numbered)
-    all_ranks.sort(key=lambda pair: pair[0])
-    return [tau for _, tau in all_ranks]
+    # Every rank played a part of the tasks. Back to their order; the sort is stable, so runs keep theirs.
+    number_of = {task_key(task): number for number, task in enumerate(tasks)}
+    played.sort(key=lambda tau: number_of[task_key(tau.task)])
+    return played
 
 
 def require_verdicts(played: list[Trajectory], out: Path):
@@ -574,7 +571,8 @@ def rate(trajectories: list[Trajectory]) -> dict:
     #     from the spread of the task means:   variance / n_tasks
     #     from m independent episodes:         p (1 - p) / m
     # Equate them and solve for m: at least one per task, at most one per episode.
-    effective = n_tasks  # no spread, such as all 0 or all 1
+    # Equal task means say 0 / 0, or no bound at all: then one per task, to be careful.
+    effective = n_tasks
     if variance > 0:
         effective = p * (1 - p) * n_tasks / variance
         effective = min(max(effective, n_tasks), n)
@@ -761,7 +759,7 @@ def checkpoint_of(cfg) -> str | None:
 
 
 def open_policy(cfg: Config, device):
-    """(policy, as `evaluate` takes it, and its Chat)."""
+    """(the Chat, and the policy as `evaluate` takes it)."""
     checkpoint = checkpoint_of(cfg)
     if checkpoint is not None:
         chat = compress.open_chat(checkpoint, actions_help())
@@ -771,11 +769,11 @@ def open_policy(cfg: Config, device):
         tokenizer = model.load_tokenizer(Path(__file__).parent / "worlds" / "base")
         chat = Chat(tokenizer, compress.system_prompt(actions_help(), think=True))
     if cfg.policy_url:
-        return Endpoint(cfg.policy_url, cfg.policy_model), chat
+        return chat, Endpoint(cfg.policy_url, cfg.policy_model)
     dtype = model.computing_dtype(device, cfg.precision)
     policy = model.load(checkpoint, dtype, device)
     model.check_fit(policy, chat.tokenizer, cfg.max_context)
-    return policy, chat
+    return chat, policy
 
 
 def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
@@ -909,15 +907,18 @@ def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run
             split = source
             if len(cfg.max_turns) > 1:
                 split = f"{source} within {limit} turns"
-            env.reset(tasks, group_size=cfg.runs, name=split)
+            env.begin_batch(tasks, group_size=cfg.runs, name=split)
             played = evaluate(policy, chat, tasks, env=env, settings=settings, runs=cfg.runs, seed=cfg.seed,
                               temperature=cfg.temperature, tick=run.ticker(f"{split:.48}: "))
             require_verdicts(played, directory.path)
-            records = [tau.to_json(chat, step=None, split=split) for tau in played]
+            records = [to_record(tau, chat, step=None, split=split) for tau in played]
             write_split(directory, split, records)
             summaries[split] = summarize(played)
             everything += played
-            summary = {**summarize(everything), "run": directory.config, "splits": summaries}
+            total = summarize(everything)
+            if len(tasks_of) > 1:
+                del total["per_template"]  # two sources may number their templates alike
+            summary = {**total, "run": directory.config, "splits": summaries}
             directory.replace("summary.json", summary)  # now: a later split may fail
     return summaries
 
@@ -949,7 +950,7 @@ def main(cfg: Config) -> int | None:
     begun = (out / "lock").exists()  # an evaluation, perhaps beside a checkpoint that is not ours
     if not begun and not run.holds_run(out):
         run.refuse_foreign(out, ("unfinished", "screenshots", "trajectories.jsonl", "summary.json", "report.html"))
-    policy, chat = open_policy(cfg, device)
+    chat, policy = open_policy(cfg, device)
     directory = run.Run(cfg.out, run.describe_run(cfg, device))
     directory.claim()
     with worlds.open_sites(cfg.tasks) as sites:

@@ -78,7 +78,7 @@ import torch
 import bc
 import compress
 import worlds
-from compress import Chat, Row, Trajectory
+from compress import Chat, Row, Trajectory, to_record
 from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, require_verdicts
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import rollout
@@ -182,7 +182,8 @@ def kl_estimate(logp_N, logp_ref_N):
     policies agree. From a batch's second update on, pi_old sampled the tokens, so it is approximate.
 
     Only its value estimates this KL. Its gradient at these tokens, which the loss takes, is on average that of
-    KL(pi_ref || pi), as in GRPO. Both pull pi toward pi_ref.
+    KL(pi_ref || pi), as in GRPO. Both pull pi toward pi_ref. The gradient has no bound: one token 25 nats below
+    the reference counts 7e10-fold, so after clipping it decides the whole update.
     """
     delta_N = logp_ref_N - logp_N
     return delta_N.exp() - delta_N - 1
@@ -202,17 +203,17 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     kl_N = kl_estimate(logp_N, logp_ref_N)
     gain_N = surrogate_N - beta * kl_N
     loss = -(weight_N * gain_N).sum()
-    without_gradient_N = clipped_N < unclipped_N
+    is_clipped_N = clipped_N < unclipped_N
     return loss, {
         "kl": kl_N.sum().item(),
-        "clip_frac": without_gradient_N.sum().item(),
+        "clip_frac": is_clipped_N.sum().item(),
     }
 
 
 def weighted_rows(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
     """The training rows of the groups that train, each with the weight of its action tokens in L.
 
-    Means count the groups and tokens of all ranks.
+    The means are over the groups and tokens of all ranks: all of them call it, also without groups of their own.
     """
     own_tokens = 0  # this rank's
     for group in groups:
@@ -275,7 +276,8 @@ def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     # 2) Sort them by template.
     templates = {}
     for task in shuffled:
-        same_template = templates.setdefault(task.get("intent_template_id"), [])
+        template = (task.get("source"), task.get("intent_template_id"))
+        same_template = templates.setdefault(template, [])
         same_template.append(task)
 
     # 3) Give each task a place in [0, 1): a template's n tasks at (0 + f)/n, (1 + f)/n, ..., with a fraction
@@ -329,11 +331,12 @@ class MGRPO:
         """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order.
 
         tick(text) shows progress. choose: how a turn chooses among several responses; see `rollout` and
-        forks/tsr.py.
+        forks/tsr.py. A fork may call it several times in a step, each time for other tasks. A step whose
+        episodes all broke is collected again.
         """
         cfg = self.cfg
         seed = f"{cfg.seed}/{step}"
-        env.reset(tasks, group_size=cfg.G, name=seed)
+        env.begin_batch(tasks, group_size=cfg.G, name=seed)
         mine = tasks[run.rank()::run.world_size()]
         playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group_size=cfg.G, seed=seed,
                           temperature=cfg.temperature, tick=tick, choose=choose)
@@ -387,8 +390,9 @@ class MGRPO:
         """(loss of a micro-batch, its metrics as sums over its tokens: kl, clip_frac, and a fork's own).
 
         hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads. All
-        ranks call this equally often: one with fewer micro-batches gets PADDING, whose weight is 0. To
-        keep something from a step's first update for the later ones, put it on the row.
+        ranks call this equally often: one with fewer micro-batches gets PADDING, whose weight is 0. The
+        metrics have the same names in the same order each time. To keep something from a step's first
+        update for the later ones, put it on the row.
         """
         logp_old_N = sampled_logps(micro_batch, logp_N.device)
         A_N = per_token([row.advantage for row in micro_batch], micro_batch, logp_N.device)
@@ -489,7 +493,7 @@ def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> 
     return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(updates)}
 
 
-# ------------------------------------------------------------------------------------ the script --
+# --------------------------------------------------------------------------------------- setting up --
 
 
 def check(cfg: Config, Method):
@@ -545,26 +549,24 @@ def open_method(cfg: Config, Method, device) -> MGRPO:
     return Method(cfg, chat, model, reference, optimizer, device)
 
 
-def warmup_linear(step: int, cfg: Config) -> float:
-    """The learning rate: a linear rise; then constant, or a linear fall that would reach 0 after the last step."""
-    warm = round(cfg.warmup * cfg.steps)
-    rise = (step + 1) / max(warm, 1)
-    fall = 1.0
-    if cfg.decay:
-        fall = (cfg.steps - step) / max(cfg.steps - warm, 1)
-    return cfg.lr * min(1.0, rise, fall)
+def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
+    """(the tasks to train on, the held-out ones)."""
+    has_judge = env.judge is not None
+    tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=has_judge)
+    held_out = []
+    if cfg.held_out:
+        held_out = worlds.load_tasks(cfg.held_out, env.sites, judge=has_judge)
+    if cfg.batch > len(tasks):
+        raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks; "
+                         f"give at most --batch {len(tasks)}.")
+    return tasks, held_out
 
 
-def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float | None:
-    """Success rate of greedy episodes on tasks, over all ranks."""
-    env.reset(tasks)
-    tick = run.ticker("  held out: ")
-    played = evaluate(method.model, method.chat, tasks, env=env, settings=method.cfg, tick=tick)
-    return episode_metrics(played)["success_rate"]
+# ---------------------------------------------------------------- saving, and going on after a kill --
 
 
 def due(step: int, every: int, cfg: Config) -> bool:
-    """Whether it is time, for something done every so many steps and after the last one."""
+    """Whether what is done every `every` steps, and after the last one, is due after this step."""
     if step == cfg.steps - 1:
         return True
     return every > 0 and (step + 1) % every == 0
@@ -613,7 +615,7 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         fresh = directory.path / "best.new"
         save_as(fresh, step=step + 1, held_out_success=line["held_out_success"])
         if run.rank() == 0:
-            run.delete_directory(directory.path / "best", instead=fresh)
+            run.swap_directory(directory.path / "best", fresh)
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
@@ -634,6 +636,63 @@ def save_state(method: MGRPO, directory: run.Run, step: int):
     """Saves what a resumed run needs; it continues with `step`."""
     run.save_state(method.cfg, method.model, method.optimizer, step=step, inputs=directory.inputs,
                    method_name=type(method).__name__)
+
+
+def refuse_lost_state(out: Path):
+    """Raises ValueError if a trained policy is there without its training state: a new run would replace it."""
+    has_policy = run.holds_run(out) and (out / "model.safetensors").exists()
+    has_state = len(run.saved_states(out / "state")) > 0
+    if has_policy and not has_state:
+        raise ValueError(f"{out} holds a trained policy, but no state/ to go on from. "
+                         "Give --no-resume to replace it, or another --out.")
+
+
+def where_to_begin(method: MGRPO) -> int:
+    """Restores the run in OUT, if there is one; returns its next step, else 0."""
+    cfg = method.cfg
+    may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
+    if not cfg.decay and not cfg.warmup:
+        may_change.add("steps")  # a constant learning rate does not depend on it
+    first_step = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
+    if first_step == 0 and cfg.resume:
+        refuse_lost_state(Path(cfg.out))
+    return first_step
+
+
+def finish(method: MGRPO, device, first_step: int):
+    """Says that a run is finished. It may have been killed before its policy or its report: writes what is missing."""
+    cfg = method.cfg
+    out = Path(cfg.out)
+    has_no_policy = run.rank() == 0 and not (out / "model.safetensors").exists()
+    if run.all_max(has_no_policy):
+        directory = run.open_run(cfg, device, first_step)
+        save(method.model, out, like=cfg.model, settings=directory.config)
+        run.print0(f"saved {out}, which had been killed before it could")
+    if run.rank() == 0 and not (out / "report.html").exists():
+        run.report(out)
+    run.print0(f"{cfg.out} is finished: all {first_step} steps are done. "
+               "Give --no-resume to start over, or another --out.")
+
+
+# --------------------------------------------------------------------------------------- the script --
+
+
+def warmup_linear(step: int, cfg: Config) -> float:
+    """The learning rate: a linear rise; then constant, or a linear fall that would reach 0 after the last step."""
+    warm = round(cfg.warmup * cfg.steps)
+    rise = (step + 1) / max(warm, 1)
+    fall = 1.0
+    if cfg.decay:
+        fall = (cfg.steps - step) / max(cfg.steps - warm, 1)
+    return cfg.lr * min(1.0, rise, fall)
+
+
+def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float | None:
+    """Success rate of greedy episodes on tasks, over all ranks."""
+    env.begin_batch(tasks)
+    tick = run.ticker("  held out: ")
+    played = evaluate(method.model, method.chat, tasks, env=env, settings=method.cfg, tick=tick)
+    return episode_metrics(played)["success_rate"]
 
 
 def show_progress(tick, i: int, n: int, share: float):
@@ -662,41 +721,6 @@ def print_step(line: dict, cfg: Config, device, minutes_left: float):
         run.print0("  ! logp_gap is far above rounding: training does not score what was sampled")
 
 
-def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
-    """(the tasks to train on, the held-out ones)."""
-    has_judge = env.judge is not None
-    tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=has_judge)
-    held_out = []
-    if cfg.held_out:
-        held_out = worlds.load_tasks(cfg.held_out, env.sites, judge=has_judge)
-    if cfg.batch > len(tasks):
-        raise ValueError(f"--batch {cfg.batch}: {cfg.tasks} holds only {len(tasks)} tasks; "
-                         f"give at most --batch {len(tasks)}.")
-    return tasks, held_out
-
-
-def refuse_lost_state(out: Path):
-    """Raises ValueError if a trained policy is there without its training state: a new run would replace it."""
-    has_policy = run.holds_run(out) and (out / "model.safetensors").exists()
-    has_state = len(run.saved_states(out / "state")) > 0
-    if has_policy and not has_state:
-        raise ValueError(f"{out} holds a trained policy, but no state/ to go on from. "
-                         "Give --no-resume to replace it, or another --out.")
-
-
-def finish(method: MGRPO, device, first_step: int):
-    """Writes what a finished run lacks that was killed after it had saved its first training state."""
-    cfg = method.cfg
-    out = Path(cfg.out)
-    has_no_policy = run.rank() == 0 and not (out / "model.safetensors").exists()
-    if run.all_max(has_no_policy):
-        directory = run.open_run(cfg, device, first_step)
-        save(method.model, out, like=cfg.model, settings=directory.config)
-        run.print0(f"saved {out}, which had been killed before it could")
-    if run.rank() == 0 and not (out / "report.html").exists():
-        run.report(out)
-
-
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
 
 
@@ -723,27 +747,17 @@ def main(cfg: Config, Method=MGRPO):
     device = run.init_dist(cfg.precision)
     method = open_method(cfg, Method, device)
     cfg = method.cfg
-    may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
-    if not cfg.decay and not cfg.warmup:
-        may_change.add("steps")  # a constant learning rate does not depend on it
-    first_step = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
-    if first_step == 0 and cfg.resume:
-        refuse_lost_state(Path(cfg.out))
+    first_step = where_to_begin(method)
     if first_step >= cfg.steps:
         finish(method, device, first_step)
-        run.print0(f"{cfg.out} is finished: all {first_step} steps are done. "
-                   "Give --no-resume to start over, or another --out.")
         return
-    if first_step > 0:
-        if run.rank() == 0:
-            run.undo_half_a_swap(Path(cfg.out) / "best")
-        kept_best(Path(cfg.out))  # if it is damaged, say so before a step is played
 
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)
         tasks, held_out = open_tasks(cfg, env)
         directory = run.open_run(cfg, device, first_step)
         directory.begin(config_json(method.model), first_step)
+        kept_best(directory.path)  # if it is damaged, say so before a step is played
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first_step + 1} on")
         start = time.monotonic()
@@ -789,7 +803,7 @@ def main(cfg: Config, Method=MGRPO):
                 run.print0(f"  held out: success {percent(line['held_out_success'])}")
 
             # 6) Save.
-            records = [tau.to_json(method.chat, step=step, split="train") for tau in episodes]
+            records = [to_record(tau, method.chat, step=step, split="train") for tau in episodes]
             directory.append("trajectories.jsonl", run.gather(records))
             directory.write_metrics(line)
             save_everything(method, directory, line)

@@ -8,8 +8,9 @@ The project's correctness argument: what a rollout records (`sample`) and what t
     python model.py DIR "Once upon a time" --max-new-tokens 20 --temperature 0
     python tests/tools/plan.py Llama-3.1-8B --gpus 8 --context 16384   # how many GPUs do I need?
 
-A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. Tensors keep
-their names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) wrap the classes from outside.
+A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. Its tensors have the
+same names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) change a built model in place; the classes
+below know neither.
 
 Suffixes say a tensor's shape: x_BTD is (B, T, D).
 Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size (E/2 in RoPE's
@@ -19,7 +20,7 @@ positions, N scored tokens, M of them at once.
 from __future__ import annotations
 
 # First, before torch. `reading` and `writing` turn errors into sentences that name the file.
-from run import barrier, delete_directory, fill, fingerprint, rank, read_json, reading, world_size, writing
+from run import barrier, delete_directory, fill, fingerprint, rank, read_json, reading, reshard, world_size, writing
 
 import argparse
 import json
@@ -193,6 +194,7 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
     NOTE Keep transformers' order of operations: a difference in the last bit becomes another angle
     at position 16,000, and the logits drift.
     """
+    # On the CPU, even where `load` and `unsharded` build the model without memory, on "meta".
     exponent_E = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
     freq_E = 1 / config.rope_theta ** (exponent_E / config.head_dim)
     scaling = config.rope_scaling
@@ -265,29 +267,26 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
     k_parts = k_BKTE.split(lengths, dim=2)
     v_parts = v_BKTE.split(lengths, dim=2)
 
-    segment_at = {}  # where a segment starts -> its number
-    k_contexts = []  # of each segment, the pieces of its context
-    v_contexts = []
+    seen = {}  # where a segment starts -> the keys and the values that it attends to, in pieces: the last are its own
     y_parts = []
-    for i, (start, _, context_start, context_stop) in enumerate(segments):
-        # 1) Its context: the first tokens of an earlier segment, after the context of that segment.
-        k_context = []
-        v_context = []
+    for segment, q, k, v in zip(segments, q_parts, k_parts, v_parts):
+        start, _, context_start, context_stop = segment
+        # 1) Its context: all that an earlier segment attends to, but only the first of that segment's own tokens.
+        ks = [k]
+        vs = [v]
         n_first = context_stop - context_start
         if n_first != 0:
-            earlier = segment_at.get(context_start)
-            assert earlier is not None and 0 < n_first <= lengths[earlier], \
-                "a context is the first tokens of an earlier segment, and what that segment saw"
-            k_context = [*k_contexts[earlier], k_parts[earlier][:, :, :n_first]]
-            v_context = [*v_contexts[earlier], v_parts[earlier][:, :, :n_first]]
-        segment_at[start] = i
-        k_contexts.append(k_context)
-        v_contexts.append(v_context)
+            assert context_start in seen, "a context is the first tokens of an earlier segment; none begins there"
+            earlier_ks, earlier_vs = seen[context_start]
+            *k_context, k_own = earlier_ks
+            *v_context, v_own = earlier_vs
+            assert 0 < n_first <= k_own.shape[2], "a context is the first tokens of an earlier segment, not more"
+            ks = [*k_context, k_own[:, :, :n_first], k]
+            vs = [*v_context, v_own[:, :, :n_first], v]
+        seen[start] = ks, vs
 
         # 2) Attend to the context and to itself.
-        k = torch.cat((*k_context, k_parts[i]), dim=2)
-        v = torch.cat((*v_context, v_parts[i]), dim=2)
-        y_parts.append(attend(q_parts[i], k, v))
+        y_parts.append(attend(q, torch.cat(ks, dim=2), torch.cat(vs, dim=2)))
     return torch.cat(y_parts, dim=2)
 
 
@@ -471,7 +470,7 @@ SUPPORTED = {  # feature: the values that `forward` computes; (): refused if a c
     "model_type": ("llama", "qwen2", "qwen3"),
     "hidden_act": ("silu",),
     "rope_type": ("default", "llama3"),
-    "rope_scaling": (),  # what is left of it if it names no type: keys that we do not read
+    "rope_scaling": (),  # without a type we would ignore its other keys
     "partial_rotary_factor": (),
     "layer_types": (),  # besides full attention
     "use_sliding_window": (),
@@ -619,7 +618,7 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
 
     precision: that of `shard`, see `computing_dtype`; dtype is that of the weights.
     Tensors are read one at a time into an empty model, so there is never a second full copy.
-    lora: which adapters to open; they are float32, see `adapt`.
+    lora: which adapters to open; they are float32, whatever dtype is.
         None     those that were saved, if any
         0        none: a LoRA policy's merged weights instead
         r > 0    to train: those that were saved, which must have rank r; without any, new ones, which change
@@ -675,39 +674,29 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
     return model
 
 
-def load_for_training(path: str | Path, device, lora: int = 0, precision: str | None = None) -> Transformer:
-    """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
-    dtype = computing_dtype(device, precision) if lora else torch.float32
-    return load(path, dtype, device, sharded=True, lora=lora, precision=precision)
-
-
-def check_context(model: Transformer, max_context: int):
-    """Refuses contexts longer than those that the model was trained on: it has never seen later positions."""
-    longest = int(model.config.raw.get("max_position_embeddings") or max_context)
-    if max_context > longest:
-        raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
-
-
-def check_vocabulary(model: Transformer, tokenizer: Tokenizer):
-    """Refuses a tokenizer with ids that the model has no embedding for."""
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= model.config.vocab_size:
-        raise ValueError(f"the tokenizer has ids up to {largest}, the model {model.config.vocab_size} embeddings; "
-                         "resize the model's embeddings, or take the tokenizer that it was trained with.")
-
-
-def check_fit(model: Transformer, tokenizer: Tokenizer, max_context: int):
-    """Refuses what the model cannot read: contexts that are too long, ids without an embedding."""
-    check_context(model, max_context)
-    check_vocabulary(model, tokenizer)
-
-
 def weight_files(path: Path) -> list[Path]:
     whole = path / "model.safetensors"
     if whole.exists():
         return [whole]
     parts = sorted(path.glob("model-*.safetensors"))  # of a large model on the hub
     return parts or [whole]
+
+
+def load_for_training(path: str | Path, device, lora: int = 0, precision: str | None = None) -> Transformer:
+    """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
+    dtype = computing_dtype(device, precision) if lora else torch.float32
+    return load(path, dtype, device, sharded=True, lora=lora, precision=precision)
+
+
+def check_fit(model: Transformer, tokenizer: Tokenizer, max_context: int):
+    """Refuses what the model cannot read: contexts longer than those it was trained on, ids without an embedding."""
+    longest = model.config.raw.get("max_position_embeddings") or max_context
+    if max_context > longest:
+        raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model.config.vocab_size:
+        raise ValueError(f"the tokenizer has ids up to {largest}, the model {model.config.vocab_size} embeddings; "
+                         "resize the model's embeddings, or take the tokenizer that it was trained with.")
 
 
 def config_json(model: Transformer) -> dict:
@@ -746,12 +735,13 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, s
 
 def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | None,
                      model: Transformer, adapters: dict):
-    """Writes into PATH/checkpoint.tmp, then moves file by file, the weights last: a half-made first save has none.
+    """Writes into PATH/checkpoint.tmp, then moves file by file, the weights last: an interrupted
+    first save leaves no weights to open.
 
     With LoRA the adapters move before the merged weights. If the process dies in between, the merged ones
     are old, and nothing is lost: `load` takes the adapters and the weights that they name.
     """
-    # 1) Write everything into PATH/checkpoint.tmp. Remove old tokenizer files that `like` does not have.
+    # 1) Write everything into PATH/checkpoint.tmp.
     fresh = path / "checkpoint.tmp"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -759,13 +749,14 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
     save_file(state, fresh / "model.safetensors", metadata={"format": "pt"})
     if adapters:
         write_adapters(fresh, model, adapters)
+    outdated = []
     if like:
         source = resolve(like)
         for name in TOKENIZER_FILES:
             if (source / name).exists():
                 shutil.copy(source / name, fresh)
             else:
-                (path / name).unlink(missing_ok=True)  # an old agent.json changes the prompt
+                outdated.append(path / name)  # an old agent.json would change the prompt
 
     # 2) Move it to its place: weights last, and among them adapter/ before model.safetensors.
     files = [file for file in sorted(fresh.rglob("*")) if file.is_file()]
@@ -777,6 +768,8 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
         place = path / file.relative_to(fresh)
         place.parent.mkdir(exist_ok=True)
         file.replace(place)
+    for file in outdated:
+        file.unlink(missing_ok=True)
     shutil.rmtree(fresh)
     if not adapters:
         delete_directory((path / ADAPTERS).parent)  # of an earlier run: `load` would prefer them
@@ -818,7 +811,7 @@ def adapt(model: Transformer, r: int) -> Transformer:
         raise ValueError(f"--lora {r}: the rank is at most the model's width, {model.config.hidden_size}.")
     model.requires_grad_(False)
     model.lora = r
-    for module in list(model.model.layers.modules()):
+    for module in model.model.layers.modules():
         if isinstance(module, nn.Linear):
             module.__class__ = LoRALinear  # in place, so the weights keep their names
             module.scale = ALPHA / r
@@ -834,7 +827,7 @@ def new_adapters(state: dict) -> dict:
     for name, tensor in state.items():
         if "lora_" not in name:
             continue
-        noise = torch.randn(tensor.shape, generator=generator)
+        noise = torch.randn(tensor.shape, generator=generator)  # for B, too: a seed's values of A depend on it
         scale = 0  # of B, so the product B A is 0
         if name.endswith("lora_A"):
             scale = tensor.shape[1] ** -0.5
@@ -853,7 +846,7 @@ def keep_reference(model: Transformer, adapters: dict, device):
 
 @contextmanager
 def as_reference(model: Transformer):
-    """In here the model is the reference, the policy that LoRA began with: the same frozen weights."""
+    """Inside, the model computes the reference: the frozen weights with the adapters that training began with."""
     adapted = [module for module in model.modules() if isinstance(module, LoRALinear)]
     for module in adapted:
         module.use_reference = True
@@ -865,7 +858,7 @@ def as_reference(model: Transformer):
 
 
 def merge(state: dict) -> dict:
-    """Adds the adapters in a state dict to its weights, in float32; takes them out and returns them.
+    """Adds B A of each layer to its weight, in float32. Takes A and B out of the state dict and returns them.
 
     W + ALPHA/r B A is a plain matrix: whoever opens it need not know about LoRA.
     """
@@ -876,7 +869,7 @@ def merge(state: dict) -> dict:
             state[name] = weight.float()
     for name, A in adapters.items():
         if name.endswith("lora_A"):
-            layer = name.removesuffix("lora_A")
+            layer = name.removesuffix("lora_A")  # with its last dot
             B = adapters[layer + "lora_B"]
             r = len(A)
             W = state[layer + "weight"]
@@ -905,7 +898,7 @@ def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(hashes)})
 
 
-def holds(checkpoint: str, hashes) -> bool:
+def has_weights(checkpoint: str, hashes) -> bool:
     """Whether a checkpoint is there and holds the weights with these hashes: their `fingerprint`."""
     try:
         return fingerprint(resolve(checkpoint)) == hashes
@@ -916,19 +909,24 @@ def holds(checkpoint: str, hashes) -> bool:
 def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
     """(the checkpoint of the frozen weights, rank, adapters by our names) of what `save` has written."""
     file = checkpoint / ADAPTERS
-    settings = read_json(file.parent / "adapter_config.json")
+    settings_file = file.parent / "adapter_config.json"
+    settings = read_json(settings_file)
+    with reading(settings_file):
+        base = settings["base_model_name_or_path"]
+        r = settings["r"]
+        alpha = settings["lora_alpha"]
+        if type(r) is not int or r < 1:
+            raise ValueError(f"its rank r is {r!r:.60}")
+        if alpha != ALPHA:
+            raise ValueError(f"its lora_alpha is {alpha}, not {ALPHA} as in model.py")
+
     adapters = {}
     with reading(file), safe_open(file, framework="pt") as tensors:
         metadata = tensors.metadata() or {}
         if "frozen" not in metadata:
             raise ValueError("another program wrote these adapters; merge them into the weights with it "
                              f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
-        if type(settings["r"]) is not int or settings["r"] < 1:
-            raise ValueError(f"its rank r is {settings['r']!r:.60}")
-        if settings["lora_alpha"] != ALPHA:
-            raise ValueError(f"its lora_alpha is {settings['lora_alpha']}, not {ALPHA} as in model.py")
-        base = settings["base_model_name_or_path"]
-        if not holds(base, json.loads(metadata["frozen"])):
+        if not has_weights(base, json.loads(metadata["frozen"])):
             raise ValueError(f"{base}, as seen from this folder, does not hold the weights that it was trained on; "
                              f"put them there. A new run can also use the merged weights: delete {file.parent}")
         for name in tensors.keys():
@@ -936,7 +934,9 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
             adapters[ours] = tensors.get_tensor(name)
             if not adapters[ours].isfinite().all():
                 raise ValueError(f"not all values of {name} are finite numbers")
-        return base, settings["r"], adapters
+        if not adapters:
+            raise ValueError("it holds no adapters")
+    return base, r, adapters
 
 
 # ------------------------------------------------------- several processes with FSDP2, from outside
@@ -994,8 +994,7 @@ def unsharded(model: Transformer):
         whole.load_state_dict(weights, assign=True)
         yield whole
     finally:
-        for part in parts:
-            part.reshard()
+        reshard(model)
 
 
 def gathered(tensor):

@@ -9,11 +9,11 @@ action of the agent, on an element of the page as the agent reads it (worlds/rec
 use the window). When you are done, close the window and type the answer. Then, without a window,
 
     1. nothing is done, to see what the site looks like;
-    2. your steps are replayed, and a check is made of what has become different: the state of the
-       site, the address, your answer;
-    3. they are replayed once more. If that passes the check and doing nothing does not, the
-       demonstration is appended to demos.jsonl (python bc.py --data demos.jsonl) and the task to
-       demos.tasks.json. Look at its check: it may ask for too much or too little.
+    2. your steps are replayed. What is different now (the state of the site, the address, your answer)
+       gives checks that may fit;
+    3. each is tried, until one passes a replay of your steps and fails when nothing is done. Then the
+       demonstration is appended to demos.jsonl (python bc.py --data demos.jsonl) and the task, with this
+       check, to demos.tasks.json. Look at the check: it may ask for too much or too little.
 
 Between the replays a site must forget what was done. Start it by --serve, so that each gets a fresh copy.
 """
@@ -29,7 +29,7 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import model
-from compress import Chat, Trajectory, format_response, open_chat
+from compress import Chat, Trajectory, format_response, open_chat, to_record
 from evaluate import Environment, SiteSettings, evaluate_js, visit
 from rollout import ACTIONS, Call, Settings, actions_help, play, rollout
 from worlds import onlooker, recorder, webarena
@@ -63,8 +63,8 @@ def checkpoint_of(cfg) -> str:
 
 
 def task_of(cfg: Config) -> dict:
-    """The task in WebArena's schema, with a check that only fills the place. Raises ValueError."""
-    host = urlsplit(cfg.url).netloc.partition(":")[0]
+    """The task in WebArena's schema, with a placeholder check. Raises ValueError."""
+    host = urlsplit(cfg.url).hostname
     row = {
         "task_id": 0,
         "sites": [host or "site"],
@@ -126,7 +126,7 @@ def play_once(cfg: Config, task: dict):
 
 # --------------------------------------------------------------------------------- a person shows it --
 
-ELEMENT = re.compile(r"<([^<>]+)>([^<]*) <([0-9]+)>")  # up to its id, as page.js writes it
+ELEMENT_TAG = re.compile(r"<([^<>]+)>([^<]*) <([0-9]+)>")  # up to its id, as worlds/page/ writes it
 
 THOUGHTS = {  # in the phrases of the sandbox's experts
     "Click": "click {name}",
@@ -151,7 +151,7 @@ class Step(NamedTuple):
     argument: str | None
     tag: str   # of the element; "": the action needs none
     name: str
-    rank: int  # how many elements of this tag and name stand above it
+    nth: int   # how many elements of this tag and name stand above it
 
     def thought(self) -> str:
         return THOUGHTS[self.action].format(name=self.name, argument=self.argument)
@@ -160,30 +160,30 @@ class Step(NamedTuple):
 def step_of(wish: recorder.Wish, page: str) -> Step:
     """What a person wished, as a step. page: the observation whose ids the wish uses."""
     above = Counter()
-    for tag, name, number in ELEMENT.findall(page):
+    for tag, name, number in ELEMENT_TAG.findall(page):
         if int(number) == wish.element:
             return Step(wish.name, wish.argument, tag, name, above[tag, name])
         above[tag, name] += 1
-    return Step(wish.name, wish.argument, tag="", name="", rank=0)
+    return Step(wish.name, wish.argument, tag="", name="", nth=0)
 
 
 def find(step: Step, page: str) -> str | None:
     """The id of a step's element on a page; None: it is not there."""
     same = []
-    for tag, name, number in ELEMENT.findall(page):
+    for tag, name, number in ELEMENT_TAG.findall(page):
         if tag == step.tag and name == step.name:
             same.append(number)
-    if step.rank >= len(same):
+    if step.nth >= len(same):
         return None
-    return same[step.rank]
+    return same[step.nth]
 
 
 async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[Step], str]:
     """(what a person did in a window until it was closed, the address of the last page)."""
     steps = []
     sites = sites_of([task], cfg.allow)
-    async with Browser(cfg, sites, visible=True) as browser, env.enter(browser, task) as played:
-        session = await browser.open({**played, "script": recorder.SCRIPT})
+    async with Browser(cfg, sites, visible=True) as browser, env.enter(browser, task) as served:
+        session = await browser.open({**served, "script": recorder.SCRIPT})
         person = recorder.Person(session)
         print(f"The task: {task['intent']}\nDo it in the window, then close the window.")
         while True:
@@ -198,9 +198,7 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
             if wish is None:
                 break
             step = step_of(wish, page)
-            call = Call(wish.name, wish.argument)
-            if wish.element is not None:
-                call.element = str(wish.element)
+            call = Call(wish.name, wish.argument, wish.element)
             action = ACTIONS[call.name].method
             try:
                 await session.execute(call.name, action, *call.method_args())
@@ -209,15 +207,15 @@ async def watch_person(task: dict, env: Environment, cfg: Config) -> tuple[list[
                 continue
             steps.append(step)
             print(f"{len(steps):>2}. {step.thought()}")
-    return steps, without_port(url, played)
+    return steps, without_port(url, served)
 
 
-def without_port(url: str, played: dict) -> str:
-    """An address of a played task, with {port} again in place of its server's port."""
-    if "serve" not in played:
+def without_port(url: str, served: dict) -> str:
+    """An address of a task that was played, with {port} again in place of its server's port."""
+    if "serve" not in served:
         return url
-    port = urlsplit(played["start_url"]).port
-    return url.replace(f":{port}", ":{port}")
+    port = urlsplit(served["start_url"]).port
+    return re.sub(rf":{port}\b", ":{port}", url)
 
 
 # ---------------------------------------------------------------------------- replayed, and checked --
@@ -254,10 +252,10 @@ class Replay:
     async def act(self, trajectory: Trajectory, slot: int):
         """The next response as Engine.respond gives it: (ids, log-probs, ended). It has no log-probs."""
         *earlier, now = trajectory.turns
-        turn = len(earlier)
+        j = len(earlier)
         response = None
-        if turn < len(self.steps):
-            step = self.steps[turn]
+        if j < len(self.steps):
+            step = self.steps[j]
             response = response_to(step, now.observation, self.chat)
             if response is None:
                 self.lost = step
@@ -275,7 +273,19 @@ class Replay:
         return format_response(thought, f"exit(message={message})", self.chat.think)
 
 
-class Looking(Environment):
+# Between the cells of a table it has tabs, and pages write spaces that do not break.
+TEXT = r"document.body.innerText.replace(/[^\S\n]+/g, ' ')"
+# What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
+SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
+  const selector = el.id ? '#' + CSS.escape(el.id) : `[name="${CSS.escape(el.getAttribute('name'))}"]`;
+  const read = `document.querySelector('${selector}')`;
+  return ['value', 'checked', 'ariaChecked', 'ariaPressed', 'ariaSelected', 'className']
+    .filter(key => el.type !== 'hidden' && /^(string|boolean)$/.test(typeof el[key]))
+    .map(key => [`${read}.${key}`, String(el[key])]);
+}))"""
+
+
+class Snapshot(Environment):
     """Looks at what an episode leaves instead of judging it.
 
     After it: url and shown (lines) of the page left open; state (lines) and settings of `address`, opened anew.
@@ -296,18 +306,6 @@ class Looking(Environment):
         return 0.0
 
 
-# Between the cells of a table it has tabs, and pages write spaces that do not break.
-TEXT = r"document.body.innerText.replace(/[^\S\n]+/g, ' ')"
-# What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
-SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
-  const selector = el.id ? '#' + CSS.escape(el.id) : `[name="${CSS.escape(el.getAttribute('name'))}"]`;
-  const read = `document.querySelector('${selector}')`;
-  return ['value', 'checked', 'ariaChecked', 'ariaPressed', 'ariaSelected', 'className']
-    .filter(key => el.type !== 'hidden' && /^(string|boolean)$/.test(typeof el[key]))
-    .map(key => [`${read}.${key}`, String(el[key])]);
-}))"""
-
-
 async def text_of(page) -> list[str]:
     text = await evaluate_js(page, TEXT)
     return [line.strip() for line in text.splitlines()]
@@ -316,14 +314,16 @@ async def text_of(page) -> list[str]:
 def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
     """At most two lines that only `after` has: those with something that was typed, if there are any.
 
-    Lines with a time are none, unless it was typed: they differ whenever the task is done.
+    A line with a time of day counts only if that time was typed: other times differ from replay to replay.
     """
     with_typed = []
     others = []
     for line in after:
+        if line in before + with_typed + others:
+            continue
         times = re.findall(r"\d+:\d\d", line)
-        has_other_time = any(not any(time in text for text in typed) for time in times)
-        if line in before + with_typed + others or has_other_time:
+        typed_times = [time for time in times if any(time in text for text in typed)]
+        if typed_times != times:
             continue
         if any(text in line for text in typed):
             with_typed.append(line)
@@ -333,8 +333,8 @@ def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
     return best[:2]
 
 
-def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: list[str]) -> list[dict]:
-    """Checks ("eval") that may tell what was done from nothing done, the best first."""
+def possible_checks(untouched: Snapshot, finished: Snapshot, answer: str, typed: list[str]) -> list[dict]:
+    """Checks ("eval") that may tell the finished task from an untouched site, the best first."""
     answers = {"eval_types": ["string_match"], "reference_answers": {"must_include": [answer]}}
 
     def on_page(url: str, locator: str, contents: dict) -> dict:
@@ -345,21 +345,21 @@ def possible_checks(nothing: Looking, replayed: Looking, answer: str, typed: lis
         return check
 
     possible = []
-    state = news(nothing.state, replayed.state, typed)
-    gone = news(replayed.state, nothing.state, typed=[])
+    state = news(untouched.state, finished.state, typed)
+    gone = news(finished.state, untouched.state, typed=[])
     if state:
-        possible.append(on_page(replayed.address, TEXT, {"must_include": state}))
+        possible.append(on_page(finished.address, TEXT, {"must_include": state}))
     elif gone:
-        possible.append(on_page(replayed.address, TEXT, {"must_exclude": gone}))
-    for locator, value in replayed.settings.items():
-        if nothing.settings.get(locator, value) != value:
-            possible.append(on_page(replayed.address, locator, {"exact_match": value}))
+        possible.append(on_page(finished.address, TEXT, {"must_exclude": gone}))
+    for locator, value in finished.settings.items():
+        if untouched.settings.get(locator, value) != value:
+            possible.append(on_page(finished.address, locator, {"exact_match": value}))
             break
     if answer:
         possible.append(answers)
-    elif replayed.url != nothing.url:
-        possible.append({"eval_types": ["url_match"], "reference_url": replayed.url})
-    shown = news(nothing.shown, replayed.shown, typed)
+    elif finished.url != untouched.url:
+        possible.append({"eval_types": ["url_match"], "reference_url": finished.url})
+    shown = news(untouched.shown, finished.shown, typed)
     if shown:
         possible.append(on_page("last", TEXT, {"must_include": shown}))
     return possible
@@ -382,7 +382,7 @@ def record(cfg: Config, task: dict):
     answer = ask("The answer, if the task asks for one: ")
     settings = replace(cfg, max_turns=len(steps) + 1)
 
-    def played(steps: list[Step], answer: str, env: Environment, check: dict | None = None) -> Trajectory:
+    def replay_once(steps: list[Step], answer: str, env: Environment, check: dict | None = None) -> Trajectory:
         policy = Replay(steps, answer, chat)
         checked = {**task, "eval": check or task["eval"]}
         playing = play(policy.act, chat, [checked], env=env, settings=settings)
@@ -390,25 +390,25 @@ def record(cfg: Config, task: dict):
         require_complete(trajectory, policy, cfg)
         return trajectory
 
-    def look_after(steps: list[Step], answer: str) -> Looking:
-        env = Looking({}, OUT_DIR, site, address=address)
-        played(steps, answer, env)
+    def look_after(steps: list[Step], answer: str) -> Snapshot:
+        env = Snapshot({}, OUT_DIR, site, address=address)
+        replay_once(steps, answer, env)
         return env
 
     # 1) What the site looks like when nothing was done.
-    nothing = look_after([], "")
+    untouched = look_after([], "")
 
     # 2) What it looks like after these steps.
-    replayed = look_after(steps, answer)
+    finished = look_after(steps, answer)
 
     # 3) The first check that passes a replay, and does not pass when nothing is done.
     typed = [step.argument for step in steps if step.argument and step.action != "Switch Tab"]
     judge = Environment({}, OUT_DIR, site)
-    for check in possible_checks(nothing, replayed, answer, typed):
-        idle = played([], "", judge, check)
+    for check in possible_checks(untouched, finished, answer, typed):
+        idle = replay_once([], "", judge, check)
         if idle.success:
             continue
-        demonstration = played(steps, answer, judge, check)
+        demonstration = replay_once(steps, answer, judge, check)
         if demonstration.success:
             keep(Path(cfg.record), {**task, "eval": check}, demonstration, chat)
             return
@@ -469,7 +469,7 @@ def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
         text = json.dumps([*tasks, task], indent=1, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
         with open(file, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps(demonstration.to_json(chat, split="train")) + "\n")
+            lines.write(json.dumps(to_record(demonstration, chat, split="train")) + "\n")
         temporary.replace(tasks_file)
     print(f"{file}: {len(demonstration.turns)} turns, replayed. {tasks_file}: task {task['task_id']}, with "
           f"the check {json.dumps(task['eval'], ensure_ascii=False)}")

@@ -4,7 +4,8 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
 
     - `ACTIONS` is the only list of actions, for the prompt, the parser and the executor.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
-      of each history between turns, so a turn computes only what its context does not share with the last.
+      of each history between turns, so a turn computes only what its context does not share with the
+      context before.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`).
     - If the environment fails (`ENV_FAILED`), the episode is played once more. If it fails again, it ends as
       "env_error" and is left out; it does not count as a reward of 0.
@@ -116,7 +117,7 @@ class Call:
     """One parsed action. str() gives its canonical form."""
     name: str
     argument: str | None = None
-    element: str | None = None
+    element: str | int | None = None
 
     def __str__(self):
         if self.name == "exit":
@@ -161,8 +162,11 @@ def actions_help() -> str:
 FUNCTIONS = "|".join(["do", *SHORTHANDS])
 CALL_BEGINS = re.compile(rf"\s*({FUNCTIONS})\s*\(")
 NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
-ELEMENT = re.compile("[0-9]{1,6}")
-STRING = re.compile(r"""(["'])(\\.|(?!\1).)*\1""", re.DOTALL)  # as it stands in a call, line breaks included
+ELEMENT_ID = re.compile("[0-9]{1,6}")
+# As it stands in a call, line breaks included. A character is read in one way only: if a backslash could be
+# read in two, an unclosed string of twenty would take seconds.
+STRING = re.compile(r"""(["'])(\\.|(?!\1)[^\\])*\1""", re.DOTALL)
+LONGEST_CALL = 8000  # characters: a longer one may take all memory that `ast` has
 
 
 class RawCall(NamedTuple):
@@ -173,7 +177,10 @@ class RawCall(NamedTuple):
 
 
 def read_call(text: str) -> RawCall | None:
-    """Parses a text that is one call; None if it is not. Nothing in it runs."""
+    """Parses a text that is one call; None if it is not. Nothing in it runs. Raises ActionError if it is too long."""
+    if len(text) > LONGEST_CALL:
+        raise ActionError(f"the action is longer than {LONGEST_CALL} characters; write a shorter one")
+
     def as_text(node):
         value = ast.literal_eval(node)
         if value is None:
@@ -188,7 +195,7 @@ def read_call(text: str) -> RawCall | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            node = ast.parse(text[:8000], mode="eval").body
+            node = ast.parse(text, mode="eval").body
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 return None
             keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
@@ -258,7 +265,7 @@ def parse(response: str) -> Call:
     call = Call(name)
     if action.element:
         call.element = keywords.get("element", "").strip("<>[]# ")
-        if not ELEMENT.fullmatch(call.element):
+        if not ELEMENT_ID.fullmatch(call.element):
             raise ActionError(f"{name} needs the id of an element, as in {signature(name)}")
     if action.argument:
         if "argument" not in keywords:
@@ -295,7 +302,7 @@ class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
     It knows token ids only. Each worker owns a cache slot, which keeps its keys and values between turns.
-    The next turn begins like the last one, up to the last page, which is now a placeholder (turns count from 0):
+    A turn's context is that of the turn before up to its page, which is a placeholder now (turns count from 0):
 
         held:   system  s'_0 a_0  [whole page 1]  a_1
         next:   system  s'_0 a_0  [placeholder ]  a_1  [whole page 2]
@@ -380,7 +387,7 @@ class Engine:
             tokens_BT = torch.tensor([ids[start:stop]], device=self.device)
             positions_BT = torch.arange(start, stop, device=self.device)[None]
             self.model(tokens_BT, positions_BT, self.cache, slots=slice(slot, slot + 1),
-                       head=lambda x_BTD: x_BTD[:, :0])
+                       head=lambda x_BTD: x_BTD[:, :0])  # a view will do here: FSDP2 is not around
         self.held[slot] = ids
 
     @torch.no_grad()
@@ -552,21 +559,17 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             """Draws the next job before the verdict on the present one: its site can start meanwhile."""
             nonlocal upcoming
             if upcoming is not None:
-                return  # this is a retry
+                return  # drawn in the attempt before
             upcoming = next(queue, None)
             if upcoming is not None:
                 env.prepare(upcoming.task)
 
         job = next(queue, None)
         while job is not None:
-            # 1) Play it; once more if the world failed, since most failures pass.
+            # 1) Play it.
             attempt = partial(episode, browser, chat, job.task, env, act, settings,
                               member=job.member, slot=slot, before_verdict=draw_ahead)
-            trajectory = await attempt()
-            if trajectory.status != "ok":
-                fault = trajectory.broken_by
-                trajectory = await attempt()
-                trajectory.fault = fault
+            trajectory = await with_retry(attempt)
             finished[job.number] = trajectory
             env.keep(trajectory)
 
@@ -574,9 +577,8 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             played.append(trajectory)
             seconds = time.monotonic() - start
             tick(progress(played, total=len(jobs), seconds=seconds))
+            draw_ahead()  # unless the next job is drawn already: there was no verdict if the world failed
             job = upcoming
-            if job is None:
-                job = next(queue, None)
             upcoming = None
 
     sites = sites_of(tasks, settings.allow)
@@ -592,6 +594,16 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             await asyncio.gather(*workers, return_exceptions=True)
             await env.end_prepared()
     return [finished[number] for number in sorted(finished)]
+
+
+async def with_retry(attempt) -> Trajectory:
+    """An episode; played once more if the world failed, since most failures pass."""
+    trajectory = await attempt()
+    if trajectory.status != "ok":
+        fault = trajectory.broken_by
+        trajectory = await attempt()
+        trajectory.fault = fault
+    return trajectory
 
 
 def progress(played: list[Trajectory], total: int, seconds: float) -> str:
@@ -617,7 +629,7 @@ def progress(played: list[Trajectory], total: int, seconds: float) -> str:
 
 
 def task_key(task: dict) -> str:
-    """What tells a task from all others of a run: ids of two sources may be equal."""
+    """A task's name, unique within a run: two sources may use the same id."""
     if "source" in task:
         return f"{task['source']}:{task['task_id']}"
     return str(task["task_id"])

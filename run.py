@@ -5,7 +5,8 @@ Nothing here plays, judges or learns. Two rules hold throughout:
     - Nothing earned is lost. Files are written under another name and renamed when they are complete,
       so a reader finds the old file or the new one, never half of one, whenever the process dies.
       The .jsonl files are appended to; readers skip a last line that is cut off.
-    - What a user can fix is one sentence (ValueError) that names the file or the flag, not a traceback.
+    - What a user can fix is one sentence (a ValueError that we raise) that names the file or the flag. A bug
+      keeps its traceback.
 
 A run's directory, runs/NAME/:
 
@@ -43,6 +44,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import types
 import typing
 from dataclasses import asdict, fields
@@ -204,7 +206,7 @@ def read_json(path: Path) -> dict:
         return value
 
 
-def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[dict], int]:
+def last_rows(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[dict], int]:
     """The rows in the last `size` bytes of a .jsonl file, at most `count`; how many it left out."""
     if not path.exists():
         return [], 0
@@ -221,7 +223,7 @@ def newest(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[
 
 def all_rows(path: Path) -> list[dict]:
     """The rows of a .jsonl file, up to a million, from its last gigabyte."""
-    rows, _ = newest(path, count=10**6, size=10**9)
+    rows, _ = last_rows(path, count=10**6, size=10**9)
     return rows
 
 
@@ -437,19 +439,27 @@ def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -
     return step
 
 
-def delete_directory(directory: Path, instead: Path | None = None):
-    """Deletes a directory at once: a killed process leaves all of it or nothing. instead: what takes its place."""
+def delete_directory(directory: Path):
+    """Deletes a directory at once: after a kill all of it is there, or none (but for NAME.old)."""
     gone = directory.with_name(f"{directory.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     if directory.exists():
         directory.rename(gone)
-    if instead is not None:
-        instead.rename(directory)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def swap_directory(directory: Path, fresh: Path):
+    """Puts `fresh` in the place of a directory. A kill may leave neither there: see `undo_half_a_swap`."""
+    gone = directory.with_name(f"{directory.name}.old")
+    shutil.rmtree(gone, ignore_errors=True)
+    if directory.exists():
+        directory.rename(gone)
+    fresh.rename(directory)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def undo_half_a_swap(directory: Path):
-    """Puts back what `delete_directory` has moved away, if the process was killed before `instead` took its place."""
+    """Puts back what `swap_directory` has moved away, if the process was killed before `fresh` took its place."""
     gone = directory.with_name(f"{directory.name}.old")
     if gone.exists() and not directory.exists():
         gone.rename(directory)
@@ -471,7 +481,7 @@ class Run:
     def __init__(self, path: str | Path, config: dict):
         self.path = Path(path)
         self.config = config
-        self.inputs = {}  # `inputs_of` its settings when it began
+        self.inputs = {}  # what `inputs_of` found when this process opened the run
 
     def claim(self):
         """Locks the directory until this process ends: two runs in one would mix their records."""
@@ -496,7 +506,9 @@ class Run:
         """Writes a file under another name and renames it: readers never see half of it."""
         if rank() != 0:
             return
-        text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+        text = content
+        if not isinstance(content, str):
+            text = json.dumps(content, indent=2) + "\n"
         with writing(self.path / name):
             temporary = self.path / f"{name}.{os.getpid()}.tmp"  # --report may write next to a run
             temporary.write_text(text, encoding="utf-8")
@@ -526,6 +538,7 @@ class Run:
         if first_step == 0:
             self.clear()
         if rank() == 0:
+            undo_half_a_swap(self.path / "best")
             for name in ("metrics.jsonl", "trajectories.jsonl"):
                 path = self.path / name
                 with writing(path):
@@ -641,10 +654,10 @@ def report(run_dir: str | Path, others=()) -> Path:
     for directory in (*others, path):
         for file in sorted(Path(directory).glob("summary*.json")):
             summaries.append({**read_json(file), "name": file.parent.resolve().name})
-    trajectories, left_out = newest(path / "trajectories.jsonl")
+    trajectories, left_out = last_rows(path / "trajectories.jsonl")
     with reading(path / "trajectories.jsonl"):
         embed_screenshots(trajectories, path)
-    metrics, _ = newest(path / "metrics.jsonl", count=100_000)
+    metrics, _ = last_rows(path / "metrics.jsonl", count=100_000)
 
     data = {"name": path.name, "config": config.get("run", {}), "metrics": metrics,
             "trajectories": trajectories, "left_out": left_out, "summaries": summaries}
@@ -798,8 +811,14 @@ def refuse_out_of_range(given: dict):
         raise ValueError(f"--warmup {warmup:g}: it is a share of the steps, from 0 to 1.")
 
 
+def is_ours(error: ValueError) -> bool:
+    """Whether a file of ours, or a fork, raised it to say what to do. Else Python or a library found a bug."""
+    *_, place = traceback.extract_tb(error.__traceback__)
+    return place.line.startswith("raise") and "site-packages" not in place.filename
+
+
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):
-    """Runs a script's main(Config). The user's errors and lost ranks print one line, Ctrl-C prints nothing.
+    """Runs a script's main(Config), and exits. The user's errors and lost ranks print one line, Ctrl-C prints nothing.
 
     presets: {flag: the values it stands for}. start, positional: see `parse_args`.
     """
@@ -812,6 +831,8 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     try:
         status = main(parse_args(Config, description, presets, start, positional))
     except (ValueError, OSError) as error:
+        if isinstance(error, ValueError) and not is_ours(error):
+            raise
         status = f"{script}: {error}"
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):

@@ -61,7 +61,7 @@ class Config(mgrpo.Config):
     feedback_tokens: int = 64    # the most tokens of one page to predict
 
 
-# As worlds/page.js writes it: <a>red lamp <5></a>. A page's own < is &lt; there, so nothing else looks like it.
+# As worlds/page/ writes it: <a>red lamp <5></a>. A page's own < is &lt; there, so nothing else looks like it.
 ID = re.compile(r" <\d+>")
 
 

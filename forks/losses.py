@@ -305,10 +305,11 @@ class Losses(mgrpo.MGRPO):
         and within a step no task comes twice.
         """
         episodes = super().collect(tasks, env, step, tick)
+        spare = self.spare  # if the step is collected again, it begins with all of them
         for _ in range(self.cfg.refill):
             missing = self.cfg.batch - self.groups_that_train(episodes)
-            more = self.spare[:missing]
-            self.spare = self.spare[missing:]
+            more = spare[:missing]
+            spare = spare[missing:]
             if not more:
                 break
             episodes += super().collect(more, env, step, tick)

@@ -96,7 +96,7 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
 
 def fit(model: Transformer, optimizer, name: str,
         x_RD, y_R, updates: int) -> tuple[float, float] | tuple[None, None]:
-    """Trains a head by cross-entropy on success y_R (0 or 1) over the rows of all ranks.
+    """Trains a head by cross-entropy on success y_R (from 0 to 1) over the rows of all ranks, which all call it.
 
     Returns the cross-entropy before and after, in nats (None without rows). ln 2 = 0.69 is what a coin achieves. If it
     is far higher before the next step's fit, on new rows, than after this one, the head knows its rows by heart.
@@ -175,7 +175,10 @@ def without_messages(page: str) -> str:
 
 
 def likelihood(micro_batch: list[Row], logp_N):
-    """- sum weight A log pi, and its metrics. A, at least 0, says how much a response is worth imitating."""
+    """- sum weight A log pi, and its metrics. A, at least 0, says how much a response is worth imitating.
+
+    pi is at the sampling temperature (cfg.temperature); bc.py clones at 1.
+    """
     worths = [row.weight * row.advantage for row in micro_batch]
     worth_N = per_token(worths, micro_batch, logp_N.device)
     loss = -(worth_N * logp_N).sum()

@@ -305,7 +305,7 @@ class Env:
     def __init__(self, judge=1.0):
         self.judge = judge
 
-    def reset(self, tasks, group_size=1, name=""):
+    def begin_batch(self, tasks, group_size=1, name=""):
         pass
 
     @contextlib.asynccontextmanager

@@ -268,6 +268,10 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
     "a form that the browser refuses": (
         "<form><button>send</button><label>Email <input required></label></form>", "Click",
         'note: the browser refuses "Email": Please fill out this field.'),
+    "a form that its own script refuses": (
+        "<form novalidate onsubmit='if (!this.checkValidity()) event.preventDefault()'><button>send</button>"
+        "<label>Email <input required></label></form>", "Click",
+        'note: the browser refuses "Email": Please fill out this field.'),
     "a date in a wrong format": ("<input type=date aria-label=day>", 'Type", argument="12/31/2024',
                                  'note: the browser refuses "day": it takes the format 2024-12-31'),
     "a link to the disk": ("<a href='file:///etc/hostname'>disk</a>", "Click",
@@ -341,7 +345,7 @@ def test_every_document_has_the_script_and_no_page_can_change_it(site, browse):
     page = """<a href=# onclick="window.open('').document.write('<button>written</button>')">0</a>
         <a href=# onclick="document.open(), document.write('<button>again</button>'), document.close()">1</a>
         <a href="javascript:'<button>made</button>'">2</a> <a href=/strict>3</a> <a href=/thief>4</a>"""
-    thief = "<script>window['page.js'] = () => 'mine'; delete window['page.js']</script><button>still</button>"
+    thief = "<script>window['worlds/page'] = () => 'mine'; delete window['worlds/page']</script><button>still</button>"
     base = site({"/": page, "/thief": thief, "/strict": lambda request: answer(
         request, b"<button>strict</button>", **{"Content-Security-Policy": strict, "Content-Type": "text/html"})})
 
@@ -1110,3 +1114,16 @@ def test_popups_are_tabs_and_a_deaf_page_is_an_environment_error(site, browse):
         with pytest.raises(EnvError, match="reading the page took more than 1 s"):
             await session.observe()
     browse(test, f"{base}/", BrowserSettings(timeout=1))
+
+
+def test_what_a_script_checks_by_itself_is_no_refusal(site, browse):
+    """Django's pages ask when they open whether their lists are filled, and tell nobody."""
+    page = """<form><input required id=e aria-label=Mail oninput="form.checkValidity()"><input aria-label=Phone required></form>
+        <script>e.checkValidity(); e.form.checkValidity()</script>"""
+
+    async def test(session):
+        assert "refuses" not in (await session.observe())[1]
+        assert "refuses" not in await act(session, 'do(action="Type", argument="a", element="0")')
+        await session.page.evaluate("e.form.reportValidity()")
+        assert 'refuses "Phone"' in (await session.observe())[1]
+    browse(test, site({"/": page}))

@@ -14,7 +14,7 @@ import lengths
 import savings
 from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Turn, answer_of, context, fit_page,
                       format_response, messages, micro_batches, open_chat, pack, replay, system_prompt,
-                      trajectory_rows, trunk)
+                      to_record, trajectory_rows, trunk)
 from model import load_tokenizer, token_logprobs
 
 
@@ -90,6 +90,16 @@ def test_thoughts_are_the_familys_own_tokens_where_we_write_them_and_never_on_a_
 
     plain = Chat(family_tokenizer("qwen2.5"), "")
     assert plain.encode(text, tags=True) == plain.encode(text)
+
+
+def test_the_small_bases_own_tags_are_no_tokens_of_a_task():
+    """Its vocabulary holds <think> as an ordinary entry, so the copy without added tokens still has it."""
+    chat = open_chat("worlds/base", "")
+    tags = {chat.tokenizer.token_to_id("<think>"), chat.tokenizer.token_to_id("</think>")}
+    text = "is <think>so</think> a tag?"
+    assert None not in tags
+    assert tags <= set(chat.encode(text, tags=True))
+    assert tags.isdisjoint(chat.user_ids({"intent": text}, 0, text))
 
 
 def test_truncation_and_padding_set_in_a_tokenizer_file_are_ignored(checkpoint, tmp_path):
@@ -454,7 +464,7 @@ def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(
     trajectory.success = 1.0
     trajectory.reward = -0.4
 
-    record = json.loads(json.dumps(trajectory.to_json(chat, step=3)))
+    record = json.loads(json.dumps(to_record(trajectory, chat, step=3)))
 
     assert record["success"] == 1.0
     assert record["reward"] == -0.4
@@ -475,7 +485,7 @@ def test_a_replay_reads_what_a_record_wrote(chat):
             turn.response_ids.append(chat.end_id)
         turn.logps = [-1.0] * len(turn.response_ids)
 
-    record = trajectory.to_json(chat)
+    record = to_record(trajectory, chat)
     recorded = [turn["context_tokens"] for turn in record["turns"]]
     assert recorded == [len(context(chat, trajectory, k)) for k in range(3)]
 
@@ -507,7 +517,7 @@ def test_a_page_that_reads_like_the_placeholder_is_trained_on(chat):
     ({"system": 5, "think": True, "compress": True}, "system is 5"),
 ])
 def test_a_record_whose_agent_cannot_be_followed_is_refused(chat, agent, says):
-    record = make_trajectory(chat, 1).to_json(chat)
+    record = to_record(make_trajectory(chat, 1), chat)
     with pytest.raises(ValueError, match=says):
         replay(chat, record | {"agent": agent})
 

@@ -215,7 +215,7 @@ def test_pages_stay_in_whole_histories_and_leave_compressed_ones(tokenizer):
     for compress in (True, False):
         record["agent"] = vocabulary.agent("none", compress)
         trajectory = replay(chat, record)
-        own_chat = chat.of_record(trajectory.task)
+        own_chat = chat.for_task(trajectory.task)
         row = trajectory_rows(own_chat, trajectory)[-1]
         last = tokenizer.decode(row.ids, skip_special_tokens=False)
         assert "Do not think." in last
@@ -225,7 +225,7 @@ def test_pages_stay_in_whole_histories_and_leave_compressed_ones(tokenizer):
 
     del record["agent"]
     trajectory = replay(chat, record)
-    assert chat.of_record(trajectory.task) is chat
+    assert chat.for_task(trajectory.task) is chat
 
 
 def test_every_word_of_every_instruction_is_one_token(tokenizer):

@@ -17,7 +17,7 @@ from test_scripts import ENV, METRICS, read, script
 import bc
 import mgrpo
 import run as runs
-from compress import context, trajectory_rows
+from compress import context, to_record, trajectory_rows
 from forks import awr, checklist, critic, digirl, feedback, gigpo, klong, losses, overlap, shared, stops, tsr, webrl
 from model import full_state, load
 
@@ -153,7 +153,7 @@ def test_past_episodes_are_drawn_from_the_record_without_repeats(chat, tmp_path)
     for tau in played:
         for turn in tau.turns:
             turn.response = chat.decode(turn.response_ids)
-        record = tau.to_json(chat, step=0, split="train")
+        record = to_record(tau, chat, step=0, split="train")
         lines.append(json.dumps(record))
     (tmp_path / "trajectories.jsonl").write_text("\n".join(lines) + "\n")
     cfg = mgrpo.Config(out=str(tmp_path))
@@ -207,7 +207,7 @@ def test_only_episodes_of_training_are_replayed(chat, tmp_path):
     with open(tmp_path / "trajectories.jsonl", "w") as file:
         for i, split in enumerate(splits):
             tau = trajectory(chat, 1.0, [3], member=i)
-            record = tau.to_json(chat, step=None, split=split)
+            record = to_record(tau, chat, step=None, split=split)
             if split is None:
                 record.pop("split")
             file.write(json.dumps(record) + "\n")
@@ -221,7 +221,7 @@ def test_a_long_evaluation_after_training_hides_no_episode_of_training(chat, tmp
     """The newest 2,000 records were taken first and filtered then, which left nothing to replay."""
     def line(split):
         tau = trajectory(chat, 1.0, [3], member=4)
-        record = tau.to_json(chat, step=0, split=split)
+        record = to_record(tau, chat, step=0, split=split)
         return json.dumps(record) + "\n"
     text = line("train") + 2000 * line("sandbox:test")
     (tmp_path / "trajectories.jsonl").write_text(text)
@@ -235,7 +235,7 @@ def test_a_replayed_episode_keeps_the_reward_that_trained_it(chat, tmp_path):
     """Reward and success may differ in a fork: what trains is the reward, what counts is the success."""
     tau = trajectory(chat, 1.0, [3])
     tau.reward = -0.25
-    record = tau.to_json(chat, step=0, split="train")
+    record = to_record(tau, chat, step=0, split="train")
     (tmp_path / "trajectories.jsonl").write_text(json.dumps(record) + "\n")
 
     cfg = mgrpo.Config(out=str(tmp_path))
@@ -754,7 +754,7 @@ def test_an_interrupted_fork_continues_as_if_nothing_had_happened(chat, play, tm
     with open(tmp_path / "parts/trajectories.jsonl", "a") as file:
         for i in range(20):
             tested = trajectory(chat, 1.0, [4, 2], seed=99 + i, member=i)
-            record = tested.to_json(chat, step=None, split="sandbox:test")
+            record = to_record(tested, chat, step=None, split="sandbox:test")
             file.write(json.dumps(record) + "\n")
     parts = play(fork, rollout, "parts", save_every=2, **more)
     assert timeless(parts) == timeless(whole)

@@ -26,7 +26,7 @@ from test_mgrpo import (
 from test_scripts import ENV, SMALL, one_by_one, outcome, read, script  # noqa: F401 (a fixture)
 
 import mgrpo
-from compress import open_chat, trajectory_rows
+from compress import open_chat, to_record, trajectory_rows
 from evaluate import Environment
 from forks import digirl, shared, tsr, webrl
 from model import generate, load
@@ -231,12 +231,12 @@ def test_the_outcome_model_reads_the_end_of_an_episode_and_the_metrics_keep_the_
     assert copy.turns is tau.turns
 
     # The record holds both verdicts.
-    record = tau.to_json(chat)
+    record = to_record(tau, chat)
     assert webrl.verdict(record) == 1.0
     assert record["reward"] == 0.0
     assert record["success"] == 0.0
     only_judged = trajectory(chat, 1.0, [3])
-    assert webrl.verdict(only_judged.to_json(chat)) == 1.0
+    assert webrl.verdict(to_record(only_judged, chat)) == 1.0
 
 
 def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat, tmp_path):
@@ -248,7 +248,7 @@ def test_a_rank_whose_episodes_all_broke_trains_on_nothing(chat, tmp_path):
         trajectory(chat, 0.0, [3, 2], status="env_error"),
         trajectory(chat, 0.0, [], status="env_error"),
     ]
-    judged = trajectory(chat, 0.0, [4, 2]).to_json(chat, step=0, split="train")  # of another rank
+    judged = to_record(trajectory(chat, 0.0, [4, 2]), chat, step=0, split="train")  # of another rank
     (tmp_path / "trajectories.jsonl").write_text(json.dumps(judged) + "\n")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
 
@@ -393,7 +393,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, checkpoin
     with open(tmp_path / "parts/trajectories.jsonl", "a") as file:  # an evaluation into the same directory
         for i in range(20):
             tested = trajectory(chat, 1.0, [4, 2], seed=99 + i, member=i)
-            record = tested.to_json(chat, step=None, split="sandbox:test")
+            record = to_record(tested, chat, step=None, split="sandbox:test")
             file.write(json.dumps(record) + "\n")
     assert run("parts") == whole
     assert len(whole) == 5

@@ -1016,6 +1016,21 @@ def test_a_run_that_is_killed_while_it_swaps_its_best_policy_keeps_the_one_befor
     assert not list((tmp_path / "x").glob("best*"))
 
 
+def test_a_second_process_leaves_a_running_ones_swap_alone(chat, play, monkeypatch, tmp_path):
+    """It once moved best.old back before it saw that the directory was in use; then the first process failed."""
+    def train(steps):
+        return play(held_out_successes(chat, 5), "x", steps=steps, held_out="theirs", held_out_every=1,
+                    save_every=1, decay=False, warmup=0.0)
+
+    train(steps=1)
+    running = runs.Run(tmp_path / "x", {})
+    running.claim()
+    (tmp_path / "x/best").rename(tmp_path / "x/best.old")
+    with pytest.raises(ValueError, match="is in use by process"):
+        train(steps=2)
+    assert (tmp_path / "x/best.old").exists()
+
+
 def test_a_finished_run_without_its_state_is_not_replaced_without_a_word(chat, play, tmp_path):
     def again(**changes):
         return play(held_out_successes(chat, 5), "x", steps=1, held_out="theirs", **changes)
@@ -1594,6 +1609,19 @@ def test_every_step_has_its_share_of_each_template(sizes, batch):
         for template, n in enumerate(sizes):
             share = n * batch / len(tasks)
             assert abs(drawn.count(template) - share) < 1, (step, template)
+
+
+def test_templates_of_two_sources_with_one_number_are_two():
+    """One of them once had one task in a step and four in another."""
+    tasks = []
+    for number in range(12):
+        tasks.append({"task_id": number, "intent_template_id": 1})
+        tasks.append({"task_id": number, "intent_template_id": 1, "source": 1})
+    tasks.sort(key=lambda task: "source" in task)
+
+    for step in range(6):
+        played = task_batch(tasks, step, Config(batch=4))
+        assert sum("source" in task for task in played) == 2
 
 
 @pytest.fixture

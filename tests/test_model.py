@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
-from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, check_context, check_vocabulary,
+from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, check_fit,
                    computing_dtype, config_json, full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample,
                    save, shard, token_logprobs, unsharded)
 from run import init_dist, load_training, save_training
@@ -672,6 +673,24 @@ def test_a_checkpoint_keeps_no_prompt_of_the_one_that_it_replaces(checkpoint, tm
     assert files == {"config.json", "tokenizer.json", "model.safetensors", "metrics.jsonl"}
 
 
+def test_a_save_that_fails_leaves_the_old_policy_its_prompt(checkpoint, tmp_path, monkeypatch):
+    """agent.json was deleted before the first file had moved."""
+    other = tmp_path / "other"
+    plain = tmp_path / "plain"
+    path = tmp_path / "a"
+    shutil.copytree(checkpoint, other)
+    (other / "agent.json").write_text('{"think": false}')
+    shutil.copytree(checkpoint, plain, ignore=shutil.ignore_patterns("agent.json"))
+    save(tiny_model(), path, like=other)
+
+    def fail(*_):
+        raise OSError("no space")
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ValueError, match="unharmed"):
+        save(tiny_model(seed=1), path, like=plain)
+    assert json.loads((path / "agent.json").read_text()) == {"think": False}
+
+
 def test_tensors_that_the_model_computes_or_shares_are_skipped(tmp_path):
     """Old writers store rotation speeds, some store the tied matrix twice."""
     model = tiny_model("llama")
@@ -1136,8 +1155,11 @@ def test_adapters_without_a_rank_or_with_nan_are_refused(tmp_path):
     settings = json.loads(file.read_text())
     for rank in (0, "4"):
         file.write_text(json.dumps(settings | {"r": rank}))
-        with pytest.raises(ValueError, match=f"its rank r is {rank!r}"):
+        with pytest.raises(ValueError, match=f"cannot use {file}: its rank r is {rank!r}"):
             load(tmp_path / "x")
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=f"cannot use {file}"):
+        load(tmp_path / "x")
     file.write_text(json.dumps(settings))
 
     weights = tmp_path / "x/adapter/adapter_model.safetensors"
@@ -1160,16 +1182,20 @@ def test_a_file_of_adapters_that_lacks_one_is_named(tmp_path):
     save_file(kept, file, metadata=marks)
     with pytest.raises(ValueError, match=f"cannot use {file}"):
         load(tmp_path / "x")
+    save_file({}, file, metadata=marks)
+    with pytest.raises(ValueError, match="it holds no adapters"):
+        load(tmp_path / "x")
 
 
 def test_a_context_longer_than_the_models_own_is_refused():
     """--paper asks for 16,384 tokens. SmolLM2 was trained on 8,192 at most, and logp_gap would not have told."""
     model = tiny_model()
-    check_context(model, 4096)
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0})
+    check_fit(model, tokenizer, 4096)
     model.config.raw["max_position_embeddings"] = None
-    check_context(model, 9999)
+    check_fit(model, tokenizer, 9999)
     with pytest.raises(ValueError, match="--max-context 4097: the model knows 4096 positions"):
-        check_context(tiny_model(), 4097)
+        check_fit(tiny_model(), tokenizer, 4097)
 
 
 def test_a_tokenizer_with_ids_that_have_no_embedding_is_refused():
@@ -1180,9 +1206,9 @@ def test_a_tokenizer_with_ids_that_have_no_embedding_is_refused():
     def tokenizer(largest):
         return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": largest})
 
-    check_vocabulary(model, tokenizer(n - 1))
+    check_fit(model, tokenizer(n - 1), max_context=100)
     with pytest.raises(ValueError, match=f"the tokenizer has ids up to {n}, the model {n} embeddings"):
-        check_vocabulary(model, tokenizer(n))
+        check_fit(model, tokenizer(n), max_context=100)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -1359,6 +1385,15 @@ def launch(ranks, *arguments):
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*torchrun, *map(str, script)], text=True, capture_output=True, env=env, timeout=900)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_head_that_only_one_rank_uses_trains_on_both(tmp_path):
+    """The other rank skipped its all_reduce, and gloo aborted both."""
+    launch(2, "head", tmp_path / "gradients")
+    gradients = torch.load(tmp_path / "gradients", weights_only=True)
+    assert gradients["all"].tolist() == [[1, 2]]
+    assert gradients["first"].tolist() == [[0.5, 1]]
+    assert gradients["none"] is None
 
 
 def train_on_ranks(ranks, path):

@@ -14,7 +14,7 @@ from conftest import ROOT, Env, answer, task_at
 import bc
 import one_task
 import worlds
-from one_task import Config, Step, find, news, possible_checks, step_of
+from one_task import Config, Step, find, news, possible_checks, step_of, without_port
 from worlds import onlooker, recorder
 from worlds.browser import Browser, Session
 from worlds.recorder import Person, Wish
@@ -457,7 +457,7 @@ ABOUT = "http://x/about"
 
 
 class Look:
-    """What one_task.Looking has seen of a site."""
+    """What one_task.Snapshot has seen of a site."""
     address = "http://x/settings"
 
     def __init__(self, state, url="http://x/", shown=(), checked="false"):
@@ -540,6 +540,12 @@ def recorded(tmp_path, monkeypatch, watched, checkpoint, capsys):
         return said()
     record.said = said
     return record
+
+
+def test_the_port_of_another_server_stays_in_an_address():
+    served = {"serve": "x {port}", "start_url": "http://127.0.0.1:8001/"}
+    url = "http://127.0.0.1:8001/go?to=http://127.0.0.1:80015/"
+    assert without_port(url, served) == "http://127.0.0.1:{port}/go?to=http://127.0.0.1:80015/"
 
 
 def kept_tasks(path):

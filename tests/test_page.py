@@ -1,4 +1,4 @@
-"""Pages as the agent reads them (worlds/page.js): small pages in a real Chromium, and their observations."""
+"""Pages as the agent reads them (worlds/page/): small pages in a real Chromium, and their observations."""
 import re
 import time
 from urllib.parse import quote
@@ -250,7 +250,7 @@ READ = {  # how real pages are built -> what the agent reads
         "<span role=combobox tabindex=0>USA</span><p><label>Upload <progress value=3 max=9></progress></label></p>"
         "<p><label for=c>Code</label> <span style='position:relative'><input id=c><b style='position:absolute;inset:0'></b></span></p>"
         "<p><label for=h>Shown</label><input id=h aria-hidden=true></p><p inert><label>Locked <input></label></p>",
-        "Country <span>USA <0></span>\nUpload\nCode\nShown\nLocked (disabled)"),
+        "Country <span>USA <0></span>\nUpload 3 of 9\nCode\nShown\nLocked (disabled)"),
     "a summary with controls of its own": (
         "<details open><summary>Order 12 <button>Delete</button> <input type=checkbox aria-label=pick></summary>rye</details>"
         "<details><summary><label><input type=checkbox>tick</label> Order 13 <a href=/x>open</a></summary></details>",

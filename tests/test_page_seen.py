@@ -1,4 +1,4 @@
-"""Pages as people see them (worlds/page.js): states that only style sheets draw, names that people would use, the
+"""Pages as people see them (worlds/page/): states that only style sheets draw, names that people would use, the
 parts of clickable boxes, what a dialog covers, and clicks that leave the page where it was.
 
 Each page is cut down from one of a public benchmark's applications, where the agent read something else than people saw.
@@ -7,7 +7,9 @@ import re
 from urllib.parse import quote
 
 import pytest
-from conftest import act, answer
+from conftest import act, answer, execute
+
+from worlds.browser import ActionError
 
 BEHIND = "[the page behind this dialog is left out]"
 TITLE = "onclick=\"document.title = '{}'\""
@@ -93,7 +95,39 @@ SEEN = {
         "<input aria-label=Tag list=tags value=ur><datalist id=tags><option>urgent<option>backlog</datalist>",
         "<input>Tag <0> = ur (urgent | backlog)</input>"),
     "a drawn slider": (
-        "<div role=slider aria-label=Volume aria-valuenow=3 tabindex=0>o</div>", "<div>Volume <0> = 3</div>"),
+        "<div role=slider aria-label=Volume aria-valuenow=3 tabindex=0>o</div>", "<input>Volume <0> = 3</input>"),
+    "a slider that listens on its parts": (
+        "<div role=slider aria-label=Volume aria-valuenow=3 tabindex=0><b onmousedown='go()'>o</b></div>",
+        "<input>Volume <0> = 3</input>"),
+    "bars": (
+        "<div role=progressbar aria-valuenow=37 style='height: 9px'></div><div role=meter aria-valuetext='low'"
+        " style='height: 9px'></div><progress value=2 max=5></progress>", "37 of 100\nlow\n2 of 5"),
+    "Select2, empty": (
+        """<label for=s>User</label><select id=s aria-hidden=true style="position: absolute; width: 1px; height: 1px;
+        clip: rect(0 0 0 0)"></select><span role=combobox tabindex=0 aria-expanded=false aria-labelledby=z class=choice
+        style="display: block; height: 28px"><span id=z role=textbox aria-readonly=true style="display: block"></span></span>""",
+        "User <span>choice <0></span>"),
+    "Select2, chosen": (
+        """<span role=combobox tabindex=0 aria-expanded=true aria-labelledby=z><span id=z role=textbox
+        aria-readonly=true>France</span></span>""", "<span>France <0> = expanded</span>"),
+    "a dropdown that a drawn one stands for": (
+        """<label for=b>Languages</label><div style="position: relative"><select multiple id=b style="position: absolute;
+        opacity: 0; pointer-events: none"><option>C<option selected>Go</select><span>Go</span></div>""", "Languages\nGo"),
+    "a dialog that takes the focus, and listens": (
+        """<div id=m role=dialog tabindex=-1 aria-labelledby=t><h5 id=t>Delete it</h5><p>Really?</p><button>Yes</button></div>
+        <script>m.addEventListener('mousedown', () => {})</script>""",
+        "##### Delete it\nReally?\n<button>Yes <0></button>"),
+    "the crosses of tags": (
+        """<span>red <svg id=x class=remove aria-hidden=true width=16 height=16></svg></span> <span>blue <b id=y
+        aria-hidden=true style="cursor: pointer">×</b></span> <i aria-hidden=true style="cursor: pointer">a word</i>
+        <script>x.addEventListener('click', () => {})</script>""",
+        "red <svg>remove <0></svg> blue <b>× <1></b>"),
+    "what lies behind a dialog and closes it": (
+        "<i id=b aria-hidden=true style='position: fixed; inset: 0'></i><script>b.onclick = () => {}</script>",
+        "[this page is empty]"),
+    "a tooltip and an icon beside a name": (
+        """<button aria-label=Bold title="Bold (Ctrl-B)"><i class=fa></i></button><button aria-label=Close>
+        <i role=img aria-label=close></i></button>""", "<button>Bold <0></button> <button>Close <1></button>"),
     "a sorted column": (
         "<table><tr><th aria-sort=descending><button>Price</button><th aria-sort=none><button>Name</button></table>",
         "<button>Price <0> = descending</button> | <button>Name <1></button>"),
@@ -104,6 +138,91 @@ SEEN = {
 
 def test_what_people_see_of_a_control_and_nothing_else(site, browse):
     check(SEEN, site, browse)
+
+
+def test_what_shows_a_hand_only_under_the_mouse_can_be_clicked(site, browse):
+    """The days of bootstrap-datepicker, in a rule with several selectors. The calendar listens for all of them."""
+    page = """<style>td.focused, td.day:hover { cursor: pointer } .week:not(:hover) { cursor: pointer }</style>
+        <div id=all><table><tr><td class=day>1<td class=day>2<td class=old>3</table></div>
+        <script>all.onclick = event => { if (event.target.matches('.day')) document.title = event.target.textContent; }</script>"""
+
+    async def test(session):
+        assert (await session.observe())[1] == "<td>1 <0></td> | <td>2 <1></td> | 3"
+        assert "title: 2" in await click(session, 1)
+    browse(test, site({"/": page}))
+
+
+def test_what_stands_in_a_slot_is_used_apart(site, browse):
+    """Shoelace's tabs: the shadow root listens, and the page's own elements are in its slots."""
+    page = """<x-tabs><b role=tab slot=nav>One</b><b role=tab slot=nav>Two</b><p>panel</p></x-tabs><script>
+        customElements.define('x-tabs', class extends HTMLElement {
+          constructor() {
+            super();
+            this.attachShadow({mode: 'open'}).innerHTML = '<div><slot name=nav></slot></div><slot></slot>';
+            this.shadowRoot.firstChild.addEventListener('click', ({target}) => document.title = target.textContent);
+          }
+        });</script>"""
+
+    async def test(session):
+        assert (await session.observe())[1] == "<b>One <0></b> <b>Two <1></b>\npanel"
+        assert "title: Two" in await click(session, 1)
+    browse(test, site({"/": page}))
+
+
+def test_a_switch_is_on_when_its_script_says_so(site, browse):
+    """Element Plus: the script cancels the click, so Chromium takes back what `checked` was set to."""
+    page = """<label for=i>Wifi</label><div id=s><input id=i type=checkbox role=switch aria-checked=false
+        style="position: absolute; width: 0; height: 0; opacity: 0"><span style="display: inline-block; width: 40px; height: 20px">
+        </span></div><script>
+        let on = false;
+        s.onclick = event => { event.preventDefault(); on = i.checked = !on; i.setAttribute('aria-checked', on); };</script>"""
+
+    async def test(session):
+        assert "<checkbox>Wifi <0> = off</checkbox>" in (await session.observe())[1]
+        assert "= on</checkbox>" in await click(session, 0)
+        assert "= off</checkbox>" in await click(session, 0)
+    browse(test, site({"/": page}))
+
+
+async def problem_with(session, text) -> str:
+    """What an action says when it fails, else ""."""
+    try:
+        await execute(session, text)
+    except ActionError as error:
+        return str(error)
+    return ""
+
+
+SLIDER = """<div id=s role=slider aria-label=Price aria-valuemin=0 aria-valuemax=50 aria-valuenow=20 tabindex=0>o</div>
+    <script>
+    s.onkeydown = ({key}) => {
+      const step = {ArrowRight: 5, ArrowLeft: -5}[key] ?? 0;
+      s.ariaValueNow = Math.max(0, Math.min(50, Number(s.ariaValueNow) + step));
+    };
+    </script>"""
+
+
+@pytest.mark.parametrize("text, at, error", [
+    ("35", 35, ""),
+    ("0", 0, ""),
+    ("20", 20, ""),
+    ("33", 35, "the slider 0 is at 35 now: by the keys it does not come to 33"),
+    ("90", 50, "is at 50 now"),
+    ("much", 20, "is a slider: it takes a number"),
+])
+def test_a_drawn_slider_is_moved_by_typing_a_number(text, at, error, site, browse):
+    async def test(session):
+        await session.observe()
+        assert error in await problem_with(session, f'do(action="Type", argument="{text}", element="0")')
+        assert f"<input>Price <0> = {at}</input>" in (await session.observe())[1]
+    browse(test, site({"/": SLIDER}))
+
+
+def test_a_slider_without_keys_says_so(site, browse):
+    async def test(session):
+        await session.observe()
+        assert "is at 3 now" in await problem_with(session, 'do(action="Type", argument="5", element="0")')
+    browse(test, site({"/": "<div role=slider aria-label=Volume aria-valuenow=3 tabindex=0>o</div>"}))
 
 
 def test_scrolling_finds_the_panel_beside_the_middle(site, browse):

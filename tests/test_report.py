@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, Env, execute, listen, make_task, scripted, task_at
 
 import evaluate
-from compress import Trajectory, Turn
+from compress import Trajectory, Turn, to_record
 from evaluate import SiteSettings, Config, Environment
 from rollout import Settings, play
 from run import embed_screenshots, open_run, report
@@ -757,7 +757,7 @@ def test_the_frame_lies_on_the_element_that_is_acted_upon(path, action, site, br
     async def look(session):
         await session.observe()
         env = Environment({}, tmp_path, SiteSettings(screenshots=1))
-        env.reset([trajectory.task], name="here")
+        env.begin_batch([trajectory.task], name="here")
         await env.watch(session, trajectory)
         await execute(session, turn.response)
         clicked = await session.page.evaluate("window.at")
@@ -793,11 +793,11 @@ def played(run, chat, tasks, texts, env, settings=SHORT, group_size=1):
 def test_the_first_episodes_keep_a_picture_of_every_turn_and_the_others_none(run, chat, site, tmp_path):
     tasks = [task_at(site(PAGES) + "/far", task_id=f"a/{i}") for i in range(2)]
     env = Environment({}, tmp_path, SiteSettings(screenshots=3))
-    env.reset(tasks, group_size=2, name="x" * 300 + "sandbox:test")
+    env.begin_batch(tasks, group_size=2, name="x" * 300 + "sandbox:test")
     texts = [CLICK_GO, "nothing that can be read", EXIT_X]
     episodes = played(run, chat, tasks, texts, env, group_size=2)
 
-    records = [tau.to_json(chat) for tau in episodes]
+    records = [to_record(tau, chat) for tau in episodes]
     kept = []
     for record in records:
         kept.append(["shot" in turn for turn in record["turns"]])
@@ -823,7 +823,7 @@ def test_pictures_of_two_sources_with_equal_ids_are_two_files(run, chat, site, t
         task_at(site(PAGES) + "/far", source=1),
     ]
     env = Environment({}, tmp_path, SiteSettings(screenshots=2))
-    env.reset(tasks, name="0/4")
+    env.begin_batch(tasks, name="0/4")
     episodes = played(run, chat, tasks, [EXIT_X], env)
 
     plain, far = [tau.turns[0].shot["file"] for tau in episodes]
@@ -836,11 +836,11 @@ def test_nobody_looks_on_when_it_is_off(run, chat, site, tmp_path, monkeypatch):
     """What training pays then: one look-up a turn. No file, no message to the page."""
     tasks = [task_at(site(PAGES) + "/far")]
     env = Environment({}, tmp_path, SiteSettings())
-    env.reset(tasks, group_size=8, name="train")
+    env.begin_batch(tasks, group_size=8, name="train")
     monkeypatch.setattr(evaluate, "aim", None)
     tau, = played(run, chat, tasks, [CLICK_GO, EXIT_X], env)
     assert tau.status == "ok"
-    assert "shot" not in tau.to_json(chat)["turns"][0]
+    assert "shot" not in to_record(tau, chat)["turns"][0]
     assert not list(tmp_path.iterdir())
 
 
@@ -870,7 +870,7 @@ def test_a_page_in_an_endless_loop_gets_no_picture_and_its_episode_goes_on(run, 
     tasks = [task_at(site({"/": hang}) + "/")]
     settings = Settings(max_context=600, max_new_tokens=60, timeout=1)
     env = Environment({}, tmp_path, SiteSettings(screenshots=1))
-    env.reset(tasks, name="t")
+    env.begin_batch(tasks, name="t")
     tau, = played(run, chat, tasks, [CLICK_GO, EXIT_X], env, settings)
     assert tau.turns[0].shot
     assert tau.status == "env_error"  # as without pictures: the page cannot be read any more

@@ -20,7 +20,7 @@ from conftest import (PAGE, ComputedStep, Env, answer, chromium, descendants, pa
                       tiny_model)
 
 import mgrpo
-from compress import Trajectory, Turn, context, trajectory_rows
+from compress import Trajectory, Turn, context, to_record, trajectory_rows
 from model import KVCache, token_logprobs
 from rollout import (ACTIONS, Call, Engine, Request, Settings, actions_help, episode, parse, play, progress,
                      rollout, task_key)
@@ -90,7 +90,8 @@ NO_ACTIONS = [
     ('do(action="Click", element="3"', "cannot read"),
     ('do(action="Click", element="1")\nexit(message="a")', "cannot read"),
     ('do(action=__import__("os").getcwd(), element="1")', "cannot read"),
-    ("do(" * 3000, "cannot read"),
+    ("do(" * 2600, "cannot read"),
+    (f'exit(message="{"a" * 8000}")', "longer than 8000 characters"),
     ("do(action=1)[0]", "cannot read"),
     ("<answer>do(action=", "was cut"),
     ('exit(message={{"price": 5}})', "cannot read"),
@@ -102,6 +103,14 @@ NO_ACTIONS = [
 def test_what_is_not_an_action_is_explained_to_the_agent(text, says):
     with pytest.raises(ActionError, match=says):
         parse(text)
+
+
+def test_a_string_that_was_cut_is_read_at_once_however_many_backslashes_it_holds():
+    """A regular expression once tried both readings of each: 24 took 23 seconds, and all episodes waited."""
+    cut = 'do(action="Type", element="3", argument="' + "a line\\n" * 400
+    with pytest.raises(ActionError, match="cannot read"):
+        parse(cut)
+    assert parse(f'{cut}")').argument == "a line\n" * 400
 
 
 def test_a_policys_backslashes_print_no_warnings():
@@ -696,7 +705,7 @@ def test_a_field_that_lies_about_what_typing_asks_ends_no_run(site, run_episode)
     base = site({"/": f"<input id=i><script>{script}</script>"})
     tau = run_episode(f"{base}/", ['do(action="Type", argument="a", element="0")', "exit()"])
     assert tau.status == "ok"
-    assert tau.turns[1].observation == "<input> <0></input>"  # no error; page.js takes it for an editor
+    assert tau.turns[1].observation == "<input> <0></input>"  # no error; worlds/page/ takes it for an editor
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -710,7 +719,7 @@ def test_a_page_may_give_anything_and_the_episode_can_be_written_as_json(site, c
     assert tau.status == "ok", tau.checks
     assert seen in tau.turns[0].observation
     assert "there is no tab" in tau.turns[1].observation
-    record = tau.to_json(chat)
+    record = to_record(tau, chat)
     line = json.dumps(record, ensure_ascii=False).encode()
     assert json.loads(line) == record
 

@@ -374,20 +374,20 @@ def test_a_state_of_another_model_is_refused(stopped):
 
 def test_the_newest_rows_are_read_and_the_others_counted(tmp_path):
     path = tmp_path / "trajectories.jsonl"
-    assert runs.newest(path) == ([], 0)
+    assert runs.last_rows(path) == ([], 0)
     with open(path, "w") as file:
         for i in range(2100):
             row = {"task_id": i, "text": "x" * 100, "logp": float("nan")}
             file.write(json.dumps(row) + "\n")
         file.write('{"task_id": 2100, "te')  # a run that is being written
 
-    rows, left_out = runs.newest(path)
+    rows, left_out = runs.last_rows(path)
     assert rows[0]["task_id"] == 101
     assert rows[-1]["task_id"] == 2099
     assert len(rows) + left_out == 2101
     assert rows[0]["logp"] is None  # JSON knows no NaN
 
-    rows, left_out = runs.newest(path, size=10_000)  # it begins within a line
+    rows, left_out = runs.last_rows(path, size=10_000)  # it begins within a line
     assert rows
     assert rows[-1]["task_id"] == 2099
     assert len(rows) + left_out == 2101
@@ -683,11 +683,20 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     def multiply(cfg):
         return torch.zeros(2) @ torch.zeros(3)
 
+    def unpack(cfg):  # a ValueError as well, but Python's: its one sentence names neither file nor line
+        first, rest = (1, 2, 3)
+
+    def match(cfg):
+        return torch.tensor([[1], [1, 2]])
+
     monkeypatch.setattr(sys, "argv", ["x.py"])
     with pytest.raises(ZeroDivisionError):
         command_line(divide, Knobs, "")
     with pytest.raises(RuntimeError, match="inconsistent"):
         command_line(multiply, Knobs, "")
+    for bug in (unpack, match):
+        with pytest.raises(ValueError):
+            command_line(bug, Knobs, "")
 
 
 # ------------------------------------------------------------------------------- signals and lost ranks

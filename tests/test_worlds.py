@@ -402,10 +402,12 @@ def test_validate_counts_what_a_file_holds_and_names_what_is_broken(tmp_path, ca
     assert "shopping 1, reddit + gitlab 1" in out
     assert "1 tasks need an LLM judge" in out
     assert "BROKEN  row 2 (task_id 9): intent" in out
-    assert "BROKEN  row 3 (task_id 7): row 0 has this task_id, too" in out
+    assert "BROKEN  row 3 (task_id 7): row 0 already has this task_id" in out
 
     good = write(tmp_path / "good.json", [GOOD])
     assert worlds.validate(good) == 0
+    with pytest.raises(ValueError, match="the tasks of sandbox:train come with the code"):
+        worlds.validate("sandbox:train")
 
 
 def test_a_bare_string_is_wrapped_and_its_row_named(tmp_path):
@@ -766,7 +768,7 @@ def test_variables_login_expiry_and_reset(containers, benchmark_file, play_throu
         assert len(containers.logins) == 3
 
         # 3) The sessions end with the old containers.
-        environment.reset(tasks)
+        environment.begin_batch(tasks)
         assert asked == ["/reset", "/status", "/status", "/status"]
         assert len(containers.cart()) == before
         assert rewards() == [1, 1]
@@ -828,13 +830,13 @@ def test_waiting_for_another_login_does_not_count_as_a_slow_one(monkeypatch):
 
     async def wait():
         chromium = SimpleNamespace(new_context=new_context)
-        browser = SimpleNamespace(launching=asyncio.Lock(), chromium=chromium)
+        browser = SimpleNamespace(one_at_a_time=asyncio.Lock(), chromium=chromium)
         logins = webarena.Logins({"REDDIT": "http://r"})
 
         def log_in(seconds):
             return logins.hold(browser, "reddit_state.json", seconds).__aenter__()
 
-        async with browser.launching:
+        async with browser.one_at_a_time:
             waiting = asyncio.ensure_future(log_in(0.3))
             await asyncio.sleep(0.6)
         assert await waiting == "logged in"
@@ -847,7 +849,7 @@ def test_waiting_for_another_login_does_not_count_as_a_slow_one(monkeypatch):
 
 def test_an_episode_with_a_login_begins_while_others_wait_for_theirs(run, site):
     async def begin():
-        async with Browser(BrowserSettings(timeout=10)) as browser, browser.launching:
+        async with Browser(BrowserSettings(timeout=10)) as browser, browser.one_at_a_time:
             opening = browser.open({"start_url": start})
             session = await asyncio.wait_for(opening, 10)
             await session.close()

@@ -4,6 +4,7 @@
     two_ranks.py model CHECKPOINT OUT      model.py: a model loaded in parts, trained, saved half-way
     two_ranks.py resume CHECKPOINT OUT     ... and its last step, on another number of ranks
     two_ranks.py bfloat16 CHECKPOINT OUT   a GPU's precision on CPUs: log-probs of rollout and training
+    two_ranks.py head OUT                  a fork's heads, one of which only the first rank has rows for
 """
 import asyncio
 import os
@@ -246,12 +247,32 @@ def sample_in_bfloat16(checkpoint, out):
         torch.save(results, out)
 
 
+def train_heads(out):
+    import bc
+    init_dist()
+    torch.manual_seed(0)
+    model = tiny_model()
+    for name in ("all", "first", "none"):
+        model.fork_heads[name] = torch.nn.Linear(2, 1)
+    x = torch.tensor([1.0, 2.0])
+    loss = model.fork_heads["all"](x).sum()
+    if rank() == 0:
+        loss = loss + model.fork_heads["first"](x).sum()
+    loss.backward()
+
+    bc.average_head_gradients(model)
+
+    if rank() == 0:
+        torch.save({name: head.weight.grad for name, head in model.fork_heads.items()}, out)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     tasks = {
         "model": train_model,
         "resume": resume_model,
         "bfloat16": sample_in_bfloat16,
+        "head": train_heads,
     }
     task = tasks.get(sys.argv[1])
     if task is None:

@@ -79,6 +79,8 @@ def sandbox_tasks(source: str) -> list[dict]:
 def validate(source: str) -> int:
     """Prints what a task file, or a clone of WebArena-Infinity, holds; returns the exit status."""
     kind, _, rest = source.partition(":")
+    if kind in ("sandbox", "miniwob"):
+        raise ValueError(f"--validate checks task files and infinity:PATH; the tasks of {source} come with the code.")
     if kind == "infinity":
         found = webarena.check_rows(infinity.tasks(rest), Path())
     else:

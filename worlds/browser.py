@@ -5,7 +5,7 @@
         url, text = await session.observe()
         await session.execute("Click", Session.click, 12)
 
-    - page.js writes observations. Their ids, and those in actions, are indices into an array of
+    - worlds/page/ writes observations. Their ids, and those in actions, are indices into an array of
       elements that the page holds. An id that a page merely prints means nothing.
     - The agent's mistakes are data: its next observation says what went wrong (`ActionError`). If the
       environment fails, the episode is void (`EnvError`), which is not a reward of 0.
@@ -21,6 +21,7 @@ storage state is saved cookies, hence a login. Devtools is Chromium's own protoc
 import asyncio
 import contextlib
 import json
+import math
 import os
 import posixpath
 import random
@@ -206,7 +207,7 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
 
 
 def inside(url: str, private: list[str]) -> bool:
-    """Whether an address lies under one of the paths, read as the most lenient server would."""
+    """Whether an address lies under one of the paths. Read leniently: percent-decoded once, in lower case."""
     path = unquote(urlsplit(url).path)
     path = posixpath.normpath("/" + path.lstrip("/"))  # without //, /./ and /../
     path = path.lower() + "/"
@@ -318,9 +319,19 @@ def read_script(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-# Chromium runs these in every document. Sending page.js with every call would take 2 ms a turn.
-SCRIPTS = read_script("init.js") + "\n" + read_script("page.js")
-CALL = "call => window['page.js'](call)"  # call: [name of a function in page.js, its arguments ...]
+def page_scripts() -> str:
+    """What runs in every document: init.js, and a function of the window that CALL calls.
+
+    The other files of worlds/page/ share the scope of that function. A page sees none of it.
+    """
+    names = ("basics", "seen", "usable", "names", "values", "text", "actions")
+    shared = "\n".join(read_script(f"page/{name}.js") for name in names)
+    function = f"(() => {{\n{shared}\nreturn call;\n}})()"
+    return read_script("page/init.js") + f"\nObject.defineProperty(window, 'worlds/page', {{value: {function}}});"
+
+
+SCRIPTS = page_scripts()  # installed once: sending them with every call would take 2 ms a turn
+CALL = "call => window['worlds/page'](call)"  # call: [name of a function in page/actions.js, its arguments ...]
 
 
 class Browser:
@@ -333,7 +344,7 @@ class Browser:
         self.settings = settings
         self.sites = sites
         self.visible = visible
-        self.launching = asyncio.Lock()  # held while Chromium starts again, and by each login (webarena.Logins)
+        self.one_at_a_time = asyncio.Lock()  # starting Chromium again, and each login (webarena.Logins)
 
     async def __aenter__(self):
         async with contextlib.AsyncExitStack() as stack:  # stops Playwright if there is no Chromium
@@ -387,7 +398,7 @@ class Browser:
         # Ask without the lock first: logins hold it for long.
         if await self.is_alive():
             return
-        async with self.launching:
+        async with self.one_at_a_time:
             end = time.monotonic() + self.settings.timeout
             while not await self.is_alive():
                 try:
@@ -555,7 +566,7 @@ class Session:
             self._listen(devtools)
             await devtools.send("Page.enable")
             if self.private:
-                # Only documents wait for our word, so what scripts fetch costs nothing.
+                # Only documents wait for `_admit`, so what scripts fetch costs nothing.
                 devtools.on("Fetch.requestPaused", partial(self._admit, devtools))
                 await devtools.send("Fetch.enable", {"patterns": [{"resourceType": "Document"}]})
             await self._first_document(page)
@@ -693,7 +704,7 @@ class Session:
         return page.is_closed() and page is not self.page
 
     async def ask(self, name: str, *given):
-        """Calls a function of page.js, as in ask("scroll", 1)."""
+        """Calls a function of page/actions.js, as in ask("scroll", 1)."""
         return await self.run_script(CALL, [name, *given])
 
     async def run_script(self, script: str, given=None):
@@ -716,7 +727,7 @@ class Session:
             await self._stop(f"the page was stopped: {error}")
 
     async def _scripts_end(self):
-        """Waits for what the page's scripts have begun (see init.js), 3 s at most."""
+        """Waits for what the page's scripts have begun (see page/init.js), 3 s at most."""
         left = 3.0
         end = time.monotonic() + left
         files = None
@@ -843,8 +854,11 @@ class Session:
         field = handle.as_element()
         if field is None:
             raise ActionError(str(handle))  # the reason
+        slider_at = await self._slider_at(element)
         # A hostile page's property may be anything, which Playwright may fail to decode; this is a boolean.
-        if await field.evaluate("field => field.isContentEditable === true"):
+        if slider_at is not None:
+            await self._move_slider(element, slider_at, text)
+        elif await field.evaluate("field => field.isContentEditable === true"):
             # Rich editors follow the keys. `focus` has selected what they hold.
             await self.page.keyboard.press("Backspace")
             first, *more = text.split("\n")
@@ -860,6 +874,30 @@ class Session:
             # By force, which means without waiting: `focus` has checked the field.
             await field.fill(text, force=True)
             await self.ask("typed", element, text)
+
+    async def _slider_at(self, element: int) -> float | None:
+        """What a slider stands at that the page draws; None for any other element."""
+        value = await self.ask("sliderAt", element)
+        is_number = type(value) in (int, float) and math.isfinite(value)  # a hostile page may give anything
+        return value if is_number else None
+
+    async def _move_slider(self, element: int, start: float, text: str):
+        """Moves the slider from `start` to the number in `text`, by the arrow keys."""
+        if not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
+            raise ActionError(f"element {element} is a slider: it takes a number")
+        wanted = float(text)
+        if wanted == start:
+            return
+        key = "ArrowRight" if wanted > start else "ArrowLeft"
+        await self.page.keyboard.press(key)
+        value = await self._slider_at(element)  # one press tells the step
+        if value is not None and value != start:
+            presses = round((wanted - value) / abs(value - start))
+            for _ in range(min(abs(presses), 1000)):
+                await self.page.keyboard.press(key)
+            value = await self._slider_at(element)
+        if value != wanted:
+            raise ActionError(f"the slider {element} is at {value} now: by the keys it does not come to {text}")
 
     async def search(self, element: int, text: str):
         await self.type_text(element, text)
@@ -922,7 +960,7 @@ class Session:
 
 # ------------------------------------------------------------------------------------ for judges --
 
-UNCHANGED = read_script("unchanged.js")
+UNCHANGED = read_script("page/unchanged.js")
 
 
 async def await_unchanged(page):

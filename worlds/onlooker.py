@@ -35,7 +35,7 @@ def require_display(flag: str, remedy: str):
 
 
 def frame_of(spot) -> list[float] | None:
-    """The frame of what page.js's `locate` found. None: it found nothing, or the page lies."""
+    """The frame of what page/actions.js's `locate` found. None: it found nothing, or the page lies."""
     if not isinstance(spot, dict):
         return None
     numbers = [spot.get(key) for key in ("x", "y", "width", "height")]

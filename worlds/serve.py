@@ -1,6 +1,6 @@
 """A site started by a command: a fresh copy for each episode, and nothing is left running.
 
-    {"serve": "python3 server.py --port {port} --data {tmp}",    started anew for each episode
+    {"serve": "python3 server.py --port {port} --data {tmp}",    started for each episode
      "cwd": "shop",                       where; relative to the task file
      "ready": "/",                        the server is up when this path answers
      "clock": "2026-03-07T12:00:00",      the page's clock starts here
@@ -134,7 +134,7 @@ class Server:
             folder.parent.mkdir(mode=0o700, exist_ok=True)
             folder.mkdir()
         # The shell itself tells the guard its group, by its standard input, before it runs the
-        # command. If we told the guard, we could be killed in between.
+        # command. Were it told from here, this process could be killed in between.
         script = f'echo "+ $$" >&0; exec </dev/null\n{self.command}'
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", script], cwd=cwd, start_new_session=True, stdin=guard.stdin,

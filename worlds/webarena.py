@@ -502,7 +502,7 @@ def check_rows(rows: list, folder: Path) -> tuple[list[dict], list[str], list[st
         if not row_faults:
             first = row_of.setdefault(str(task["task_id"]), i)
             if first != i:
-                row_faults = [f"row {first} has this task_id, too; give each row its own"]
+                row_faults = [f"row {first} already has this task_id; give each row its own"]
         ids = [f"{key} {task[key]!s:.40}" for key in ("task_id", "old_task_id") if key in task]
         where = f"row {i}"
         if ids:
@@ -589,7 +589,7 @@ def describe(path: str, tasks: list[dict], remarks: list[str], faults: list[str]
 def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
     """The tasks of a file that can be played. Raises ValueError if the file has faults.
 
-    If a site has an address, each gets "hosts": {"reddit.com": the site's real address, ...}.
+    If a site has an address, each gets "hosts": see `hosts_of`.
     judge: whether there is a language model as judge; else tasks that need one are left out.
     """
     from run import print0  # not above: run imports torch, and the sandbox's process does without
@@ -608,16 +608,21 @@ def playable(path: str, sites: dict[str, str], judge: bool) -> list[dict]:
         print0(f"{path}: left out {left_out} tasks that need a language model as judge "
                f"(--judge-url); {len(usable)} of {len(tasks)} remain")
 
+    hosts = hosts_of(sites)
+    if not hosts:
+        return usable
+    return [{**task, "hosts": hosts} for task in usable]
+
+
+def hosts_of(sites: dict[str, str]) -> dict[str, str]:
+    """{"reddit.com": the site's real address, ...}, the longest address first: one may begin with another."""
     known = []
     for name, host in HOSTS.items():
         address = sites.get(name, "")
         if "://" in address:  # HOMEPAGE=PASS is no address
             known.append((host, address))
-    known.sort(key=lambda pair: len(pair[1]), reverse=True)  # longest first: one may begin with another
-    hosts = {host: address.rstrip("/") for host, address in known}
-    if not hosts:
-        return usable
-    return [{**task, "hosts": hosts} for task in usable]
+    known.sort(key=lambda pair: len(pair[1]), reverse=True)
+    return {host: address.rstrip("/") for host, address in known}
 
 
 # ------------------------------------------------------------------------------------- addresses --
@@ -662,7 +667,7 @@ def check_login(task: dict, sites: dict[str, str]):
                              f"is not set; export {variable}=http://HOST:PORT.")
 
 
-def connect(url: str):
+def require_server(url: str):
     """Opens a connection to a page's server and closes it."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):  # SHOPPING=localhost:7770 would mean port 80
@@ -683,7 +688,7 @@ def check_reach(tasks: list[dict], sites: dict[str, str]):
             servers[origin] = (url, task)
     for url, task in servers.values():
         try:
-            connect(url)
+            require_server(url)
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"cannot reach {url}, where task {task['task_id']} starts ({error}); "
                              "start the site, or correct its variable or start_url.") from None
@@ -743,7 +748,7 @@ class Logins:
 
         free = self.free.setdefault(".".join(accounts), [])
         state = free.pop() if free else None
-        async with browser.launching:  # one login at a time spares the sites
+        async with browser.one_at_a_time:  # one login at a time spares the sites
             try:
                 state = await asyncio.wait_for(self.renew(browser, accounts, state), seconds)
             except asyncio.TimeoutError:

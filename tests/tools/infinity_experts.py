@@ -13,7 +13,7 @@ The verifier of each task judges the episode, in a fresh copy of the application
     click("Edit", before="Acme")   the last Edit before the first Acme
     click("Edit", row="Acme")      the first Edit in a line that holds Acme
 
-SCRIPTS and UNSOLVED name the tasks that served to develop the scripts and page.js: no held-out figure may
+SCRIPTS and UNSOLVED name the tasks that served to develop the scripts and worlds/page/: no held-out figure may
 count them. UNSOLVED says of each task that we tried in vain what was in the way.
 
 A step that finds nothing ends the episode with N/A. The report names what it looked for.
@@ -37,7 +37,7 @@ from dataclasses import dataclass  # noqa: E402
 from typing import NamedTuple  # noqa: E402
 
 import worlds  # noqa: E402
-from compress import Chat, Trajectory, format_response, open_chat  # noqa: E402
+from compress import Chat, Trajectory, format_response, open_chat, to_record  # noqa: E402
 from evaluate import Environment, SiteSettings  # noqa: E402
 from rollout import actions_help, play, task_key  # noqa: E402
 
@@ -581,7 +581,7 @@ def main():
     if args.out:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(tau.to_json(chat)) + "\n" for tau in played]
+        lines = [json.dumps(to_record(tau, chat)) + "\n" for tau in played]
         (out / "trajectories.jsonl").write_text("".join(lines), encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ def judge_batch(model: Transformer, chat: Chat, batch: list[Row]) -> list[Verdic
 def judge(model: Transformer, chat: Chat, record: dict) -> list[Verdict]:
     """Verdicts on the responses of an exercise that are learned."""
     tau = replay(chat, record)
-    learned = trajectory_rows(chat.of_record(tau.task), tau)
+    learned = trajectory_rows(chat.for_task(tau.task), tau)
 
     verdicts = []
     for batch in micro_batches(learned, max_tokens=10**9):

@@ -25,7 +25,7 @@ MANNERS = {
     },
 }
 
-ID = "<{}>"  # how observations write the id of an element behind its name: as page.js does
+ID = "<{}>"  # how observations write the id of an element behind its name: as worlds/page/ does
 
 
 def with_id(name: str, number) -> str:

@@ -1,5 +1,5 @@
-// Chromium runs this in every document before the document's own scripts. It records what page.js needs and
-// the DOM does not show. All of it hangs on the window under symbols (frames add to the page's first three):
+// Chromium runs this in every document before the document's own scripts. It records what the files beside it need
+// and the DOM does not show. All of it hangs on the window under symbols (frames add to the page's first three):
 //
 //   'click handlers'  the elements that listen for clicks through addEventListener
 //   'modals'          the dialogs that were opened as modal ones: no selector finds those in shadow roots
@@ -193,7 +193,7 @@
 
   // ---- click handlers
 
-  const shared = (name, value) => {  // a frame adds to its page's, so that page.js finds them in one place
+  const shared = (name, value) => {  // a frame adds to its page's, so that they are all in one place
     try {
       value = window.top[Symbol.for(name)] ?? value;
     } catch { /* the page is another site's */ }
@@ -218,7 +218,21 @@
   // ---- refusals
 
   const refusals = shared('refusals', new Map());
+  // checkValidity asks without a word to people. It counts only if a script asks because they pressed something.
+  let silent = false;
+  for (const type of [HTMLFormElement, HTMLInputElement, HTMLSelectElement, HTMLTextAreaElement, ElementInternals]) {
+    const {checkValidity} = type.prototype;
+    type.prototype.checkValidity = function () {
+      silent = !/^(submit|click)$/.test(window.event?.type);
+      try {
+        return checkValidity.call(this);
+      } finally {
+        silent = false;
+      }
+    };
+  }
   const refused = ({target}) => {
+    if (silent) return;
     const {patternMismatch, customError} = target.validity ?? {};
     const hint = patternMismatch && !customError ? target.title : '';
     refusals.set(target, `${target.validationMessage ?? 'it is not valid'} ${hint}`);

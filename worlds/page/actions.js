@@ -1,0 +1,214 @@
+// What actions ask of a page: where to press, what to choose, where the keys go, what to scroll.
+
+const numbered = id => window[ELEMENTS]?.[id];
+const missing = id => {
+  if (!numbered(id)) return `there is no element ${id} on this page`;
+  return numbered(id).isConnected ? '' : `element ${id} is no longer on the page`;
+};
+
+// Boxes that people cannot scroll, but scrollIntoView and focus do, and where they stood before.
+let shifted = [];
+const putBack = () => {
+  for (const {box, side, at} of shifted) box[side] = at;
+  shifted = [];
+};
+const around = el => {
+  const root = rootOf(el);
+  return el.assignedSlot || parentOf(el)
+    || (nodeType(root) === DOCUMENT ? root.defaultView?.frameElement : root.host);
+};
+const stuckAround = el => {
+  const found = [];
+  for (let box = around(el); box; box = around(box)) {
+    const styled = [box];
+    const isPage = box === scrollerOf(box.ownerDocument);
+    if (isPage) styled.push(bodyOf(box.ownerDocument));  // the body's overflow is the page's
+    const styles = styled.map(each => getComputedStyle(each));
+    const stuck = axis => styles.some(style => style[axis] === 'hidden');
+    const {scrollLeft, scrollTop} = box;
+    if (stuck('overflowX')) found.push({box, side: 'scrollLeft', at: scrollLeft});
+    if (stuck('overflowY')) found.push({box, side: 'scrollTop', at: scrollTop});
+  }
+  return found;
+};
+// Scrolls el to the middle of what people can scroll. If it is out of their reach, as in a window that is too
+// small for its page, the other boxes move as well, until the next observation.
+const reveal = el => {
+  const center = () => el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+  const stuck = stuckAround(el);
+  shifted = stuck;
+  center();
+  putBack();
+  forget();
+  if (atHand(el)) return;
+  shifted = stuck;
+  center();
+  forget();
+};
+
+// Waits, ms at most, for what the page has begun (see init.js). Returns whether to ask again, with its files.
+const settled = (files, ms) => window[WORK]?.settled(files, ms);
+
+// Where to aim the mouse, in window coordinates: the middle of the part of the element's box that `aimOf` chose,
+// and the size of that part.
+// leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
+// We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
+// Returns {x, y, width, height, leaves}, or {error}: what the agent reads.
+const locate = id => {
+  const el = numbered(id);
+  if (missing(id)) return {error: missing(id)};
+  const isHidden = {error: `element ${id} is hidden now`};
+  const isCovered = {error: `something else lies on top of element ${id}`};
+  let aim = toPress(el);
+  const inFrame = aim.ownerDocument !== document;
+  if (inFrame || !atHand(drawn(aim))) {
+    reveal(drawn(aim));
+    aim = toPress(el);  // el may be at hand now
+  }
+  const r = aimOf(aim).box || aim.getClientRects()[0];
+  if (!r || parked(aim)) return isHidden;
+  if (covered(aim) || !reached(aim)) return isCovered;
+  const {left, top, width, height} = outward(el, r);
+  const x = left + width / 2, y = top + height / 2;
+  if (x < 0 || x >= innerWidth || y < 0 || y >= innerHeight) return isHidden;
+  const frameOf = node => node.ownerDocument.defaultView.frameElement;
+  let frame = frameOf(aim);
+  while (frame && frameOf(frame)) frame = frameOf(frame);
+  if (frame && hitAt(frame, x, y) !== frame) return isCovered;
+  const field = aim.ownerDocument.activeElement;
+  const leaves = field !== aim && (field?.isContentEditable || field?.matches('input,textarea'));
+  return {x, y, width, height, leaves};
+};
+
+// Whether an element lies elsewhere than the mouse, as when a menu has closed that the mouse left.
+const missed = (id, x, y) => {
+  const el = numbered(id);
+  if (!el?.isConnected) return false;
+  const boxes = [...toPress(el).getClientRects()].map(box => outward(el, box));
+  return !boxes.some(({left, top, width, height}) =>
+    x >= left && x <= left + width && y >= top && y <= top + height);
+};
+
+// Chooses an option of a dropdown by its text, or by a part of it that no other option has. Returns what is wrong,
+// or ''.
+const select = (id, wanted) => {
+  const el = numbered(id);
+  if (missing(id)) return missing(id);
+  if (!el.options) return 'it is not a dropdown';
+  if (!el.options.length) return 'it has no options';
+  const plain = s => tidy(s).toLowerCase();
+  const words = s => ` ${plain(s).replace(/[^\p{L}\p{N}]+/gu, ' ')} `;
+  const text = plain(wanted);
+  const inWords = options => options.slice(0, 60).map(option => offered(el, option)).join(', ')
+    + (options.length > 60 ? ', ...' : '');
+  const open = optionsOf(el).filter(option => !option.matches(':disabled'));
+  let found = open.find(option => plain(offered(el, option)) === text)
+    ?? open.find(option => plain(option.label) === text);
+  const looser = [
+    option => plain(option.label).startsWith(text),
+    option => words(option.label).includes(words(wanted)),
+    option => plain(option.label).includes(text),
+  ];
+  if (!found && text) {
+    const fitting = looser.map(fits => open.filter(fits)).find(options => options.length) ?? [];
+    if (fitting.length > 1) return 'more than one option fits: ' + inWords(fitting);
+    found = fitting[0];
+  }
+  if (!found) return 'its options are: ' + inWords(open);
+  found.selected = !(el.multiple && found.selected);  // in a list of several, a chosen one is taken back
+  el.dispatchEvent(new Event('input', {bubbles: true, composed: true}));  // as a person's, it leaves a shadow root
+  el.dispatchEvent(new Event('change', {bubbles: true}));
+  return '';
+};
+
+// Moves the focus to what the agent types into. Returns that element, or what is wrong. Selects what an
+// editable element holds.
+const focus = id => {
+  const usable = numbered(id);
+  const el = usable && keyField(usable) || usable;
+  const root = el?.getRootNode(), before = root?.activeElement;
+  if (missing(id)) return missing(id);
+  const refusal = why => `element ${id} does not take text: it is ${why}`;
+  if (!el.isContentEditable && !el.matches('input,textarea') && !isSlider(el)) return refusal('no field');
+  if (el.matches(':disabled,[readonly]')) return refusal('locked');
+  if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
+  shifted = stuckAround(el);
+  el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
+  if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
+  if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
+  return el;
+};
+
+// browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
+// the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
+// nearest value that it has: the agent reads that as a refusal.
+const typed = (id, text) => {
+  const el = numbered(id), key = text.slice(-1) || 'Backspace';
+  const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
+    'datetime-local': '2024-12-31T23:59'};
+  if (text && el && !el.value && formats[el.type])
+    window[REFUSALS]?.set(el, `it takes the format ${formats[el.type]}, and is empty now`);
+  if (el?.type === 'range' && Number(el.value) !== Number(text))
+    window[REFUSALS]?.set(el, `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
+  for (const type of ['keydown', 'keyup']) {
+    el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
+  }
+};
+
+// What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).
+const inMiddle = () => {
+  let [x, y] = [innerWidth / 2, innerHeight / 2];
+  let el = atPoint(document, x, y);
+  for (let deeper = el; deeper; ) {
+    el = deeper;
+    const frame = el.contentDocument;
+    if (frame) [x, y] = [el.clientWidth / 2, el.clientHeight / 2];
+    deeper = frame ? atPoint(frame, x, y) : shadowRoot(el) && inShadow(shadowRoot(el), x, y);
+    if (deeper === el) break;
+  }
+  return el;
+};
+// Scrolls the page or, if it cannot go on or a dialog is open, the innermost panel under the mouse that can, or else
+// in the window's middle; if there is none, the largest that can. direction: -1 or 1.
+const scroll = direction => {
+  const goesOn = el => direction < 0 ? el.scrollTop > 1 : el.scrollTop + el.clientHeight < el.scrollHeight - 1;
+  const isStuck = doc => [scrollerOf(doc), bodyOf(doc)].some(el => el && getComputedStyle(el).overflowY === 'hidden');
+  const scrolls = el => el === scrollerOf(el.ownerDocument)
+    ? !isStuck(el.ownerDocument)
+    : /auto|scroll/.test(getComputedStyle(el).overflowY);
+  const canScroll = el => scrolls(el) && goesOn(el);
+  const page = scrollerOf(document);
+  const pageFirst = page && canScroll(page) && !hasModal(document.documentElement) && !coverOf();
+  let panel = null;
+  if (!pageFirst) {
+    const innermostOf = at => !at || canScroll(at) ? at : innermostOf(around(at));
+    // In a page without a doctype, a lone :hover finds links only.
+    panel = innermostOf(inside(':hover:not(:root)', document.documentElement).at(-1));
+    if (!panel || panel === page) panel = innermostOf(inMiddle());
+  }
+  if (!pageFirst && !panel) {
+    const others = inside('*', document.documentElement).filter(el => canScroll(el) && boxOf(el) && reached(el));
+    const areaOf = el => el.clientWidth * el.clientHeight;
+    panel = others.sort((a, b) => areaOf(b) - areaOf(a))[0];
+  }
+  const height = panel?.clientHeight || innerHeight;
+  const scroller = panel || window;
+  scroller.scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
+  // Scripts hear of it in the next frame, unless the window is hidden; what they begin then is waited for.
+  return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
+};
+
+// What a drawn slider stands at: a number; null for any other element.
+const sliderAt = id => {
+  const el = numbered(id);
+  return el && isSlider(el) ? Number(attributeOf(el, 'aria-valuenow')) : null;
+};
+
+// Whether an element draws the text that is typed into it.
+const drawsKeys = id => !!keyField(numbered(id));
+
+const functions = {observe, settled, locate, missed, select, focus, sliderAt, drawsKeys, typed, scroll};
+const call = ([name, ...given]) => {
+  forget();  // the page has changed since the last call
+  return functions[name](...given);
+};

@@ -1,0 +1,59 @@
+// What the other files of this folder share: the DOM as it is, whatever a page puts in its way, and short answers.
+//
+// A page may contain anything. `el.disabled` of a form can be an input of that name, so we ask
+// `el.matches(':disabled')`, and take the properties we cannot do without from the prototypes.
+
+const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = Symbol.for('refusals');
+const MODALS = Symbol.for('modals');
+// A page's own `class Event` would stand before the window's.
+const {CSS, DOMMatrix, DOMRect, Event, KeyboardEvent, NodeFilter, Range} = window;
+const ELEMENT = 1, TEXT = 3, DOCUMENT = 9, FRAGMENT = 11;  // values of nodeType
+const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
+  const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);
+  return get ? node => get.call(node) : (node, ...rest) => value.call(node, ...rest);
+};
+const nodeType = real(Node, 'nodeType'), childNodes = real(Node, 'childNodes');
+const parentOf = real(Node, 'parentElement'), contains = real(Node, 'contains');
+const rootOf = real(Node, 'getRootNode'), shadowRoot = real(Element, 'shadowRoot');
+const attributeOf = real(Element, 'getAttribute');
+const matches = real(Element, 'matches'), closest = real(Element, 'closest');
+const elementsIn = real(Element, 'children'), bodyOf = real(Document, 'body');
+const scrollerOf = real(Document, 'scrollingElement');
+const titleOf = real(Document, 'title'), byId = real(Document, 'getElementById');
+const byIdInShadow = real(DocumentFragment, 'getElementById');
+const sheetsOf = real(Document, 'styleSheets'), adoptedOf = real(Document, 'adoptedStyleSheets');
+const fontsOf = real(Document, 'fonts'), textsIn = real(Document, 'createTreeWalker');
+const atPoint = real(Document, 'elementFromPoint'), inShadow = real(ShadowRoot, 'elementFromPoint');
+const allAtPoint = real(Document, 'elementsFromPoint'), allInShadow = real(ShadowRoot, 'elementsFromPoint');
+
+// Soft hyphens, and marks for where a line may break and in which direction it is read.
+const INVISIBLE = /[\u00ad\u200b\u200e\u200f\u2060]/g;
+// Also the characters for private use: icon fonts draw their pictures as such, which nobody can read.
+const SPACE = /[\s\u00a0\ue000-\uf8ff]+/g;
+const tidy = s => (typeof s === 'string' ? s : '').replace(INVISIBLE, '').replace(SPACE, ' ').trim();
+const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
+const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
+const attribute = (el, name) => tidy(attributeOf(el, name));
+const inside = (selector, el) => [...el.querySelectorAll(selector)];
+const wordless = el => !tidy(el.textContent);
+// What a text stands in: an element, or the host of a shadow root.
+const holderOf = text => parentOf(text) ?? rootOf(text).host;
+
+// Some answers take a search of the page and are needed again in the same call: a name, what the mouse hits.
+const caches = [];
+const forget = () => caches.forEach(known => known.clear());
+const remembered = find => {
+  const known = new Map();
+  caches.push(known);
+  return key => {
+    if (!known.has(key)) known.set(key, find(key));
+    return known.get(key);
+  };
+};
+
+// The outermost element, or the shadow root.
+const topOf = el => closest(el, 'html') ?? rootOf(el);
+const TICKS = 'input[type=checkbox],input[type=radio]';
+// The labels of a control. `el.labels` would walk the whole page, once for each control.
+const labelsIn = remembered(top => Map.groupBy(inside('label', top), label => label.control));
+const labelsOf = el => labelsIn(topOf(el)).get(el) ?? [];

@@ -1,0 +1,119 @@
+// What kind of element it is, and its value or state.
+
+const kindOf = el => {
+  if (keyField(el)) return 'textarea';
+  if (isSlider(el)) return 'input';
+  const type = el.localName === 'input' ? el.type : '';
+  if (/^(checkbox|radio)$/.test(type)) return type;
+  if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
+  const named = role(el).replace('link', 'a').replace('switch', 'checkbox').replace('textbox', 'input');
+  if (/^(checkbox|radio|button|a|input)$/.test(named)) return named;
+  return drawnSwitch(el) ? 'checkbox' : el.localName;
+};
+
+// The last words of an element's classes: of "nav-item nav-item--active is-open", item, active and open. A class
+// that denies something, or says it about something else, is no state.
+const stateWords = el => [...el.classList]
+  .filter(name => !/^(has|no|not|non)[-_]|[:[]/.test(name))
+  .map(name => name.split(/[-_]+/).pop().toLowerCase());
+const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
+const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
+// What they say about an element, or about the list item that it fills.
+const stateOf = el => {
+  const item = el.matches('li > :only-child') ? parentOf(el) : el;
+  if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
+  const words = [...stateWords(el), ...stateWords(item)];
+  const says = word => words.includes(word);
+  if (says('unread')) return 'unread';
+  if (says('selected') || says('checked')) return 'selected';
+  if (kindOf(el) === 'button' && words.some(word => PRESSED.test(word))) return 'pressed';
+  if (!says('active') && !says('current') || !parentOf(item)) return '';
+  // "active" may also mean that a person or a plan is: then all rows of a list say so.
+  const alike = [...elementsIn(parentOf(item))].filter(other => other.localName === item.localName);
+  const all = alike.every(other => /active|current/.test(attributeOf(other, 'class')));
+  return all && alike.length > 1 ? '' : 'selected';
+};
+
+// The options of a dropdown that people see.
+const optionsOf = el => [...el.options].filter(option =>
+  !option.closest('optgroup[hidden]') && getComputedStyle(option).display !== 'none');
+// An option as a dropdown offers it, with its group if another one is called the same.
+const optionsCalled = remembered(el => Map.groupBy(el.options, option => tidy(option.label)));
+const offered = (el, option) => {
+  const name = tidy(option.label);
+  const group = closest(option, 'optgroup');
+  return group && optionsCalled(el).get(name).length > 1 ? `${tidy(group.label)}: ${name}` : name;
+};
+const listed = (el, option) => offered(el, option) + (matches(option, ':disabled') ? ' (disabled)' : '');
+
+// What a control shows inside, if its name comes from elsewhere: the choice of a drawn dropdown, a number beside
+// a label such as "Cart", the hour on a button that is called "Book". A small word alone may name an icon.
+const chosenIn = el => {
+  if (!el.hasAttribute('aria-label') && !el.hasAttribute('aria-labelledby')) return '';
+  const text = attribute(el, 'aria-valuetext') || attribute(el, 'aria-valuenow') || seenText(el, FIELDS + ',svg');
+  const opensList = /^(menu|listbox)$/.test(attribute(el, 'aria-haspopup'));
+  const holdsValue = opensList || /^(combobox|spinbutton)$/.test(role(el));
+  const says = /(^|\W)\d|\p{L}\s|\p{Lu}\p{L}{2}/u.test(text);
+  const named = nameOf(el).toLowerCase().includes(text.toLowerCase());
+  return named || !holdsValue && !says ? '' : cut(text, 300);
+};
+
+// What a field offers, at most sixty texts of it.
+const choiceOf = texts => {
+  const first = texts.slice(0, 60).join(' | ');
+  const rest = texts.length - 60;
+  return rest > 0 ? `${first} | ... ${rest} more` : first;
+};
+
+// What a drawn slider, or a bar that shows progress, stands at.
+const amountOf = el => attribute(el, 'aria-valuetext') || attribute(el, 'aria-valuenow');
+
+const valueOf = el => {
+  const kind = kindOf(el);
+  const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
+  if (/^(checkbox|radio)$/.test(kind)) {
+    if (el.indeterminate || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
+    const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
+    const drawnOn = words.some(word => /^(on|active|checked|selected|enabled)$/.test(word));
+    const toldOn = el.matches('[role=switch][aria-checked]') ? holds('checked') : el.checked;  // a script's own word
+    const on = toldOn ?? (drawnOn || ['checked', 'pressed', 'selected'].some(holds));
+    return on ? 'on' : 'off';
+  }
+  if (isSlider(el)) return amountOf(el);
+  if (kind === 'select') {
+    const textOf = option => offered(el, option);
+    const chosen = [...el.selectedOptions].map(textOf).join(' | ');
+    return tidy(`${chosen} (${choiceOf(optionsOf(el).map(option => listed(el, option)))})`);
+  }
+  if (keyField(el)) return cut(tidy(el.innerText), 500);
+  if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
+  if (kind !== 'input' && kind !== 'textarea') {
+    const choice = chosenIn(el);
+    const told = name => attribute(el, `aria-${name}`) === 'mixed' ? `partly ${name}` : name;
+    const ariaStates = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).map(told);
+    const hasAria = ['selected', 'checked', 'pressed', 'current'].some(name => el.hasAttribute(`aria-${name}`));
+    const byClass = stateOf(el);
+    const classState = hasAria && byClass !== 'unread' ? '' : byClass;  // ARIA outranks classes
+    const sorted = attribute(closest(el, 'th') ?? el, 'aria-sort').replace('none', '');
+    return [choice, ...ariaStates, classState, sorted].filter(word => word).join(', ');
+  }
+  if (el.type === 'password') return el.value ? '****' : '';
+  const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
+  const suggestions = [...el.list?.options ?? []].map(option => tidy(option.value));
+  if (suggestions.length) return tidy(`${value} (${choiceOf(suggestions)})`);
+  if (value || !example || nameOf(el).includes(example)) return value;
+  return `(${cut(example, 100)})`;  // people see it in the field as long as that is empty
+};
+
+// How far a bar is: 37 of 100.
+const barOf = el => {
+  if (el.matches('progress,meter')) return `${el.value} of ${el.max}`;
+  if (!/^(progressbar|meter)$/.test(role(el)) || !amountOf(el)) return '';
+  return attribute(el, 'aria-valuetext') || `${amountOf(el)} of ${attribute(el, 'aria-valuemax') || 100}`;
+};
+
+// What an element without text says: its label, how far it is, or all its classes if it is a rating made of stars.
+const pictured = el => {
+  const classes = [el, ...el.querySelectorAll('[class]')].map(each => each.getAttribute('class'));
+  return tidy(`${labelOf(el)} ${barOf(el)}`) || (/\b(ratings?|stars)\b/.test(classes[0]) ? tidy(classes.join(' ')) : '');
+};
