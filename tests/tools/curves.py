@@ -140,7 +140,7 @@ def dashed_level(panel: Panel, name: str, values: list[float], last: int) -> lis
     end = panel.x(last) - 4
     below = panel.y(mean) + 15
     line = panel.level(mean, "level")
-    label = text(end, below, f"{name}: {mean:.0%}", "level end")
+    label = text(end, below, f"{name}: {mean:.1%}", "level end")
     return [line, label]
 
 
@@ -171,7 +171,7 @@ def held_out(panel: Panel, rates: Rates, levels: Levels) -> list[str]:
         points = [(step, rates[step][i]) for step in steps]
         svg.append(panel.line(points, "run"))
     mean = statistics.mean(rates[last])
-    ends = [(mean, f"M-GRPO: {mean:.0%}", "mean")]
+    ends = [(mean, f"M-GRPO: {mean:.1%}", "mean")]
     note = "one run"
     if count > 1:
         note = f"bold: mean of {count} runs, band: lowest to highest"
@@ -180,9 +180,13 @@ def held_out(panel: Panel, rates: Rates, levels: Levels) -> list[str]:
         values = levels["filtered cloning"]
         svg += mean_and_range(panel, values)
         mean = statistics.mean(values)
-        ends.append((mean, f"filtered cloning: {mean:.0%}", "other"))
+        ends.append((mean, f"filtered cloning: {mean:.1%}", "other"))
+        note += "; orange: "
+        if len(values) > 1:
+            note += "mean and range of "
+        note += "filtered cloning"
         if len(values) < count:
-            note += f"; filtered cloning: {len(values)} of them"
+            note += f" ({len(values)} of them)"
     svg.append(text(panel.left, panel.bottom + 38, note, "tick"))
     svg += names(panel, ends)
     return svg

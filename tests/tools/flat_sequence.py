@@ -9,6 +9,7 @@ Plays episodes, scores their responses in three ways, and compares with the log-
     ours     each response in the context it was sampled from, packed
 
     python tests/tools/flat_sequence.py --model runs/bc --episodes 64 --out assets/flat_sequence
+    python tests/tools/flat_sequence.py --redraw assets/flat_sequence    # the picture alone, from the figures in the .json
 """
 import argparse
 import asyncio
@@ -26,13 +27,28 @@ from compress import Chat, Trajectory, micro_batches, open_chat, pack, trajector
 from evaluate import Environment, SiteSettings
 from model import Transformer, load, token_logprobs
 from rollout import actions_help, rollout
+from svg import Panel, picture, text
 from worlds import load_tasks, open_sites
 
-WAYS = {  # way: (its name in the figure, its color there)
-    "flat": ("one flat sequence, pages replaced", "#d1495b"),
-    "masked": ("... and loss mask as attention mask", "#8d2e3c"),
-    "ours": ("ours: each in its context", "#2a9d8f"),
+WAYS = {  # way: its name in the figure
+    "flat": "flat sequence, pages replaced",
+    "masked": "… and loss mask as attention mask",
+    "ours": "ours: each response in its context",
 }
+WIDTH = 720
+HEIGHT = 208
+ROW_HEIGHT = 36
+TICKS = {-7: "10⁻⁷", -6: "10⁻⁶", -5: "10⁻⁵", -4: "10⁻⁴", -3: "0.001", -2: "0.01", -1: "0.1", 0: "1"}  # by decade
+STYLE = """<style>
+text { font: 12px system-ui, sans-serif; fill: #24211d; } .title { font-size: 14px; font-weight: 600; }
+.tick { font-size: 11px; fill: #6d675f; } .end { text-anchor: end; } .middle { text-anchor: middle; }
+.paper { fill: #fff; } path { fill: none; } .axis { stroke: #9a948a; } .grid { stroke: #ece8e0; }
+circle { fill: #cc5a1f; } circle.ours { fill: #12877a; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e8e4dd; } .tick { fill: #a19a8f; } .paper { fill: #191817; }
+  .axis { stroke: #7d776e; } .grid { stroke: #2d2a28; } circle { fill: #f0935a; } circle.ours { fill: #45c4b3; }
+}
+</style>"""
 
 
 @torch.no_grad()
@@ -126,34 +142,44 @@ def compare(model: Transformer, chat: Chat, episodes: list[Trajectory], eps: flo
     return result
 
 
-def bar(y: int, name: str, mean: float, color: str) -> list[str]:
-    """38 pixels a decade, from 1e-8 on; name on the left, figure on the right."""
-    decades = math.log10(mean) + 8
-    length = max(2, 38 * decades)
-    end = 260 + length
-    return [
-        f'<text x="250" y="{y + 17}" text-anchor="end">{name}</text>',
-        f'<rect x="260" y="{y}" width="{length:.0f}" height="24" fill="{color}"/>',
-        f'<text x="{end + 8:.0f}" y="{y + 17}">{mean:.1e}</text>',
-    ]
+def axis(panel: Panel) -> list[str]:
+    """A vertical line and a number at each decade."""
+    svg = []
+    for decade, name in TICKS.items():
+        svg.append(panel.plumb(decade, "grid"))
+        svg.append(text(panel.x(decade), panel.bottom + 16, name, "tick middle"))
+    svg.append(panel.level(0, "axis"))
+    return svg
 
 
-def figure(result: dict, said: str) -> str:
-    """Bars on a logarithmic scale from 1e-8, as SVG."""
-    svg = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="190" font-family="sans-serif" font-size="14">',
-        '<rect width="720" height="190" fill="white"/>',
-        '<text x="16" y="26" font-weight="bold">',
-        "mean |log-prob in training − log-prob in rollout| per action token</text>",
-    ]
-    y = 46
-    for way, (name, color) in WAYS.items():
-        svg += bar(y, name, result[way]["mean"], color)
-        y += 36
-    said += "; bars on a logarithmic scale from 1e-8"
-    svg.append(f'<text x="16" y="176" font-size="12" fill="#555">{said}</text>')
-    svg.append("</svg>\n")
-    return "\n".join(svg)
+def figure(result: dict) -> str:
+    """A dot for each way on a logarithmic axis, as SVG."""
+    panel = Panel(
+        left=240,
+        top=44,
+        width=400,
+        height=ROW_HEIGHT * len(WAYS),
+        x_low=min(TICKS),
+        x_high=max(TICKS) + 0.1,
+        y_low=0,
+        y_high=len(WAYS),
+    )
+    svg = [text(16, 26, "mean |log-prob in training − log-prob in rollout| per action token", "title")]
+    svg += axis(panel)
+    for i, (way, name) in enumerate(WAYS.items()):
+        mean = result[way]["mean"]
+        x = panel.x(math.log10(mean))
+        y = panel.y(len(WAYS) - i - 0.5)
+        written = f"{mean:.2g}"
+        if mean < 0.001:
+            written = f"{mean:.1e}"
+        svg.append(text(panel.left - 12, y + 4, name, "end"))
+        svg.append(f'<circle class="{way}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
+        svg.append(text(x + 11, y + 4, written))
+    tokens = result["ours"]["tokens"]
+    said = f"{result['episodes']} episodes, {tokens:,} action tokens, float32; logarithmic axis"
+    svg.append(text(16, HEIGHT - 14, said, "tick"))
+    return picture(WIDTH, HEIGHT, STYLE, svg)
 
 
 def play(model: Transformer, chat: Chat, count: int) -> list[Trajectory]:
@@ -162,7 +188,7 @@ def play(model: Transformer, chat: Chat, count: int) -> list[Trajectory]:
     with open_sites("sandbox:test") as sites:
         tasks = load_tasks(f"sandbox:test:{count}", sites)
         env = Environment(sites, "runs/flat_sequence", settings)
-        env.reset(tasks)
+        env.begin_batch(tasks)
         played = asyncio.run(rollout(model, chat, tasks, env, settings))
     return [tau for tau in played if tau.turns]
 
@@ -173,7 +199,13 @@ def main():
     parser.add_argument("--model", default="worlds/base")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--out", help="write OUT.json and OUT.svg")
+    parser.add_argument("--redraw", metavar="OUT", help="write OUT.svg from OUT.json, and play nothing")
     args = parser.parse_args()
+
+    if args.redraw:
+        result = json.loads(Path(args.redraw + ".json").read_text())
+        Path(args.redraw + ".svg").write_text(figure(result), encoding="utf-8")
+        return
 
     chat = open_chat(args.model, actions_help())
     model = load(args.model)
@@ -192,9 +224,8 @@ def main():
         result["episodes"] = len(episodes)
         result["model"] = args.model
         figures = json.dumps(result, indent=1) + "\n"
-        picture = figure(result, said)
         Path(args.out + ".json").write_text(figures)
-        Path(args.out + ".svg").write_text(picture)
+        Path(args.out + ".svg").write_text(figure(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

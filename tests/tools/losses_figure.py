@@ -38,7 +38,7 @@ PANELS = {
     "maxrl": (2, 0, "MaxRL", "A = (r − mean) / mean"),
     "raft": (3, 0, "RAFT", "A = r: failures do not push"),
     "dapo": (0, 1, "DAPO", "clips at 0.8 and 1.28"),
-    "gspo": (1, 1, "GSPO", "one ρ a response, ±0.0004"),
+    "gspo": (1, 1, "GSPO, one ρ a response", "clips at 0.9997 and 1.0004"),
     "cispo": (2, 1, "CISPO", "never stops; flat from ρ = 5"),
     "masked": (3, 1, "masked", "drifted failures are dropped"),
 }

@@ -68,6 +68,7 @@ SPLITS = {
     "sandbox:test/28:100": "log-out trap",
 }
 OF_MANY_TEMPLATES = ["sandbox:test", "sandbox:test-unseen"]
+TESTED = ("sandbox:test", "sandbox:dev")  # how the splits begin that only test a policy
 # Student's t: 2 to 19 seeds or templates
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
        2.110, 2.101)
@@ -82,14 +83,18 @@ def lines_below(folder: Path, name: str) -> list[str]:
 
 
 def cost(run: Path) -> dict:
-    """Episodes that the policy played and minutes, over a run's folder and the folders in it."""
+    """Episodes that the policy played to learn from, and minutes, over a run's folder and the folders in it."""
     seconds = 0.0
     for line in lines_below(run, "metrics.jsonl"):
         step = json.loads(line)
         seconds += step.get("seconds_rollout", 0) + step.get("seconds_train", 0)
     for line in lines_below(run, "seconds"):  # the Makefile's, of runs without such metrics
         seconds += float(line)
-    episodes = len(lines_below(run, "trajectories.jsonl"))
+    episodes = 0
+    for line in lines_below(run, "trajectories.jsonl"):
+        split = json.loads(line).get("split", "")
+        if not split.startswith(TESTED):  # `make demo` tests a policy in the policy's own folder
+            episodes += 1
     return {"episodes": episodes, "minutes": round(seconds / 60, 1)}
 
 

@@ -114,7 +114,7 @@ The *policy* is the language model. A *task* is a sentence and a check. An *epis
 in the code it is a trajectory, or `tau`. A *turn* is one page and the policy's *response* to it, which holds
 one action. An *update* is one change of the weights. A *group* is {record['G']} episodes of the same task. The
 method compares them with each other. It is called M-GRPO, multi-turn group relative policy optimization; GRPO
-is the same for a single turn.
+is the single-turn version.
 
 The policy here is `{record['model']}`, a model of {walk.parameters / 1e6:.1f} million parameters after behavior
 cloning: it has imitated a few demonstrations, and now it has to improve on its own. (`make demo SEED=31` leaves such a
@@ -159,15 +159,15 @@ def policy_reads(walk) -> str:
     page_tokens = len(chat.encode(turn.observation))
     return f"""## 2. What does the policy read?
 
-A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements that one can use
-have tags, and each tag contains a number, the element's id:
+A language model reads text. So the page becomes text, {page_tokens} tokens here. Only elements you can use
+keep their tags, and each tag contains a number, the element's id:
 
 {fenced(turn.observation, "html")}
 
 {code(rollout.take_turns, "# 1) Observe", "page = f")}
 
-If the last action failed, the page opens with a line that says why. To the policy, its mistakes are text as
-well."""
+If the last action failed, the page opens with a line that says why. So the policy reads about its mistakes
+as text."""
 
 
 def parts_of(chat: Chat, tau: Trajectory, t: int) -> list[tuple[str, list[int]]]:
@@ -199,7 +199,7 @@ def history(walk) -> str:
     for k in range(t):
         whole += len(tau.turns[k].message_ids) + len(chat.past_response(tau.turns[k].response_ids))
     whole += len(tau.turns[t].message_ids)
-    return "\n\n".join([f"""## 3. What exactly stands before the response?
+    return "\n\n".join([f"""## 3. What exactly is in the context?
 
 The policy does not see the page alone. It sees the *context* $h_j$, one list of {len(h_j)} token ids:
 {past_ids} of the past (the *trunk*: the system prompt's {len(chat.system_ids())} and the past turns), then
@@ -791,8 +791,9 @@ def taken_over(walk) -> str:
     if walk.coasting[-1] > walk.chances[1].right:
         return ""
     gaining = " and ".join(f"{visible(token_text(walk.chat, token))} ({small(p)})" for token, p in walk.gaining)
-    return (f"It falls although update 1 pushed it up, because the same direction in the weights lifts other beginnings even "
-            f"faster: in the end {gaining}.")
+    right = visible(token_text(walk.chat, walk.parting.right_ids[walk.parting.token]))
+    return (f"{right} falls, although update 1 raised it, because the same step in the weights raises other tokens even more: "
+            f"in the end {gaining}.")
 
 
 def unlikely(walk) -> str:
@@ -857,8 +858,8 @@ d loss / d logit of the wrong token = +weight A / T p_wrong
 
 Look at the arrow of stop 4 once more. The token {right} of our episode has A = {exact(A)}. In the first update
 $\\rho = 1$, so the derivative of the loss by $\\log p$ is minus weight times A. The derivative of $\\log p$ by
-a logit is 1 - p for the token itself and minus the other's p for any other, divided by the temperature T. So
-this one token pulls at the logits with
+a logit is 1 - p for the token itself, and -p' for another token with probability p'; both are divided by the
+temperature T. So this one token pulls at the logits with
 
 {fenced(by_hand)}
 
@@ -914,6 +915,8 @@ whole one; it pays less for detours:
 
 `tau.success` is what the check says, 0 or 1. The six files are `mgrpo.py` and the five that it uses: `model.py`,
 `compress.py`, `rollout.py`, `evaluate.py` and `bc.py`. `start` is the checkpoint that is opened without `--model`.
+Saved as `forks/short.py`, it trains with `python forks/short.py --out runs/short`; without `--out` it writes to
+`runs/mgrpo`, as `mgrpo.py` does. The [README](../README.md) has the same fork with a folder and a flag of its own.
 
 `forks/` holds other methods, each of which changes a few functions: other advantages (`forks/gigpo.py`), a critic
 (`forks/critic.py`), other losses (`forks/losses.py`). A critic learns to predict how well an episode will go, and
