@@ -1137,7 +1137,9 @@ def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
     for line in steps:
         assert six_kinds_step(line) in section
 
-    for policy, file in (("clone", "clone"), ("M-GRPO, 12 steps", "r1-12-steps"), ("M-GRPO, 22 steps", "r1-22-steps")):
+    files = {"clone": "clone", "M-GRPO, 12 steps": "r1-12-steps", "M-GRPO, 22 steps": "r1-22-steps",
+             "filtered cloning, 768 episodes": "filtered"}
+    for policy, file in files.items():
         splits = json.loads((raw / f"{file}.json").read_text())["splits"]
         tested = [splits["sandbox:test:100"], splits["sandbox:test-unseen:60"]]
         unparsable = sum(figures["invalid_actions"] for figures in tested)
@@ -1151,15 +1153,33 @@ def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
     assert "{}, {} and {}%".format(*held_out) in section
 
     by_task = json.loads((raw / "by-task.json").read_text())["seed 31"]
-    for split, n in (("test", 100), ("test-unseen", 60)):
+
+    def gains(split, n, before, after):
+        """(of every task, their interval with templates as clusters)."""
         solved = by_task[f"sandbox:{split}:{n}"]
-        gains = {}  # template -> of each of its tasks
-        for task, before, after in zip(sandbox.tasks(split, n), solved["clone"], solved["M-GRPO, 22 steps"], strict=True):
-            gains.setdefault(task["intent_template_id"], []).append(100 * (int(after) - int(before)))
-        every = sum(gains.values(), [])
-        clusters = table.shown([mean(of_template) for of_template in gains.values()])
-        assert (f"{mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; templates as clusters "
-                f"{clusters})") in section
+        by_template = {}
+        for task, was, now in zip(sandbox.tasks(split, n), solved[before], solved[after], strict=True):
+            by_template.setdefault(task["intent_template_id"], []).append(100 * (int(now) - int(was)))
+        every = sum(by_template.values(), [])
+        return every, table.shown([mean(of_template) for of_template in by_template.values()])
+
+    text = section.replace("\n", " ")
+    filtered = "filtered cloning, 768 episodes"
+    for split, n in (("test", 100), ("test-unseen", 60)):
+        for policy in ("M-GRPO, 22 steps", filtered):
+            every, clusters = gains(split, n, "clone", policy)
+            assert (f"{mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; templates as "
+                    f"clusters {clusters})") in text
+    leads = []
+    for steps_played in (12, 22):
+        every, clusters = gains("test", 100, f"M-GRPO, {steps_played} steps", filtered)
+        leads += [f"{mean(every):.1f}", clusters]
+    assert ("That is {} points more than M-GRPO after 12 steps ({}) and {} more than after 22 ({}) on unseen instances"
+            .format(*leads)) in text
+    sampled, = json.loads((raw / "sampled.json").read_text())["splits"].values()
+    assert sampled["n"] == 96 * 8 == 12 * 64
+    assert f"{100 * sampled['success_rate']:.1f}% of these episodes succeeded" in text
+    assert f"cloned the {round(sampled['success_rate'] * sampled['n'])} successes" in text
 
     on_test = by_task["sandbox:test:100"]
 
@@ -1179,8 +1199,9 @@ def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
     assert min(exits[:18]) == 84 and sorted(exits[18:]) == [77, 81, 83, 95]
     unparsable = [round(100 * line["invalid_actions"] / line["turns"] / line["n"]) for line in steps[18:]]
     assert (min(unparsable), max(unparsable)) == (3, 14)
-    before, after = (100 * on_test[policy].count("1") / 100 for policy in ("clone", "M-GRPO, 22 steps"))
-    assert f"of {after - before:.0f} on a CPU ({before:.0f} to {after:.0f}%) may be chance" in README
+    before, after, cloned = (on_test[policy].count("1") for policy in ("clone", "M-GRPO, 22 steps", filtered))
+    assert f"of {after - before} on a CPU ({before} to {after}%) may be chance" in README
+    assert f"there filtered cloning gains {cloned - before} ({before} to {cloned}%)" in README.replace("\n", " ")
 
 
 def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():

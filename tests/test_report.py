@@ -837,7 +837,7 @@ def test_nobody_looks_on_when_it_is_off(run, chat, site, tmp_path, monkeypatch):
     tasks = [task_at(site(PAGES) + "/far")]
     env = Environment({}, tmp_path, SiteSettings())
     env.begin_batch(tasks, group_size=8, name="train")
-    monkeypatch.setattr(evaluate, "aim", None)
+    monkeypatch.setattr(evaluate, "spot_of_action", None)
     tau, = played(run, chat, tasks, [CLICK_GO, EXIT_X], env)
     assert tau.status == "ok"
     assert "shot" not in to_record(tau, chat)["turns"][0]
