@@ -571,7 +571,7 @@ def rate(trajectories: list[Trajectory]) -> dict:
     #     from the spread of the task means:   variance / n_tasks
     #     from m independent episodes:         p (1 - p) / m
     # Equate them and solve for m: at least one per task, at most one per episode.
-    # Equal task means say 0 / 0, or no bound at all: then one per task, to be careful.
+    # Without spread the formula divides by 0: then one per task, to be careful.
     effective = n_tasks
     if variance > 0:
         effective = p * (1 - p) * n_tasks / variance

@@ -690,7 +690,7 @@ def load_for_training(path: str | Path, device, lora: int = 0, precision: str | 
 
 def check_fit(model: Transformer, tokenizer: Tokenizer, max_context: int):
     """Refuses what the model cannot read: contexts longer than those it was trained on, ids without an embedding."""
-    longest = model.config.raw.get("max_position_embeddings") or max_context
+    longest = int(model.config.raw.get("max_position_embeddings") or max_context)
     if max_context > longest:
         raise ValueError(f"--max-context {max_context}: the model knows {longest} positions; give at most that.")
     largest = max(tokenizer.get_vocab().values())
@@ -763,13 +763,18 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
     weights = [file for file in files if file.suffix == ".safetensors"]
     others = [file for file in files if file.suffix != ".safetensors"]
     mode = (fresh / "config.json").stat().st_mode
-    for file in others + weights:
-        file.chmod(mode)  # safetensors would let nobody else read the weights
-        place = path / file.relative_to(fresh)
-        place.parent.mkdir(exist_ok=True)
-        file.replace(place)
+
+    def move(files: list[Path]):
+        for file in files:
+            file.chmod(mode)  # safetensors would let nobody else read the weights
+            place = path / file.relative_to(fresh)
+            place.parent.mkdir(exist_ok=True)
+            file.replace(place)
+
+    move(others)
     for file in outdated:
         file.unlink(missing_ok=True)
+    move(weights)
     shutil.rmtree(fresh)
     if not adapters:
         delete_directory((path / ADAPTERS).parent)  # of an earlier run: `load` would prefer them
@@ -909,6 +914,12 @@ def has_weights(checkpoint: str, hashes) -> bool:
 def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
     """(the checkpoint of the frozen weights, rank, adapters by our names) of what `save` has written."""
     file = checkpoint / ADAPTERS
+    with reading(file), safe_open(file, framework="pt") as tensors:
+        metadata = tensors.metadata() or {}
+        if "frozen" not in metadata:
+            raise ValueError("another program wrote these adapters; merge them into the weights with it "
+                             f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
+
     settings_file = file.parent / "adapter_config.json"
     settings = read_json(settings_file)
     with reading(settings_file):
@@ -922,10 +933,6 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
 
     adapters = {}
     with reading(file), safe_open(file, framework="pt") as tensors:
-        metadata = tensors.metadata() or {}
-        if "frozen" not in metadata:
-            raise ValueError("another program wrote these adapters; merge them into the weights with it "
-                             f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
         if not has_weights(base, json.loads(metadata["frozen"])):
             raise ValueError(f"{base}, as seen from this folder, does not hold the weights that it was trained on; "
                              f"put them there. A new run can also use the merged weights: delete {file.parent}")

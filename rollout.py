@@ -163,10 +163,10 @@ FUNCTIONS = "|".join(["do", *SHORTHANDS])
 CALL_BEGINS = re.compile(rf"\s*({FUNCTIONS})\s*\(")
 NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT_ID = re.compile("[0-9]{1,6}")
-# As it stands in a call, line breaks included. A character is read in one way only: if a backslash could be
-# read in two, an unclosed string of twenty would take seconds.
-STRING = re.compile(r"""(["'])(\\.|(?!\1)[^\\])*\1""", re.DOTALL)
-LONGEST_CALL = 8000  # characters: a longer one may take all memory that `ast` has
+# As it stands in a call, line breaks included. There is one way to read it, closed or not: with two, a response
+# that was cut inside a string could take minutes.
+STRING = re.compile(r"""(["'])(\\.|(?!\1)[^\\])*(\1|\\?\Z)""", re.DOTALL)
+LONGEST_CALL = 8000  # characters
 
 
 class RawCall(NamedTuple):
@@ -177,9 +177,9 @@ class RawCall(NamedTuple):
 
 
 def read_call(text: str) -> RawCall | None:
-    """Parses a text that is one call; None if it is not. Nothing in it runs. Raises ActionError if it is too long."""
+    """Parses a text that is one call; None if it is not, or too long. Nothing in it runs."""
     if len(text) > LONGEST_CALL:
-        raise ActionError(f"the action is longer than {LONGEST_CALL} characters; write a shorter one")
+        return None
 
     def as_text(node):
         value = ast.literal_eval(node)
@@ -229,6 +229,8 @@ def find_call(answer: str) -> RawCall:
     while call is None and len(lines) > 1 and NO_CALL.match(lines[-1]):
         lines.pop()
         call = read_call_over_lines(lines)
+    if call is None and sum(map(len, lines)) > LONGEST_CALL:
+        raise ActionError(f"the action is longer than {LONGEST_CALL} characters; write a shorter one")
     if call is None:
         first = lines[0].strip()[:80]
         raise ActionError(f"cannot read the action {first!r}; write exactly one call a round")
@@ -577,7 +579,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             played.append(trajectory)
             seconds = time.monotonic() - start
             tick(progress(played, total=len(jobs), seconds=seconds))
-            draw_ahead()  # unless the next job is drawn already: there was no verdict if the world failed
+            draw_ahead()  # not drawn yet if no attempt came to its verdict
             job = upcoming
             upcoming = None
 

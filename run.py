@@ -43,6 +43,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import traceback
 import types
@@ -814,7 +815,8 @@ def refuse_out_of_range(given: dict):
 def is_ours(error: ValueError) -> bool:
     """Whether a file of ours, or a fork, raised it to say what to do. Else Python or a library found a bug."""
     *_, place = traceback.extract_tb(error.__traceback__)
-    return place.line.startswith("raise") and "site-packages" not in place.filename
+    from_a_library = "site-packages" in place.filename or place.filename.startswith(sysconfig.get_path("stdlib"))
+    return place.line.startswith("raise") and not from_a_library
 
 
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):

@@ -1119,11 +1119,13 @@ def test_popups_are_tabs_and_a_deaf_page_is_an_environment_error(site, browse):
 def test_what_a_script_checks_by_itself_is_no_refusal(site, browse):
     """Django's pages ask when they open whether their lists are filled, and tell nobody."""
     page = """<form><input required id=e aria-label=Mail oninput="form.checkValidity()"><input aria-label=Phone required></form>
+        <button type=button onclick="e.required = true; e.value = ''; e.checkValidity(); e.required = false">Move</button>
         <script>e.checkValidity(); e.form.checkValidity()</script>"""
 
     async def test(session):
         assert "refuses" not in (await session.observe())[1]
         assert "refuses" not in await act(session, 'do(action="Type", argument="a", element="0")')
+        assert "refuses" not in await act(session, 'do(action="Click", element="2")')  # it is valid again
         await session.page.evaluate("e.form.reportValidity()")
         assert 'refuses "Phone"' in (await session.observe())[1]
     browse(test, site({"/": page}))

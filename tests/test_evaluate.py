@@ -1387,6 +1387,8 @@ def test_the_first_episodes_of_a_batch_get_pictures_and_equal_ids_get_different_
         ("7", 1): "0/4-7-1",
         ("1:7", 0): "0/4-1:7-0",
     }
+    env.begin_batch([GOOD | {"source": 2}], name="0/4")  # a fork plays a step's batch in parts: there were three
+    assert len(env.pictured) == 3
     env.begin_batch([GOOD], group_size=2)  # without a name, as for held-out tasks, nobody would see them
     assert env.pictured == {}
 

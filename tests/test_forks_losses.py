@@ -457,6 +457,18 @@ def test_other_tasks_take_the_place_of_groups_that_teach_nothing(chat, monkeypat
     assert again == (many, played)  # the seed decides
 
 
+def test_a_step_that_is_collected_again_is_refilled_with_the_same_tasks(chat, monkeypatch):
+    """As after an outage. The first attempt once used up the spare tasks."""
+    rollout, played = chance(chat, even)
+    monkeypatch.setattr(mgrpo, "rollout", rollout)
+    cfg = losses.Config(loss="dapo", batch=6, G=2, refill=9)
+    method = method_of(chat, None, cfg, Method=losses.Losses)
+    tasks = method.choose_tasks(TASKS, 0)
+    for _ in range(2):
+        method.collect(tasks, Environment({}, "", cfg), 0)
+    assert played[:len(played) // 2] == played[len(played) // 2:]
+
+
 def test_a_full_batch_is_not_refilled(chat, monkeypatch):
     def always(number):
         return True

@@ -1160,6 +1160,13 @@ def test_adapters_without_a_rank_or_with_nan_are_refused(tmp_path):
     file.write_text("{}")
     with pytest.raises(ValueError, match=f"cannot use {file}"):
         load(tmp_path / "x")
+
+    weights = tmp_path / "x/adapter/adapter_model.safetensors"
+    ours = weights.read_bytes()
+    save_file({"a": torch.zeros(1)}, weights)  # another program's, with settings of its own
+    with pytest.raises(ValueError, match="merge them into the weights"):
+        load(tmp_path / "x")
+    weights.write_bytes(ours)
     file.write_text(json.dumps(settings))
 
     weights = tmp_path / "x/adapter/adapter_model.safetensors"

@@ -99,6 +99,17 @@ SEEN = {
     "a slider that listens on its parts": (
         "<div role=slider aria-label=Volume aria-valuenow=3 tabindex=0><b onmousedown='go()'>o</b></div>",
         "<input>Volume <0> = 3</input>"),
+    "bars that have no end yet, and shares": (
+        "<progress></progress><p>Loading <progress></progress></p><meter value=0.3333333></meter>", "Loading\n0.33 of 1"),
+    "rows that the arrow keys reach": (
+        """<ul><li class=r tabindex=0>One <button>x</button></li><li class=r tabindex=-1>Two <button>y</button></li></ul>
+        <script>for (const el of document.querySelectorAll('.r')) el.onclick = () => {}</script>""",
+        "<li>One <0></li> <button>x <1></button>\n<li>Two <2></li> <button>y <3></button>"),
+    "a slider that holds controls is none": (
+        "<div role=slider aria-valuenow=1 tabindex=0><a href=x>Read more</a></div>", "<a>Read more <0></a>"),
+    "pictures that draw nothing": (
+        """<i id=a aria-hidden=true style="position: fixed; inset: 40px 0 0 0"></i><b id=c aria-hidden=true style="display: block;
+        height: 1px"></b>text<script>a.onclick = c.onclick = () => {}</script>""", "text"),
     "bars": (
         "<div role=progressbar aria-valuenow=37 style='height: 9px'></div><div role=meter aria-valuetext='low'"
         " style='height: 9px'></div><progress value=2 max=5></progress>", "37 of 100\nlow\n2 of 5"),
@@ -125,6 +136,39 @@ SEEN = {
     "what lies behind a dialog and closes it": (
         "<i id=b aria-hidden=true style='position: fixed; inset: 0'></i><script>b.onclick = () => {}</script>",
         "[this page is empty]"),
+    "a page that an open menu hides from those who cannot see it": (
+        """<div aria-hidden=true><h1>Order 7</h1><p>Ship to Berlin by 12 May</p><button>City</button></div>
+        <div role=listbox><div role=option>Berlin</div></div>""",
+        "[the page behind this dialog is left out]\n<div>Berlin <0></div>"),
+    "a slide that nobody sees yet": (
+        """<div style="width: 100px; height: 50px; overflow: hidden; white-space: nowrap"><p style="display: inline-block;
+        width: 100px">now</p><p style="display: inline-block; width: 100px" aria-hidden=true>next <a href=x>a link with many words
+        in it</a></p></div>""", "now"),
+    "a label that passes a press on": (
+        """<p id=l>Rows</p><div role=combobox tabindex=0 aria-labelledby="l v"><b id=v>10</b></div><label for=c>Unit</label>
+        <input id=c value=kg><script>for (const el of [l, c.labels[0]]) el.onclick = () => {}</script>""",
+        "Rows\n<div>Rows 10 <0></div> <input>Unit <1> = kg</input>"),
+    "handles to be dragged, and lines of a menu": (
+        """<b onclick='go()' style="cursor: col-resize; display: block; height: 9px"></b><ul id=m><li>Open<li style="height: 1px">
+        </ul><script>m.onclick = () => {}</script>""", "<li>Open <0></li>"),
+    "words that a program made up": (
+        """<style>b { display: inline-block; width: 9px; height: 9px }</style><b onclick='go()' class="calendar svelte-16sct4k"></b>
+        <b onclick='go()' class="mx2luwm6 trash"></b><b onclick='go()' class="sc-bdVaJa pen"></b>""",
+        "<b>calendar <0></b> <b>trash <1></b> <b>pen <2></b>"),
+    "a drawn checkbox with its tick": (
+        """<label for=k>Accept</label><button id=k role=checkbox aria-checked=true>✓</button>""",
+        "<checkbox>Accept <0> = on</checkbox>"),
+    "a class that tells of a neighbor": (
+        "<button class='segment-after-checked'>Day</button><button class=segment-checked>Week</button>",
+        "<button>Day <0></button> <button>Week <1> = selected</button>"),
+    "a slider for the keys under a drawn one": (
+        """<div style="position: relative; width: 100px; height: 20px"><span style="position: absolute; inset: 0;
+        background: silver"></span><div style="width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
+        position: absolute"><input type=range aria-label=Size value=30></div></div>""", "<input>Size <0> = 30</input>"),
+    "handlers that Svelte and Solid keep": (
+        """<p id=a>Add</p><p id=b>Beam</p><p id=c>Cut</p><p id=d>Dab</p><script>a.__click = () => {}; b.$$click = () => {};
+        c[Symbol('events')] = {click: () => {}}; d[Symbol('events')] = {input: () => {}}</script>""",
+        "<p>Add <0></p> <p>Beam <1></p> <p>Cut <2></p>\nDab"),
     "a tooltip and an icon beside a name": (
         """<button aria-label=Bold title="Bold (Ctrl-B)"><i class=fa></i></button><button aria-label=Close>
         <i role=img aria-label=close></i></button>""", "<button>Bold <0></button> <button>Close <1></button>"),
@@ -142,12 +186,14 @@ def test_what_people_see_of_a_control_and_nothing_else(site, browse):
 
 def test_what_shows_a_hand_only_under_the_mouse_can_be_clicked(site, browse):
     """The days of bootstrap-datepicker, in a rule with several selectors. The calendar listens for all of them."""
-    page = """<style>td.focused, td.day:hover { cursor: pointer } .week:not(:hover) { cursor: pointer }</style>
-        <div id=all><table><tr><td class=day>1<td class=day>2<td class=old>3</table></div>
+    page = """<style>td.focused, td.day:hover { cursor: pointer } .week:not(:hover) { cursor: pointer }
+        td.off, td.off:hover { cursor: default } .row { &:hover { cursor: pointer } } a:hover, #all :hover { cursor: pointer }
+        @media print { td:hover { cursor: pointer } }</style><h1>March</h1><a name=top>top</a>
+        <div id=all><table><tr><td class=day>1<td class=day>2<td class=old>3<td class="day off">4</table></div>
         <script>all.onclick = event => { if (event.target.matches('.day')) document.title = event.target.textContent; }</script>"""
 
     async def test(session):
-        assert (await session.observe())[1] == "<td>1 <0></td> | <td>2 <1></td> | 3"
+        assert (await session.observe())[1] == "# March\ntop\n<td>1 <0></td> | <td>2 <1></td> | 3 | 4"
         assert "title: 2" in await click(session, 1)
     browse(test, site({"/": page}))
 
@@ -167,6 +213,14 @@ def test_what_stands_in_a_slot_is_used_apart(site, browse):
         assert (await session.observe())[1] == "<b>One <0></b> <b>Two <1></b>\npanel"
         assert "title: Two" in await click(session, 1)
     browse(test, site({"/": page}))
+
+
+def test_a_switch_that_people_see_is_on_when_it_is_checked(site, browse):
+    """Its aria-checked may be left from the beginning."""
+    async def test(session):
+        await session.observe()
+        assert "<checkbox>Wifi <0> = on</checkbox>" in await click(session, 0)
+    browse(test, site({"/": "<label><input type=checkbox role=switch aria-checked=false> Wifi</label>"}))
 
 
 def test_a_switch_is_on_when_its_script_says_so(site, browse):
@@ -208,7 +262,9 @@ SLIDER = """<div id=s role=slider aria-label=Price aria-valuemin=0 aria-valuemax
     ("20", 20, ""),
     ("33", 35, "the slider 0 is at 35 now: by the keys it does not come to 33"),
     ("90", 50, "is at 50 now"),
-    ("much", 20, "is a slider: it takes a number"),
+    ("22", 25, "is at 25 now"),
+    ("18", 15, "is at 15 now"),
+    ("much", 20, "is a slider at 20: it takes a number"),
 ])
 def test_a_drawn_slider_is_moved_by_typing_a_number(text, at, error, site, browse):
     async def test(session):
@@ -216,6 +272,78 @@ def test_a_drawn_slider_is_moved_by_typing_a_number(text, at, error, site, brows
         assert error in await problem_with(session, f'do(action="Type", argument="{text}", element="0")')
         assert f"<input>Price <0> = {at}</input>" in (await session.observe())[1]
     browse(test, site({"/": SLIDER}))
+
+
+def test_a_slider_that_runs_to_the_left_is_moved_up_by_its_upward_key(site, browse):
+    page = SLIDER.replace("{ArrowRight: 5, ArrowLeft: -5}", "{ArrowRight: -5, ArrowLeft: 5, ArrowUp: 5, ArrowDown: -5}")
+
+    async def test(session):
+        await session.observe()
+        assert await problem_with(session, 'do(action="Type", argument="35", element="0")') == ""
+        assert "= 35</input>" in (await session.observe())[1]
+    browse(test, site({"/": page}))
+
+
+@pytest.mark.parametrize("value", ["5e-324", "Infinity", "much"])
+def test_a_slider_that_gives_odd_numbers_ends_no_run(value, site, browse):
+    page = f"""<div id=s role=slider aria-valuenow=0 tabindex=0>o</div>
+        <script>s.onkeydown = () => s.ariaValueNow = '{value}'</script>"""
+
+    async def test(session):
+        await session.observe()
+        await problem_with(session, 'do(action="Type", argument="5", element="0")')
+    browse(test, site({"/": page}))
+
+
+def test_a_slider_that_is_drawn_in_a_later_frame_is_waited_for(site, browse):
+    later = SLIDER.replace("s.onkeydown = ({key}) => {", "s.onkeydown = event => requestAnimationFrame(() => "
+                           "requestAnimationFrame(() => move(event)));\n    const move = ({key}) => {")
+
+    async def test(session):
+        await session.observe()
+        assert await problem_with(session, 'do(action="Type", argument="40", element="0")') == ""
+        assert "<input>Price <0> = 40</input>" in (await session.observe())[1]
+    browse(test, site({"/": later}))
+
+
+def test_a_part_of_a_date_is_overwritten(site, browse):
+    """React Aria's: a Backspace would delete one digit, or move to the part before."""
+    page = """<div id=y contenteditable role=spinbutton aria-label=year onkeydown="event.preventDefault(); keys.push(event.key);
+        document.title = keys.join(' ')">2024</div><script>const keys = []</script>"""
+
+    async def test(session):
+        await session.observe()
+        assert "title: 2 0 2 5" in await act(session, 'do(action="Type", argument="2025", element="0")')
+    browse(test, site({"/": page}))
+
+
+def test_a_long_text_in_an_editor_is_read(site, browse):
+    text = " ".join(f"word{i}" for i in range(180))
+
+    async def test(session):
+        assert "word179 <0></div>" in (await session.observe())[1]
+    browse(test, site({"/": f"<div contenteditable>{text}</div>"}))
+
+
+def test_what_moves_in_a_shadow_root_is_waited_for(site, browse):
+    page = """<x-more></x-more><script>customElements.define('x-more', class extends HTMLElement {
+          constructor() {
+            super();
+            this.attachShadow({mode: 'open'}).innerHTML = '<button>More</button><p>the details</p>';
+            const [button, details] = this.shadowRoot.children;
+            details.style.display = 'none';
+            button.onclick = () => {
+              details.style.display = '';
+              const moving = details.animate([{opacity: 0, transform: 'scale(0)'}, {opacity: 1, transform: 'none'}], 400);
+              moving.onfinish = () => document.title = 'all there';
+            };
+          }
+        });</script>"""
+
+    async def test(session):
+        await session.observe()
+        assert "title: all there" in await click(session, 0)
+    browse(test, site({"/": page}))
 
 
 def test_a_slider_without_keys_says_so(site, browse):
@@ -653,6 +781,10 @@ DIALOGS = {
         "</div></div>", f"{BEHIND}\n## Delete?\n<button>Yes <0></button>"),
     "beside what dims the page": (
         f"{PAGE}<div style='{DIM}'></div><div style='{BOX}'>Delete? <button>Yes</button></div>",
+        f"{BEHIND}\nDelete? <button>Yes <0></button>"),
+    "beside what dims the page and lets the mouse through": (
+        f"{PAGE}<div><div style='{DIM};pointer-events:none'></div><div style='position:fixed;inset:0;overflow:auto'>"
+        "<div style='width:300px;margin:auto;background:#fff'>Delete? <button>Yes</button></div></div></div>",
         f"{BEHIND}\nDelete? <button>Yes <0></button>"),
     "at the side": (
         f"{PAGE}<div style='{DIM}'></div><div style='position:fixed;right:0;top:0;height:100vh;width:300px;background:#fff'>"

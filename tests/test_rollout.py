@@ -66,6 +66,7 @@ CALLS = [
     ('exit(message="\\ud83d\\ude00 \\ud83d")', Call("exit", "\U0001f600 \ufffd")),
     ('do(\n  action="Click",  # the lamp\n  element="3"\n)', Call("Click", None, "3")),
     ('do(action="Type", argument="a\u2028b", element="3")', Call("Type", "a\u2028b", "3")),
+    ('do(action="Click", element="3")' + "\n# why" * 2000, Call("Click", None, "3")),
     ('do(action="Type",\n element="3", argument="a\nb")', Call("Type", "a\nb", "3")),
     ('do(action="Type", argument="it\'s \\"a\n\nb\\"",\n element=\'3\')', Call("Type", "it's \"a\n\nb\"", "3")),
     ('I will search.\ndo(action="Search", argument="do(x)", element="1")', Call("Search", "do(x)", "1")),
@@ -108,8 +109,10 @@ def test_what_is_not_an_action_is_explained_to_the_agent(text, says):
 def test_a_string_that_was_cut_is_read_at_once_however_many_backslashes_it_holds():
     """A regular expression once tried both readings of each: 24 took 23 seconds, and all episodes waited."""
     cut = 'do(action="Type", element="3", argument="' + "a line\\n" * 400
-    with pytest.raises(ActionError, match="cannot read"):
-        parse(cut)
+    quotes = "do(action=" + "\\'" * 250 + "\n#" * 375
+    for text in (cut, quotes):
+        with pytest.raises(ActionError, match="cannot read"):
+            parse(text)
     assert parse(f'{cut}")').argument == "a line\n" * 400
 
 

@@ -2,6 +2,7 @@
 import base64
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -689,12 +690,18 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     def match(cfg):
         return torch.tensor([[1], [1, 2]])
 
+    def draw(cfg):  # raised in the standard library's own code
+        return random.sample([1], 2)
+
+    def load(cfg):  # and in torch's
+        return torch.utils.data.DataLoader([1], batch_size=-1)
+
     monkeypatch.setattr(sys, "argv", ["x.py"])
     with pytest.raises(ZeroDivisionError):
         command_line(divide, Knobs, "")
     with pytest.raises(RuntimeError, match="inconsistent"):
         command_line(multiply, Knobs, "")
-    for bug in (unpack, match):
+    for bug in (unpack, match, draw, load):
         with pytest.raises(ValueError):
             command_line(bug, Knobs, "")
 

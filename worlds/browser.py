@@ -322,7 +322,7 @@ def read_script(name: str) -> str:
 def page_scripts() -> str:
     """What runs in every document: init.js, and a function of the window that CALL calls.
 
-    The other files of worlds/page/ share the scope of that function. A page sees none of it.
+    The other files of worlds/page/ share the scope of that function, basics.js first. A page sees none of it.
     """
     names = ("basics", "seen", "usable", "names", "values", "text", "actions")
     shared = "\n".join(read_script(f"page/{name}.js") for name in names)
@@ -859,8 +859,9 @@ class Session:
         if slider_at is not None:
             await self._move_slider(element, slider_at, text)
         elif await field.evaluate("field => field.isContentEditable === true"):
-            # Rich editors follow the keys. `focus` has selected what they hold.
-            await self.page.keyboard.press("Backspace")
+            # Rich editors follow the keys. `focus` has selected what they hold. (A part of a date overwrites it.)
+            if await field.evaluate("field => field.role !== 'spinbutton'"):
+                await self.page.keyboard.press("Backspace")
             first, *more = text.split("\n")
             await self.page.keyboard.type(first)
             for line in more:
@@ -882,22 +883,33 @@ class Session:
         return value if is_number else None
 
     async def _move_slider(self, element: int, start: float, text: str):
-        """Moves the slider from `start` to the number in `text`, by the arrow keys."""
+        """Moves the slider from `start` to the number in `text`, by the arrow keys, as its users can."""
         if not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
-            raise ActionError(f"element {element} is a slider: it takes a number")
+            raise ActionError(f"element {element} is a slider at {start:g}: it takes a number")
         wanted = float(text)
         if wanted == start:
             return
-        key = "ArrowRight" if wanted > start else "ArrowLeft"
-        await self.page.keyboard.press(key)
-        value = await self._slider_at(element)  # one press tells the step
-        if value is not None and value != start:
-            presses = round((wanted - value) / abs(value - start))
-            for _ in range(min(abs(presses), 1000)):
-                await self.page.keyboard.press(key)
-            value = await self._slider_at(element)
-        if value != wanted:
-            raise ActionError(f"the slider {element} is at {value} now: by the keys it does not come to {text}")
+        # Up and down mean more and less on every slider; right and left are exchanged where text runs to the left.
+        keys = ("ArrowUp", "ArrowRight") if wanted > start else ("ArrowDown", "ArrowLeft")
+        for key in keys:
+            value = await self._after_keys(element, key, 1)  # tells the step
+            if value != start:
+                break
+        if value is None:  # it has gone
+            return
+        if value not in (start, wanted):
+            steps = (wanted - value) / (value - start)  # below 0: it has gone too far, or the wrong way
+            if steps > 0:
+                value = await self._after_keys(element, key, round(min(steps, 300)))
+        if value not in (wanted, None):
+            raise ActionError(f"the slider {element} is at {value:g} now: by the keys it does not come to {text}")
+
+    async def _after_keys(self, element: int, key: str, times: int) -> float | None:
+        """Where the slider stands after a key was pressed so many times."""
+        for _ in range(times):
+            await self.page.keyboard.press(key)
+        await self.settle()  # some pages draw in a later frame
+        return await self._slider_at(element)
 
     async def search(self, element: int, text: str):
         await self.type_text(element, text)

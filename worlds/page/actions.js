@@ -147,9 +147,9 @@ const typed = (id, text) => {
   const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
     'datetime-local': '2024-12-31T23:59'};
   if (text && el && !el.value && formats[el.type])
-    window[REFUSALS]?.set(el, `it takes the format ${formats[el.type]}, and is empty now`);
+    window[REFUSALS]?.set(el, () => `it takes the format ${formats[el.type]}, and is empty now`);
   if (el?.type === 'range' && Number(el.value) !== Number(text))
-    window[REFUSALS]?.set(el, `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
+    window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
   for (const type of ['keydown', 'keyup']) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }
@@ -198,10 +198,10 @@ const scroll = direction => {
   return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
 };
 
-// What a drawn slider stands at: a number; null for any other element.
+// What a drawn slider stands at: a number; null for any other element, and if it has gone.
 const sliderAt = id => {
   const el = numbered(id);
-  return el && isSlider(el) ? Number(attributeOf(el, 'aria-valuenow')) : null;
+  return el?.isConnected && isSlider(el) ? Number(attributeOf(el, 'aria-valuenow')) : null;
 };
 
 // Whether an element draws the text that is typed into it.

@@ -3,7 +3,8 @@
 //
 //   'click handlers'  the elements that listen for clicks through addEventListener
 //   'modals'          the dialogs that were opened as modal ones: no selector finds those in shadow roots
-//   'refusals'        what the browser refused without a word: element -> why
+//   'refusals'        what the browser refused without a word: element -> a function that says why, or '' if the
+//                     reason is gone
 //   'work'            waits for what the page's scripts have begun and what may change the page: requests,
 //                     scripts and styles, workers and sockets, short timers, animation frames, transitions
 //
@@ -152,7 +153,15 @@
 
   const restless = new WeakSet();  // what still moved after three seconds
   const {getAnimations, getElementsByTagName} = Document.prototype;  // an image can take such a name from a document
-  const moving = () => getAnimations.call(document).filter(({playState, transitionProperty, effect}) =>
+  const inShadow = ShadowRoot.prototype.getAnimations;
+  let shadowRoots = [];  // as WeakRefs: the document does not tell of the animations in them
+  const animations = () => {
+    shadowRoots = shadowRoots.filter(kept => kept.deref());
+    const all = getAnimations.call(document);
+    for (const kept of shadowRoots) all.push(...inShadow.call(kept.deref()));
+    return all;
+  };
+  const moving = () => animations().filter(({playState, transitionProperty, effect}) =>
     playState === 'running' && !/color|shadow/.test(transitionProperty) && !restless.has(effect.target)
     && effect.getComputedTiming().endTime < 3000);
 
@@ -218,16 +227,17 @@
   // ---- refusals
 
   const refusals = shared('refusals', new Map());
-  // checkValidity asks without a word to people. It counts only if a script asks because they pressed something.
+  // checkValidity asks without a word to people. It counts only during a click or when a form is sent.
   let silent = false;
   for (const type of [HTMLFormElement, HTMLInputElement, HTMLSelectElement, HTMLTextAreaElement, ElementInternals]) {
     const {checkValidity} = type.prototype;
     type.prototype.checkValidity = function () {
+      const before = silent;
       silent = !/^(submit|click)$/.test(window.event?.type);
       try {
         return checkValidity.call(this);
       } finally {
-        silent = false;
+        silent = before;
       }
     };
   }
@@ -235,7 +245,8 @@
     if (silent) return;
     const {patternMismatch, customError} = target.validity ?? {};
     const hint = patternMismatch && !customError ? target.title : '';
-    refusals.set(target, `${target.validationMessage ?? 'it is not valid'} ${hint}`);
+    const why = `${target.validationMessage ?? 'it is not valid'} ${hint}`;
+    refusals.set(target, () => target.validity?.valid ? '' : why);
   };
   // In a window that got a second document, Chromium calls no listener of the capture phase (and recorder.js has
   // many) until one is added.
@@ -248,6 +259,7 @@
   const {attachShadow} = Element.prototype;
   Element.prototype.attachShadow = function (...given) {
     const root = attachShadow.apply(this, given);
+    shadowRoots.push(new WeakRef(root));
     add.call(root, 'invalid', refused, true);  // it does not leave the shadow root; declared ones stay unheard
     return root;
   };
@@ -257,7 +269,7 @@
   window.open = (...given) => {
     windows++;
     if (windows <= 8) return open(...given);
-    refusals.set(null, 'a ninth window');
+    refusals.set(null, () => 'a ninth window');
     return null;
   };
 
@@ -265,6 +277,6 @@
     windows = event.isTrusted ? 0 : windows;
     const link = event.target.closest?.('a[href]:not([download])');
     if (link?.protocol && !event.defaultPrevented && !/^(https?|blob|about|javascript):$/.test(link.protocol))
-      refusals.set(link, `it opens no ${link.protocol} links`);
+      refusals.set(link, () => `it opens no ${link.protocol} links`);
   });
 })();

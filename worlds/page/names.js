@@ -145,9 +145,9 @@ const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component
   + 'wrap|wrapper)$');
 const programWords = s => {
   if (s && !/\p{L}|\d{3}/u.test(s)) return s;  // "(-2,1)", a point of a plot
-  const isWord = word => /\p{L}{2}/u.test(word) && !/\d{3}/.test(word);
+  const isWord = word => /\p{L}{2}/u.test(word) && !/\d{3}|\d\p{L}+\d|\p{L}\d+\p{L}/u.test(word);
   const isNumber = word => /^\d\d?$/.test(word);
-  const apart = s.replace(/\S*css-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
+  const apart = s.replace(/\S*(css|svelte|\bsc)-\S*/g, ' ').replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
   const words = apart.split(/[^\p{L}\d]+/u).filter(word => isWord(word) || isNumber(word));
   const telling = words.filter(word => !KINDS.test(word));
   const said = telling.some(isWord) ? telling : words;
@@ -229,6 +229,11 @@ const textOfIds = (el, name) => {
 const hint = el => [el, ...inside('*', el)].map(each => getComputedStyle(each, '::before').content)
   .find(content => /^"[^"]/.test(content))?.slice(1, -1);
 
+const textOrLabel = el => {
+  const text = ownText(el);
+  return text.length > 1 ? text : labelsText(el) || text;  // a drawn checkbox may hold no more than its tick
+};
+
 const nameOf = remembered(el => {
   if (keyField(el)) return attribute(keyField(el), 'aria-label');
   const field = el.matches('input,select,textarea');
@@ -237,7 +242,7 @@ const nameOf = remembered(el => {
     || textOfIds(el, 'aria-labelledby')
     || (field ? labelsText(el) || looseLabel(el) : '')
     || (button ? tidy(el.value) || el.type : '')
-    || (field ? '' : ownText(el) || labelsText(el))
+    || (field ? '' : textOrLabel(el))
     || tidy(el.placeholder)
     || tooltipOf(el)
     || textOfIds(el, 'aria-describedby')
@@ -252,7 +257,7 @@ const nameOf = remembered(el => {
 const onlyNamesControl = el => {
   const {control} = el;
   if (!control || !native(control) || !shown(control, getComputedStyle(control))) return false;
-  if (!clickable(control) && !disabled(control)) return false;  // such as a dropdown behind one that is drawn
+  if (standsBehind(control)) return false;
   if (control.closest('[aria-hidden=true]') || covered(control)) return false;
   const text = labelText(el);
   return text.length <= 300 && (!text || nameOf(control) === text);

@@ -286,6 +286,8 @@ const toPress = el => {
 const covered = remembered(el => {
   const target = matches(el, TICKS) ? toPress(el) : el;
   if (target !== el) return covered(target);
+  // Under a drawn slider, for those who use the keys: so does typing.
+  if (el.type === 'range' && clippedOff(el, null)) return false;
   const {x, y, hit} = aimOf(el);
   const boxless = hit === undefined;
   if (boxless) return !el.matches(TICKS);
@@ -321,8 +323,9 @@ const coverOf = () => {
     }
   }
   const atCenter = allAtPoint(document, innerWidth / 2, innerHeight / 2);
+  const beside = [...layers].flatMap(layer => [...elementsIn(parentOf(layer) ?? layer)]);  // the mouse may go through
   // What closes a menu when it is pressed may be as large, but people read the page through it.
-  const dimmed = atCenter.some(el => fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
+  const dimmed = [...atCenter, ...beside].some(el => fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
   return dimmed ? [...layers].find(fillsWindow) : null;
 };
 // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.

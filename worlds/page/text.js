@@ -48,7 +48,7 @@ const observe = async (viewportOnly, maxChars) => {
     tight = false;
     words = null;
   };
-  const nameText = el => escape(cut(nameOf(el), 300));
+  const nameText = el => escape(cut(nameOf(el), editable(el) ? 2000 : 300));
   // A picture and a title in a row that link to the same place count once, by the name that says more.
   const repeats = el => {
     const last = elements.at(-1);
@@ -69,7 +69,7 @@ const observe = async (viewportOnly, maxChars) => {
     const value = valueOf(el);
     put(nameText(el) + (value && ' = ' + escape(value)) + ' (disabled)');
   };
-  const leaveOut = () => {
+  const leaveOut = () => {  // once
     if (leftOut) return;
     flush();
     lines.push('[the page behind this dialog is left out]');
@@ -137,8 +137,12 @@ const observe = async (viewportOnly, maxChars) => {
     if (/^(script|style|noscript|template|head|embed)$/.test(node.localName)) return;
     if (node.localName === 'br') return cell ? put('') : flush();
     const style = getComputedStyle(node);
-    const leftOut = node.getAttribute('aria-hidden') === 'true' && !pressedPicture(node);
-    if (leftOut || shrunkAway(style)) return;
+    if (node.getAttribute('aria-hidden') === 'true' && !pressedPicture(node)) {
+      const isPage = node.querySelector(CONTROLS) && tidy(node.textContent).length > 30;
+      if (isPage && visible(node) && inWindow(node) && !fadedOut(node)) leaveOut();  // behind a menu that is open
+      return;
+    }
+    if (shrunkAway(style)) return;
     if (!shown(node, style)) {
       if (style.visibility === 'visible' || style.display === 'none') return;
       childNodes(node).forEach(child => {
@@ -211,8 +215,10 @@ const observe = async (viewportOnly, maxChars) => {
       if (near) put(escape(`[a frame that cannot be read: ${about}]`));
     } else if (el.localName === 'img') {
       if (near) put(escape(tidy(el.alt) || labelOf(el)));
+    } else if (standsBehind(el)) {
+      return;
     } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))) {
-      if (near && !fadedOut(el)) putDisabled(el);
+      if (near) putDisabled(el);
     } else {
       const linesBefore = lines.length;
       const lineBefore = line;
@@ -223,7 +229,9 @@ const observe = async (viewportOnly, maxChars) => {
     }
   };
 
-  for (const [el, why] of window[REFUSALS] ?? []) {
+  for (const [el, reason] of window[REFUSALS] ?? []) {
+    const why = reason();
+    if (!why) continue;
     const what = el ? `"${nameOf(el).slice(0, 100)}": ` : '';
     lines.push(escape(`note: the browser refuses ${what}${tidy(why)}`));
   }

@@ -7,8 +7,13 @@ const clickHandlers = window[Symbol.for('click handlers')];
 const role = el => el.getAttribute('role') || '';
 const native = el => el.matches(CONTROLS);
 const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
-const hears = el => clickHandlers?.has(el) || HANDLERS.some(name => typeof el?.[name] === 'function');
-const isRow = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
+// Svelte and Solid listen on the document, and keep the handlers on the elements.
+const isDelegated = el => !!(el.__click ?? el.$$click)
+  || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events' && el[symbol]?.click);
+const hears = el => !!el && (clickHandlers?.has(el) || HANDLERS.some(name => typeof el[name] === 'function')
+  || isDelegated(el));
+const isLine = el => wordless(el) && !el.querySelector('img,svg');  // that parts the items of a menu
+const isRow = el => el.matches('li,tr:has(> td)') && !isLine(el)  // a table, a list or a tree may listen for its rows
   && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
 // A calendar may listen for its days, of which the keys reach one: the others have a tabindex of -1.
 const isDay = el => el.matches('[role=gridcell][tabindex]') && hears(el.closest('table,[role=grid]'));
@@ -20,7 +25,7 @@ const isPart = el => el.matches(PART) && hears(parentOf(el));
 const showsChoice = el => el.matches('[role=combobox] [role=textbox][aria-readonly=true]');
 const hasRole = el => ROLES.test(role(el)) && !showsChoice(el);
 // A slider that the page draws. It may listen on the parts that it is drawn with.
-const isSlider = el => role(el) === 'slider' && !native(el);
+const isSlider = el => el.matches('[role=slider][aria-valuenow]') && !native(el) && !el.querySelector(CONTROLS);
 const marked = el => native(el) || hasRole(el) || hears(el) || isRow(el) || isDay(el) || isPart(el);
 const disabled = el => el.matches(':disabled') || el.getAttribute('aria-disabled') === 'true';
 
@@ -56,7 +61,7 @@ const editor = el => editable(el) || !!keyField(el);
 // What the rules of a document's style sheets tell:
 // hands: the selectors by which they show a hand over an element. A hand is inherited, so in a box that has one,
 // only the rules tell which of its parts are meant to be clicked apart from it.
-// hoverHands: of these the ones with :hover, without it. No element has such a hand while the mouse is elsewhere.
+// hoverHands: those of "td.day:hover" and the like, as "td.day": while the mouse is elsewhere, no hand is computed.
 // reveals: [what the mouse goes over, what that shows] of rules such as "li:hover button { display: block }".
 // overs: the former of all of them.
 const rulesRead = new WeakMap();  // document -> {count of its rules, hands, hoverHands, overs, reveals}
@@ -92,13 +97,16 @@ const rulesOf = remembered(doc => {
   const reveals = [];
   const collect = rules => {
     for (const rule of rules) {
-      const hand = rule.selectorText && rule.style.cursor === 'pointer';
+      if (rule.media && !matchMedia(rule.media.mediaText).matches) continue;
+      const nested = rule.selectorText?.includes('&');
+      const hand = rule.selectorText && !nested && rule.style.cursor === 'pointer';
       const everything = /\*(,|$)/.test(rule.selectorText);  // `.menu *` means no part in particular
       if (hand && !everything) {
         const over = parts(rule.selectorText).filter(selector => selector.includes(':hover'));
-        const atRest = over.map(selector => selector.replaceAll(':hover', '')).filter(isSelector);
+        const atRest = over.map(selector => selector.replaceAll(':hover', ''))
+          .filter(each => isSelector(each) && !/[\s>+~]$/.test(each));
         hands.push(rule.selectorText, ...atRest);
-        for (const each of atRest) hoverHands += hoverHands ? `,${each}` : each;
+        for (const each of atRest) hoverHands += hoverHands ? `,${each}` : each;  // a page may have bent `join`
       }
       if (/:hover/.test(rule.selectorText)) reveals.push(...revealsIn(rule));
       if (rule.cssRules?.length) collect(rule.cssRules);
@@ -125,9 +133,11 @@ const opensOnHover = el => {
 // Without a role or a listener of its own, for instance because the document hears all clicks.
 const looksClickable = el => {
   const outer = parentOf(el);
+  const {cursor} = getComputedStyle(el);
   const {hoverHands} = rulesOf(el.ownerDocument);
-  const hand = getComputedStyle(el).cursor === 'pointer' || hoverHands && el.matches(hoverHands);
-  if (!hand || el === bodyOf(el.ownerDocument)) return false;
+  const noneOfItsOwn = outer && cursor === getComputedStyle(outer).cursor;  // a disabled day has one
+  const underMouse = noneOfItsOwn && hoverHands && el.matches(hoverHands) && !el.matches('a:not([href])');
+  if (cursor !== 'pointer' && !underMouse || el === bodyOf(el.ownerDocument)) return false;
   if (!outer || closest(outer, 'label')?.control) return false;
   return getComputedStyle(outer).cursor !== 'pointer' || hasOwnHand(el);
 };
@@ -140,8 +150,17 @@ const isForReading = el => {
   return scrolls || (role(el) ? READ_ROLES.test(role(el)) : el.matches(READ));
 };
 
+// What only says what another control is called, and passes a press on to it.
+const namesControl = el => {
+  if (native(el) || hasRole(el) || standsForControl(el)) return false;
+  const named = el.localName === 'label' ? el.control
+    : el.id && topOf(el).querySelector(`[aria-labelledby~="${CSS.escape(el.id)}"]`);
+  return !!named && named !== el && (native(named) || hasRole(named)) && shown(named, getComputedStyle(named));
+};
+
 const clickable = remembered(el => {
-  if (disabled(el)) return false;
+  if (disabled(el) || namesControl(el)) return false;
+  if (/-resize$/.test(getComputedStyle(el).cursor) && wordless(el)) return false;  // to be dragged
   // The mouse goes through it: so do style sheets disable links. A switch may be pressed on its label, but a
   // dropdown that nobody can open stands behind one that is drawn.
   const hasLabel = labelsOf(el).length && el.localName !== 'select';
@@ -157,7 +176,7 @@ const someInside = (top, test) => inside('*', top).some(inner =>
 const someInShadow = (el, test) => !!shadowRoot(el) && someInside(shadowRoot(el), test);
 // What the page puts into a slot stands there, though it is no part of the shadow root.
 const someInSlot = (el, test) => el.localName === 'slot'
-  && el.assignedElements().some(each => test(each) || someInside(each, test));
+  && el.assignedElements({flatten: true}).some(each => test(each) || someInside(each, test));
 // What a person aims at. A role speaks for all that the element holds, down to the next control.
 const innermost = el => {
   const usable = inner => {
@@ -177,12 +196,14 @@ const holdsOnlyTick = el => {
 
 // A <summary> opens its <details> where it is pressed beside its controls, as a card does.
 const summaryWithControls = el => el.localName === 'summary' && !!el.querySelector(CONTROLS);
+// By the Tab key, or from its neighbors by the arrow keys.
+const REACHED = '[tabindex]:not([tabindex^="-"]),[tabindex] ~ [tabindex],[tabindex]:has(~ [tabindex])';
 // A container that people see is usable, or that says so, though it holds controls of its own: a card, a row.
 const isCard = (el, style) => {
-  // With a tabindex of -1 it is a dialog that takes the focus, or listens for its keys.
-  const says = hasRole(el) || hears(el) && el.matches('tr,[role=row],[tabindex]:not([tabindex^="-"])');
+  // One alone with a tabindex of -1 is a dialog that takes the focus, or a box that listens for its keys.
+  const says = hasRole(el) || hears(el) && el.matches(`tr,[role=row],${REACHED}`) && !el.matches('[role*=dialog]');
   if (summaryWithControls(el)) return clickable(el);
-  return !native(el) && !editor(el) && el.localName !== 'label'
+  return !native(el) && !editor(el) && !el.matches('label,main')
     && (style.cursor === 'pointer' || says) && clickable(el) && !holdsOnlyTick(el);
 };
 // Whether this part of a card belongs to one of the controls that the card holds.
@@ -219,8 +240,14 @@ const titleIn = (card, visible) => {
 
 // A picture that people press, though it is no part of what is read aloud: the cross of a tag. Not what lies behind
 // a dialog and closes it.
-const pressedPicture = el => tidy(el.textContent).length <= 2 && !el.querySelector(CONTROLS)
-  && (hears(el) || hasOwnHand(el)) && !fillsWindow(el);
+const pressedPicture = el => tidy(el.textContent).length <= 2 && !native(el) && !el.querySelector(CONTROLS)
+  && (hears(el) || hasOwnHand(el)) && drawsSomething(el) && !fillsWindow(el);
+const drawsSomething = el => el.matches('svg,img') || !!el.querySelector('svg,img') || !!el.textContent.trim()
+  || getComputedStyle(el).backgroundImage !== 'none' || /^"/.test(getComputedStyle(el, '::before').content);
+
+// A dropdown that nobody sees or opens: another one is drawn before it.
+const standsBehind = el => el.localName === 'select' && getComputedStyle(el).pointerEvents === 'none'
+  && !el.checkVisibility({opacityProperty: true});
 
 // A container of much text, or of rows: its text is shown as usual, and its first line gets its id.
 const spread = el => {

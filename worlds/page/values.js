@@ -14,7 +14,7 @@ const kindOf = el => {
 // The last words of an element's classes: of "nav-item nav-item--active is-open", item, active and open. A class
 // that denies something, or says it about something else, is no state.
 const stateWords = el => [...el.classList]
-  .filter(name => !/^(has|no|not|non)[-_]|[:[]/.test(name))
+  .filter(name => !/^(has|no|not|non)[-_]|(^|[-_])(after|before|next|prev)[-_]|[:[]/.test(name))
   .map(name => name.split(/[-_]+/).pop().toLowerCase());
 const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
 const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
@@ -75,8 +75,9 @@ const valueOf = el => {
     if (el.indeterminate || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
     const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
     const drawnOn = words.some(word => /^(on|active|checked|selected|enabled)$/.test(word));
-    const toldOn = el.matches('[role=switch][aria-checked]') ? holds('checked') : el.checked;  // a script's own word
-    const on = toldOn ?? (drawnOn || ['checked', 'pressed', 'selected'].some(holds));
+    // Of a switch that is drawn elsewhere, its script's own word counts.
+    const isDrawn = el.matches('[role=switch][aria-checked]') && !el.checkVisibility({opacityProperty: true});
+    const on = (isDrawn ? holds('checked') : el.checked) ?? (drawnOn || ['checked', 'pressed', 'selected'].some(holds));
     return on ? 'on' : 'off';
   }
   if (isSlider(el)) return amountOf(el);
@@ -107,7 +108,8 @@ const valueOf = el => {
 
 // How far a bar is: 37 of 100.
 const barOf = el => {
-  if (el.matches('progress,meter')) return `${el.value} of ${el.max}`;
+  if (el.matches('progress:indeterminate')) return '';
+  if (el.matches('progress,meter')) return `${Math.round(100 * el.value) / 100} of ${el.max}`;
   if (!/^(progressbar|meter)$/.test(role(el)) || !amountOf(el)) return '';
   return attribute(el, 'aria-valuetext') || `${amountOf(el)} of ${attribute(el, 'aria-valuemax') || 100}`;
 };
