@@ -110,6 +110,14 @@ SEEN = {
     "pictures that draw nothing": (
         """<i id=a aria-hidden=true style="position: fixed; inset: 40px 0 0 0"></i><b id=c aria-hidden=true style="display: block;
         height: 1px"></b>text<script>a.onclick = c.onclick = () => {}</script>""", "text"),
+    "a row that holds a button": (
+        "<div id=r role=row>Ann <button>x</button></div><script>r.onclick = () => {}</script>",
+        "<div>Ann <0></div> <button>x <1></button>"),
+    "a slider of the browser's that is called one": (
+        "<input type=range role=slider aria-label=Size aria-valuenow=3 value=70>", "<input>Size <0> = 70</input>"),
+    "hidden boxes that listen and hold a button": (
+        "<span id=s aria-hidden=true><button>x</button></span>text<script>s.onclick = () => {}</script>", "text"),
+    "bars without a value": ("<div role=progressbar style='height: 9px'></div>text", "text"),
     "bars": (
         "<div role=progressbar aria-valuenow=37 style='height: 9px'></div><div role=meter aria-valuetext='low'"
         " style='height: 9px'></div><progress value=2 max=5></progress>", "37 of 100\nlow\n2 of 5"),
@@ -200,7 +208,7 @@ def test_what_shows_a_hand_only_under_the_mouse_can_be_clicked(site, browse):
 
 def test_what_stands_in_a_slot_is_used_apart(site, browse):
     """Shoelace's tabs: the shadow root listens, and the page's own elements are in its slots."""
-    page = """<x-tabs><b role=tab slot=nav>One</b><b role=tab slot=nav>Two</b><p>panel</p></x-tabs><script>
+    page = """<x-tabs><b role=tab slot=nav>One</b><i slot=nav><b role=tab>Two</b></i><p>panel</p></x-tabs><script>
         customElements.define('x-tabs', class extends HTMLElement {
           constructor() {
             super();

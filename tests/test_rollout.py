@@ -324,6 +324,27 @@ def test_the_next_task_is_prepared_before_each_verdict_and_leftovers_are_ended(s
     ]
 
 
+def test_a_task_after_one_that_got_no_verdict_is_prepared_as_well(site, chat, run):
+    told = []
+
+    class Telling(Env):
+        @contextlib.asynccontextmanager
+        async def enter(self, browser, task):
+            told.append(("enter", task["task_id"]))
+            if task["task_id"] == 0:
+                raise EnvError("the site is down")
+            yield task
+
+        def prepare(self, task):
+            told.append(("prepare", task["task_id"]))
+
+    url = site({"/": "one"})
+    tasks = [task_at(url, task_id=number) for number in range(2)]
+    broken, sound = run(play(scripted(chat, ["exit('bye')"]), chat, tasks, Telling(), replace(SETTINGS, concurrency=1)))
+    assert [broken.status, sound.status] == ["env_error", "ok"]
+    assert told == [("enter", 0), ("enter", 0), ("prepare", 1), ("enter", 1)]
+
+
 def test_a_progress_line_says_how_far_how_fast_and_what_broke():
     turn = Turn("", "", [], [5, 6, 7], [], "")
     success = Trajectory({}, turns=[turn, turn], success=1.0)

@@ -10,8 +10,8 @@ const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpoi
 // Svelte and Solid listen on the document, and keep the handlers on the elements.
 const isDelegated = el => !!(el.__click ?? el.$$click)
   || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events' && el[symbol]?.click);
-const hears = el => !!el && (clickHandlers?.has(el) || HANDLERS.some(name => typeof el[name] === 'function')
-  || isDelegated(el));
+const hears = remembered(el => !!el && (clickHandlers?.has(el) || HANDLERS.some(name => typeof el[name] === 'function')
+  || isDelegated(el)));
 const isLine = el => wordless(el) && !el.querySelector('img,svg');  // that parts the items of a menu
 const isRow = el => el.matches('li,tr:has(> td)') && !isLine(el)  // a table, a list or a tree may listen for its rows
   && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
@@ -135,8 +135,8 @@ const looksClickable = el => {
   const outer = parentOf(el);
   const {cursor} = getComputedStyle(el);
   const {hoverHands} = rulesOf(el.ownerDocument);
-  const noneOfItsOwn = outer && cursor === getComputedStyle(outer).cursor;  // a disabled day has one
-  const underMouse = noneOfItsOwn && hoverHands && el.matches(hoverHands) && !el.matches('a:not([href])');
+  const underMouse = hoverHands && outer && el.matches(hoverHands) && !el.matches('a:not([href])')
+    && cursor === getComputedStyle(outer).cursor;  // a disabled day has a cursor of its own
   if (cursor !== 'pointer' && !underMouse || el === bodyOf(el.ownerDocument)) return false;
   if (!outer || closest(outer, 'label')?.control) return false;
   return getComputedStyle(outer).cursor !== 'pointer' || hasOwnHand(el);
@@ -150,26 +150,35 @@ const isForReading = el => {
   return scrolls || (role(el) ? READ_ROLES.test(role(el)) : el.matches(READ));
 };
 
+const labelledIn = remembered(top => {
+  const labelled = new Map();  // the id of what says a name -> the first element that is called so
+  for (const el of inside('[aria-labelledby]', top)) {
+    for (const id of attribute(el, 'aria-labelledby').split(' ')) {
+      if (!labelled.has(id)) labelled.set(id, el);
+    }
+  }
+  return labelled;
+});
 // What only says what another control is called, and passes a press on to it.
 const namesControl = el => {
   if (native(el) || hasRole(el) || standsForControl(el)) return false;
-  const named = el.localName === 'label' ? el.control
-    : el.id && topOf(el).querySelector(`[aria-labelledby~="${CSS.escape(el.id)}"]`);
+  const named = el.localName === 'label' ? el.control : labelledIn(topOf(el)).get(attribute(el, 'id'));
   return !!named && named !== el && (native(named) || hasRole(named)) && shown(named, getComputedStyle(named));
 };
 
 const clickable = remembered(el => {
-  if (disabled(el) || namesControl(el)) return false;
-  if (/-resize$/.test(getComputedStyle(el).cursor) && wordless(el)) return false;  // to be dragged
+  if (disabled(el)) return false;
   // The mouse goes through it: so do style sheets disable links. A switch may be pressed on its label, but a
   // dropdown that nobody can open stands behind one that is drawn.
   const hasLabel = labelsOf(el).length && el.localName !== 'select';
   if (getComputedStyle(el).pointerEvents === 'none' && !hasLabel) return false;
-  return marked(el) || standsForControl(el)
+  const usable = marked(el) || standsForControl(el)
     || editor(el)
     || el.tabIndex >= 0 && el.hasAttribute('tabindex') && !isForReading(el)
     || looksClickable(el)
     || opensOnHover(el);
+  const isHandle = () => /-resize$/.test(getComputedStyle(el).cursor) && wordless(el);  // to be dragged
+  return usable && !namesControl(el) && !isHandle();
 });
 const someInside = (top, test) => inside('*', top).some(inner =>
   test(inner) || someInShadow(inner, test) || someInSlot(inner, test));
