@@ -165,7 +165,7 @@ NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT_ID = re.compile("[0-9]{1,6}")
 # As it stands in a call, line breaks included. There is one way to read it, closed or not: with two, a response
 # that was cut inside a string could take minutes.
-STRING = re.compile(r"""(["'])(\\.|(?!\1)[^\\])*(\1|\\?\Z)""", re.DOTALL)
+STRING = re.compile(r"""#[^\n]*|(["'])(\\.|(?!\1)[^\\])*(\1|\\?\Z)""", re.DOTALL)  # or a comment: it may hold a quote
 LONGEST_CALL = 8000  # characters
 
 
@@ -222,6 +222,9 @@ def find_call(answer: str) -> RawCall:
         lines.pop(0)
     if not lines:
         raise ActionError('no action found; write one call such as do(action="Click", element="12")')
+
+    if sum(map(len, lines)) > 2 * LONGEST_CALL:
+        raise ActionError(f"the answer is longer than {2 * LONGEST_CALL} characters; write one call")
 
     # Drop comments after the call, but only until it can be read: a text inside the call may have
     # lines that are empty or begin with "#".

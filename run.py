@@ -815,8 +815,10 @@ def refuse_out_of_range(given: dict):
 def is_ours(error: ValueError) -> bool:
     """Whether a file of ours, or a fork, raised it to say what to do. Else Python or a library found a bug."""
     *_, place = traceback.extract_tb(error.__traceback__)
-    from_a_library = "site-packages" in place.filename or place.filename.startswith(sysconfig.get_path("stdlib"))
-    return place.line.startswith("raise") and not from_a_library
+    libraries = ("site-packages", sysconfig.get_path("stdlib"))
+    from_a_library = any(library in place.filename for library in libraries)
+    is_address = "urllib" in place.filename  # a user's that is none, such as http://[abc
+    return place.line.startswith("raise") and (is_address or not from_a_library)
 
 
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):

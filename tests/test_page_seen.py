@@ -148,17 +148,33 @@ SEEN = {
         """<div aria-hidden=true><h1>Order 7</h1><p>Ship to Berlin by 12 May</p><button>City</button></div>
         <div role=listbox><div role=option>Berlin</div></div>""",
         "[the page behind this dialog is left out]\n<div>Berlin <0></div>"),
+    "parts of a page that nobody can see or hear": (
+        """<div role=listbox><div role=option>Berlin</div></div><div aria-hidden=true style="visibility: hidden">a closed menu with
+        many <a href=x>links</a></div><div aria-hidden=true style="max-height: 0; overflow: hidden">a closed part with many
+        <a href=x>links</a></div>""", "<div>Berlin <0></div>"),
+    "a part of a page that is heard elsewhere": (
+        "<div aria-hidden=true>a copy of what runs along, with <a href=x>links</a></div>", "[this page is empty]"),
+    "disabled fields that have faded": (
+        "text<div style='opacity: 0'><button disabled>Pay</button><input disabled aria-label=Card></div>", "text"),
+    "names that are empty": (
+        "<button aria-labelledby=''>Save</button><div onclick='go()'>Report</div>", "<button>Save <0></button> <div>Report <1></div>"),
+    "swatches and stars in a list that listens": (
+        """<style>li { width: 30px; height: 30px } .ic::before { content: "★" }</style><ul id=u><li title=Red style="background: red">
+        <li><i class=ic></i></ul><script>u.onclick = () => {}</script>""", "<li>Red <0></li> <li>ic <1></li>"),
+    "a slider with a thumb of its own": (
+        "<div role=slider aria-label=Price aria-valuenow=3 tabindex=0 style='cursor: ew-resize'><button tabindex=-1></button></div>",
+        "<input>Price <0> = 3</input>"),
+    "crosses that style sheets draw": (
+        """<style>.cross::after { content: "×" } .fa::before { content: "y" }</style><b id=x class=cross aria-hidden=true></b>
+        <b id=y aria-hidden=true><i class=fa></i></b><script>x.onclick = y.onclick = () => {}</script>""",
+        "<b>cross <0></b> <b>fa <1></b>"),
+    "boxes side by side that listen": (
+        """<div id=p tabindex=-1>Side <a href=x>one</a></div><div id=q tabindex=-1>Content <a href=y>two</a></div>
+        <script>p.onclick = q.onclick = () => {}</script>""", "Side <a>one <0></a>\nContent <a>two <1></a>"),
     "a slide that nobody sees yet": (
         """<div style="width: 100px; height: 50px; overflow: hidden; white-space: nowrap"><p style="display: inline-block;
         width: 100px">now</p><p style="display: inline-block; width: 100px" aria-hidden=true>next <a href=x>a link with many words
         in it</a></p></div>""", "now"),
-    "a label that passes a press on": (
-        """<p id=l>Rows</p><div role=combobox tabindex=0 aria-labelledby="l v"><b id=v>10</b></div><label for=c>Unit</label>
-        <input id=c value=kg><script>for (const el of [l, c.labels[0]]) el.onclick = () => {}</script>""",
-        "Rows\n<div>Rows 10 <0></div> <input>Unit <1> = kg</input>"),
-    "handles to be dragged, and lines of a menu": (
-        """<b onclick='go()' style="cursor: col-resize; display: block; height: 9px"></b><ul id=m><li>Open<li style="height: 1px">
-        </ul><script>m.onclick = () => {}</script>""", "<li>Open <0></li>"),
     "words that a program made up": (
         """<style>b { display: inline-block; width: 9px; height: 9px }</style><b onclick='go()' class="calendar svelte-16sct4k"></b>
         <b onclick='go()' class="mx2luwm6 trash"></b><b onclick='go()' class="sc-bdVaJa pen"></b>""",

@@ -860,7 +860,7 @@ class Session:
             await self._move_slider(element, slider_at, text)
         elif await field.evaluate("field => field.isContentEditable === true"):
             # Rich editors follow the keys. `focus` has selected what they hold. (A part of a date overwrites it.)
-            if await field.evaluate("field => field.role !== 'spinbutton'"):
+            if not text or await field.evaluate("field => field.role !== 'spinbutton'"):
                 await self.page.keyboard.press("Backspace")
             first, *more = text.split("\n")
             await self.page.keyboard.type(first)
@@ -900,9 +900,9 @@ class Session:
         if value not in (start, wanted):
             steps = (wanted - value) / (value - start)  # below 0: it has gone too far, or the wrong way
             if steps > 0:
-                value = await self._after_keys(element, key, round(min(steps, 300)))
-        if value not in (wanted, None):
-            raise ActionError(f"the slider {element} is at {value:g} now: by the keys it does not come to {text}")
+                value = await self._after_keys(element, key, round(min(steps, 1000)))
+        if value is not None and not math.isclose(value, wanted, abs_tol=1e-9):
+            raise ActionError(f"the slider {element} is at {value:.10g} now: by the keys it does not come to {text}")
 
     async def _after_keys(self, element: int, key: str, times: int) -> float | None:
         """Where the slider stands after a key was pressed so many times."""

@@ -286,8 +286,9 @@ const toPress = el => {
 const covered = remembered(el => {
   const target = matches(el, TICKS) ? toPress(el) : el;
   if (target !== el) return covered(target);
-  // Under a drawn slider, for those who use the keys: so does typing.
-  if (el.type === 'range' && clippedOff(el, null)) return false;
+  // For those who use the keys, under a slider that is drawn: typing needs no mouse.
+  const cutOff = at => at.offsetWidth <= 1 && getComputedStyle(at).clipPath !== 'none';
+  if (el.type === 'range' && [el, parentOf(el)].some(at => at && cutOff(at))) return false;
   const {x, y, hit} = aimOf(el);
   const boxless = hit === undefined;
   if (boxless) return !el.matches(TICKS);
@@ -323,9 +324,9 @@ const coverOf = () => {
     }
   }
   const atCenter = allAtPoint(document, innerWidth / 2, innerHeight / 2);
-  const beside = [...layers].flatMap(layer => [...elementsIn(parentOf(layer) ?? layer)]);  // the mouse may go through
+  const below = [...layers].map(layer => layer.previousElementSibling);  // the mouse may go through it
   // What closes a menu when it is pressed may be as large, but people read the page through it.
-  const dimmed = [...atCenter, ...beside].some(el => fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
+  const dimmed = [...atCenter, ...below].some(el => el && fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
   return dimmed ? [...layers].find(fillsWindow) : null;
 };
 // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.

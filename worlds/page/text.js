@@ -75,6 +75,9 @@ const observe = async (viewportOnly, maxChars) => {
     lines.push('[the page behind this dialog is left out]');
     leftOut = true;
   };
+  // Whether a menu or a dialog is open that hides this part of the page from those who cannot see it.
+  const opensBeside = node => inside('[role=menu],[role=listbox],[role*=dialog]', bodyOf(document)).some(
+    each => !contains(node, each) && shown(each, getComputedStyle(each)) && !each.closest('[aria-hidden=true]'));
   const visible = node => within(node, clips) && (!viewportOnly || inWindow(node));
   const putText = node => {
     const control = beside.get(node);
@@ -139,7 +142,8 @@ const observe = async (viewportOnly, maxChars) => {
     const style = getComputedStyle(node);
     if (node.getAttribute('aria-hidden') === 'true' && !pressedPicture(node)) {
       const isPage = node.querySelector(CONTROLS) && tidy(node.textContent).length > 30;
-      if (isPage && visible(node) && inWindow(node) && !fadedOut(node)) leaveOut();  // behind a menu that is open
+      const isSeen = isPage && shown(node, style) && visible(node) && inWindow(node) && !fadedOut(node);
+      if (isSeen && opensBeside(node)) leaveOut();
       return;
     }
     if (shrunkAway(style)) return;
@@ -218,7 +222,7 @@ const observe = async (viewportOnly, maxChars) => {
     } else if (standsBehind(el)) {
       return;
     } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))) {
-      if (near) putDisabled(el);
+      if (near && (el.matches(TICKS) || !fadedOut(el))) putDisabled(el);
     } else {
       const linesBefore = lines.length;
       const lineBefore = line;
@@ -230,7 +234,10 @@ const observe = async (viewportOnly, maxChars) => {
   };
 
   for (const [el, reason] of window[REFUSALS] ?? []) {
-    const why = reason();
+    let why = '';
+    try {
+      why = reason();
+    } catch { /* it is the page's own */ }
     if (!why) continue;
     const what = el ? `"${nameOf(el).slice(0, 100)}": ` : '';
     lines.push(escape(`note: the browser refuses ${what}${tidy(why)}`));

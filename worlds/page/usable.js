@@ -12,8 +12,7 @@ const isDelegated = el => !!(el.__click ?? el.$$click)
   || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events' && el[symbol]?.click);
 const hears = remembered(el => !!el && (clickHandlers?.has(el) || HANDLERS.some(name => typeof el[name] === 'function')
   || isDelegated(el)));
-const isLine = el => wordless(el) && !el.querySelector('img,svg');  // that parts the items of a menu
-const isRow = el => el.matches('li,tr:has(> td)') && !isLine(el)  // a table, a list or a tree may listen for its rows
+const isRow = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
   && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
 // A calendar may listen for its days, of which the keys reach one: the others have a tabindex of -1.
 const isDay = el => el.matches('[role=gridcell][tabindex]') && hears(el.closest('table,[role=grid]'));
@@ -25,7 +24,8 @@ const isPart = el => el.matches(PART) && hears(parentOf(el));
 const showsChoice = el => el.matches('[role=combobox] [role=textbox][aria-readonly=true]');
 const hasRole = el => ROLES.test(role(el)) && !showsChoice(el);
 // A slider that the page draws. It may listen on the parts that it is drawn with.
-const isSlider = el => el.matches('[role=slider][aria-valuenow]') && !native(el) && !el.querySelector(CONTROLS);
+const isSlider = el => el.matches('[role=slider][aria-valuenow]') && !native(el)
+  && !el.querySelector('a[href],input,select,textarea');
 const marked = el => native(el) || hasRole(el) || hears(el) || isRow(el) || isDay(el) || isPart(el);
 const disabled = el => el.matches(':disabled') || el.getAttribute('aria-disabled') === 'true';
 
@@ -135,7 +135,7 @@ const looksClickable = el => {
   const outer = parentOf(el);
   const {cursor} = getComputedStyle(el);
   const {hoverHands} = rulesOf(el.ownerDocument);
-  const underMouse = hoverHands && outer && el.matches(hoverHands) && !el.matches('a:not([href])')
+  const underMouse = hoverHands && outer && el.matches(hoverHands) && !el.matches('a:not([href],[class])')
     && cursor === getComputedStyle(outer).cursor;  // a disabled day has a cursor of its own
   if (cursor !== 'pointer' && !underMouse || el === bodyOf(el.ownerDocument)) return false;
   if (!outer || closest(outer, 'label')?.control) return false;
@@ -150,35 +150,17 @@ const isForReading = el => {
   return scrolls || (role(el) ? READ_ROLES.test(role(el)) : el.matches(READ));
 };
 
-const labelledIn = remembered(top => {
-  const labelled = new Map();  // the id of what says a name -> the first element that is called so
-  for (const el of inside('[aria-labelledby]', top)) {
-    for (const id of attribute(el, 'aria-labelledby').split(' ')) {
-      if (!labelled.has(id)) labelled.set(id, el);
-    }
-  }
-  return labelled;
-});
-// What only says what another control is called, and passes a press on to it.
-const namesControl = el => {
-  if (native(el) || hasRole(el) || standsForControl(el)) return false;
-  const named = el.localName === 'label' ? el.control : labelledIn(topOf(el)).get(attribute(el, 'id'));
-  return !!named && named !== el && (native(named) || hasRole(named)) && shown(named, getComputedStyle(named));
-};
-
 const clickable = remembered(el => {
   if (disabled(el)) return false;
   // The mouse goes through it: so do style sheets disable links. A switch may be pressed on its label, but a
   // dropdown that nobody can open stands behind one that is drawn.
   const hasLabel = labelsOf(el).length && el.localName !== 'select';
   if (getComputedStyle(el).pointerEvents === 'none' && !hasLabel) return false;
-  const usable = marked(el) || standsForControl(el)
+  return marked(el) || standsForControl(el)
     || editor(el)
     || el.tabIndex >= 0 && el.hasAttribute('tabindex') && !isForReading(el)
     || looksClickable(el)
     || opensOnHover(el);
-  const isHandle = () => /-resize$/.test(getComputedStyle(el).cursor) && wordless(el);  // to be dragged
-  return usable && !namesControl(el) && !isHandle();
 });
 const someInside = (top, test) => inside('*', top).some(inner =>
   test(inner) || someInShadow(inner, test) || someInSlot(inner, test));
@@ -206,7 +188,8 @@ const holdsOnlyTick = el => {
 // A <summary> opens its <details> where it is pressed beside its controls, as a card does.
 const summaryWithControls = el => el.localName === 'summary' && !!el.querySelector(CONTROLS);
 // By the Tab key, or from its neighbors by the arrow keys.
-const REACHED = '[tabindex]:not([tabindex^="-"]),[tabindex] ~ [tabindex],[tabindex]:has(~ [tabindex])';
+const TABBED = '[tabindex]:not([tabindex^="-"])';
+const REACHED = `${TABBED},${TABBED} ~ [tabindex],[tabindex]:has(~ ${TABBED})`;
 // A container that people see is usable, or that says so, though it holds controls of its own: a card, a row.
 const isCard = (el, style) => {
   // One alone with a tabindex of -1 is a dialog that takes the focus, or a box that listens for its keys.
@@ -249,10 +232,14 @@ const titleIn = (card, visible) => {
 
 // A picture that people press, though it is no part of what is read aloud: the cross of a tag. Not what lies behind
 // a dialog and closes it.
-const pressedPicture = el => tidy(el.textContent).length <= 2 && !native(el) && !el.querySelector(CONTROLS)
+const pressedPicture = el => tidy(el.textContent).length <= 2
+  && !el.matches('a[href],input,select,textarea') && !el.querySelector(CONTROLS)
   && (hears(el) || hasOwnHand(el)) && drawsSomething(el) && !fillsWindow(el);
-const drawsSomething = el => el.matches('svg,img') || !!el.querySelector('svg,img') || !!el.textContent.trim()
-  || getComputedStyle(el).backgroundImage !== 'none' || /^"/.test(getComputedStyle(el, '::before').content);
+const drawsSomething = el => !wordless(el) || el.matches('svg,img') || [el, ...inside('*', el)].some(part =>
+  part.matches('svg,img') || ['', '::before', '::after'].some(pseudo => {
+    const {backgroundImage, maskImage, content} = getComputedStyle(part, pseudo);
+    return backgroundImage !== 'none' || maskImage !== 'none' || /^("|url)/.test(content);
+  }));
 
 // A dropdown that nobody sees or opens: another one is drawn before it.
 const standsBehind = el => el.localName === 'select' && getComputedStyle(el).pointerEvents === 'none'
