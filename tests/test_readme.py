@@ -1028,10 +1028,9 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     rates += [f"{100 * line['held_out_success']:.1f}" for line in steady if "held_out_success" in line]
     assert f"Held out, it goes from {rates[0]} to {rates[1]} and {rates[2]}%" in section
     fast, _, _, fast_clusters = gain("filtered cloning", "M-GRPO, eight steps")
-    slow, _, _, clusters = gain("filtered cloning", "M-GRPO at 5e-5, eight steps")
+    slow, *_ = gain("filtered cloning", "M-GRPO at 5e-5, eight steps")
     assert (fast, slow) == pytest.approx((-47.6, -3.2), abs=0.05)  # over all tasks; below, over the kinds
     assert f"which lost what the clone could do | 31 | {fast_clusters} | kinds |\n" in page
-    assert f"| the same at 5e-5 | 31 | {clusters} | kinds |\n" in page
     solved = {name: sum(tasks.count("1") for tasks in kinds.values()) for name, kinds in by_task.items()}
     clone, eight, twelve, filtered, steady, _ = (100 * count / 63 for count in solved.values())
     assert f"SmolLM2 lost {clone - eight:.0f} points at 2e-4\nand gained {steady - clone:.0f} at 5e-5" in YOUR_SITE
@@ -1040,8 +1039,8 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     language_model = (ROOT / "assets/language_model.md").read_text()
     assert f"| 152 | 31 | {clone:.1f} | {eight:.1f} | {steady:.1f} | {filtered:.1f} |\n" in language_model
     assert (f"at lr 5e-5 goes from {clone:.1f} to {steady:.1f}% and from " in language_model and
-            f"At 2e-4, tried first, it fell from {clone:.1f} to {eight:.1f}%, and filtered cloning from that clone "
-            f"reaches {filtered:.1f}%." in language_model)
+            f"At 2e-4, tried first, it fell from {clone:.1f} to {eight:.1f}%. Filtered cloning from these clones "
+            f"reaches {filtered:.1f} and " in language_model)
     from_home = []
     for policy in ("clone", "filtered cloning", "M-GRPO at 5e-5, eight steps"):
         _, home = six_kinds_starts(by_task[policy], starts).split(" | ")
@@ -1093,7 +1092,7 @@ def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files()
     by_task = json.loads((raw / "by-task.json").read_text())
     starts = json.loads((results / "sandbox-six-kinds/starts.json").read_text())
     files = {"clone": "clone", "M-GRPO at 5e-5, four steps": "r1-lr5e-5-4-steps",
-             "M-GRPO at 5e-5, eight steps": "r1-lr5e-5-8-steps"}
+             "M-GRPO at 5e-5, eight steps": "r1-lr5e-5-8-steps", "filtered cloning, 528 episodes": "filtered"}
     for policy, file in files.items():
         splits = json.loads((raw / f"{file}.json").read_text())["splits"]
         assert f"| {policy} | {six_kinds_test(by_task[policy], splits)} |\n" in section
@@ -1101,9 +1100,9 @@ def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files()
 
     last = "M-GRPO at 5e-5, eight steps"
 
-    def gains(by_task):
+    def gains(by_task, before="clone", after=last):
         kinds = []
-        for old, new in zip(by_task["clone"].values(), by_task[last].values(), strict=True):
+        for old, new in zip(by_task[before].values(), by_task[after].values(), strict=True):
             kinds.append([100 * (int(b) - int(a)) for a, b in zip(old, new, strict=True)])
         return kinds
 
@@ -1117,15 +1116,35 @@ def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files()
     assert f"In the mean of the two seeds it adds {table.shown(both)} (kinds as clusters)".replace(" [", " points [") in section
     assert sorted(both)[:2] == [0, 0] and sorted(both)[2] >= 20
 
+    filtered = "filtered cloning, 528 episodes"
+    sampled = json.loads((raw / "sampled.json").read_text())["splits"].values()
+    successes = sum(round(kind["success_rate"] * kind["n"]) for kind in sampled)
+    cloned = gains(by_task, after=filtered)
+    every = sum(cloned, [])
+    assert (f"from {successes} successes of {sum(kind['n'] for kind in sampled)} episodes (commit 70da409), adds "
+            f"{mean(every):.1f} points ({every.count(100)} tasks won, {every.count(-100)} lost; kinds as clusters "
+            f"{table.shown([mean(kind) for kind in cloned])})") in section
+    behind = sum(gains(by_task, before=filtered), [])
+    leads = [[mean(kind) for kind in gains(by_task, before=filtered)],
+             [mean(kind) for kind in gains(other_seed, before="filtered cloning")]]
+    lead = table.shown([mean(pair) for pair in zip(*leads, strict=True)])
+    assert (f"M-GRPO is {-mean(behind):.1f} points behind it with this seed ({behind.count(100)} won, "
+            f"{behind.count(-100)} lost), and {lead.removeprefix('-').replace(' [', ' in the mean of the two seeds [')} "
+            "(kinds as clusters)") in section
+    assert f"| the same at 5e-5 | 31, 32 | {lead} | kinds |\n" in (ROOT / "assets/results.md").read_text()
+
     clone = json.loads((raw / "clone.json").read_text())["splits"]
     held_out = [kind["success_rate"] for split, kind in clone.items() if split.startswith("sandbox:dev")]
     assert f"Held out, its clone solves {100 * mean(held_out):.1f}%" in section
-    before, after = (100 * sum(tasks.count("1") for tasks in by_task[policy].values()) / 63 for policy in ("clone", last))
-    assert f"M-GRPO brings {before:.0f}% to {after:.0f}%" in README
+    before, after, cloned = (100 * sum(tasks.count("1") for tasks in by_task[policy].values()) / 63
+                             for policy in ("clone", last, filtered))
+    assert f"M-GRPO brings {before:.0f}% to {after:.0f}%, filtered cloning to {cloned:.0f}%" in README
     language_model = (ROOT / "assets/language_model.md").read_text()
-    assert f"| 152 | 32 | {before:.1f} | – | {after:.1f} | – |\n" in language_model
+    assert f"| 152 | 32 | {before:.1f} | – | {after:.1f} | {cloned:.1f} |\n" in language_model
     assert f"and from {before:.1f} to {after:.1f}% (two seeds)" in language_model
-    assert f"from another {before:.1f} to {after:.1f}% at 5e-5" in (ROOT / "assets/results.md").read_text()
+    assert f"and {cloned:.1f}%.\n" in language_model
+    assert (f"from another {before:.1f} to {after:.1f}% at 5e-5 (filtered cloning: {cloned:.1f}%)"
+            in (ROOT / "assets/results.md").read_text())
 
 
 def test_the_run_of_smollm2_on_all_kinds_has_the_figures_of_the_raw_files():
