@@ -64,7 +64,10 @@ def checkpoint_of(cfg) -> str:
 
 def task_of(cfg: Config) -> dict:
     """The task in WebArena's schema, with a placeholder check. Raises ValueError."""
-    host = urlsplit(cfg.url).hostname
+    try:
+        host = urlsplit(cfg.url).hostname
+    except ValueError as error:
+        raise ValueError(f"{cfg.url} is no address: {error}.") from None
     row = {
         "task_id": 0,
         "sites": [host or "site"],

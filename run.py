@@ -817,8 +817,7 @@ def is_ours(error: ValueError) -> bool:
     *_, place = traceback.extract_tb(error.__traceback__)
     libraries = ("site-packages", sysconfig.get_path("stdlib"))
     from_a_library = any(library in place.filename for library in libraries)
-    is_address = "urllib" in place.filename  # a user's that is none, such as http://[abc
-    return place.line.startswith("raise") and (is_address or not from_a_library)
+    return place.line.startswith("raise") and not from_a_library
 
 
 def command_line(main, Config, description: str, presets: dict[str, dict] = {}, start=None, positional=()):

@@ -656,16 +656,21 @@ def test_config_json_names_the_dtype_of_the_weights_whatever_was_there_before(ke
     assert config_json(again)[key] == "bfloat16"
 
 
-def test_a_checkpoint_keeps_no_prompt_of_the_one_that_it_replaces(checkpoint, tmp_path):
-    """A leftover agent.json would give the new policy a prompt that it was not trained with."""
+@pytest.fixture
+def prompted(checkpoint, tmp_path):
+    """(a checkpoint with a prompt of its own, one without)."""
     other = tmp_path / "other"
     plain = tmp_path / "plain"
-    path = tmp_path / "a"
     shutil.copytree(checkpoint, other)
     (other / "agent.json").write_text('{"think": false}')
     shutil.copytree(checkpoint, plain, ignore=shutil.ignore_patterns("agent.json"))
+    return other, plain
 
-    for like in (other, plain):
+
+def test_a_checkpoint_keeps_no_prompt_of_the_one_that_it_replaces(prompted, tmp_path):
+    """A leftover agent.json would give the new policy a prompt that it was not trained with."""
+    path = tmp_path / "a"
+    for like in prompted:
         save(tiny_model(), path, like=like)
         (path / "metrics.jsonl").touch()
 
@@ -673,14 +678,10 @@ def test_a_checkpoint_keeps_no_prompt_of_the_one_that_it_replaces(checkpoint, tm
     assert files == {"config.json", "tokenizer.json", "model.safetensors", "metrics.jsonl"}
 
 
-def test_a_save_that_fails_leaves_the_old_policy_its_prompt(checkpoint, tmp_path, monkeypatch):
+def test_a_save_that_fails_leaves_the_old_policy_its_prompt(prompted, tmp_path, monkeypatch):
     """agent.json was deleted before the first file had moved."""
-    other = tmp_path / "other"
-    plain = tmp_path / "plain"
+    other, plain = prompted
     path = tmp_path / "a"
-    shutil.copytree(checkpoint, other)
-    (other / "agent.json").write_text('{"think": false}')
-    shutil.copytree(checkpoint, plain, ignore=shutil.ignore_patterns("agent.json"))
     save(tiny_model(), path, like=other)
 
     def fail(*_):

@@ -738,5 +738,6 @@ def test_what_is_wrong_is_one_sentence():
     nobody = "http://127.0.0.1:9/"
     refused("cannot reach http://127.0.0.1:9/", url=nobody)
     refused("start_url is 'nowhere'", url="nowhere")
+    refused(r"http://\[abc is no address", url="http://[abc")
     refused("serve is 'true'", url=nobody, serve="true")
     refused("give --serve", url="http://127.0.0.1:{port}/")

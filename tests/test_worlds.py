@@ -905,6 +905,12 @@ def test_a_reset_server_that_does_not_speak_http_is_one_sentence():
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize("url", ["http://[abc", "abc", "http://a..b"])
+def test_a_reset_server_without_an_address_is_one_sentence(url):
+    with pytest.raises(ValueError, match=f"--reset-url {re.escape(url)}: .*write http://HOST:PORT"):
+        webarena.reset(url)
+
+
 def test_the_policy_reads_and_writes_the_hosts_that_it_knows(run, site, tokenizer, tmp_path):
     """WebArena's data speaks of http://gitlab.com; our site runs somewhere else, and the real one is out of reach."""
     pages = {}

@@ -889,7 +889,7 @@ class Session:
         wanted = float(text)
         if wanted == start:
             return
-        # Up and down mean more and less on every slider; right and left are exchanged where text runs to the left.
+        # Up and down mean more and less; right and left are exchanged where text runs to the left.
         keys = ("ArrowUp", "ArrowRight") if wanted > start else ("ArrowDown", "ArrowLeft")
         for key in keys:
             value = await self._after_keys(element, key, 1)  # tells the step

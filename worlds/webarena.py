@@ -791,15 +791,22 @@ def reset(url: str, patience: float = 1800, pause: float = 1):
     """
     url = url.rstrip("/")
     until = time.monotonic() + patience
+
+    def ask(question: str) -> tuple[int, str]:
+        try:
+            return get(f"{url}/{question}")
+        except ValueError as error:
+            raise ValueError(f"--reset-url {url}: {error}; write http://HOST:PORT.") from None
+
     try:
-        status, text = get(f"{url}/reset")
+        status, text = ask("reset")
         failed = status not in (200, 418)  # 418: a reset is already running
         while "Ready" not in text and not failed:
             if time.monotonic() > until:
                 raise ValueError(f"the sites at {url} were not reset after {patience:.0f} s, and it says: "
                                  f"{text.strip()[:99]}; look at its log.")
             time.sleep(pause)  # containers are starting; nothing would notify us
-            status, text = get(f"{url}/status")
+            status, text = ask("status")
             failed = status >= 400
     except http.client.HTTPException:
         raise ValueError(f"what answers at {url} is not a reset server: it does not speak HTTP; "
