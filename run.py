@@ -69,7 +69,7 @@ def init_dist(precision: str | None = None) -> torch.device:
     """Joins the other ranks if torchrun started us; returns this rank's device.
 
     A process alone becomes a group of one on any GPU, and on a CPU with --precision bfloat16: `model.shard`
-    needs a group to keep float32 weights behind bfloat16.
+    needs a group to keep float32 weights behind bfloat16. Warns if bfloat16 is slow here.
     """
     cuda = torch.cuda.is_available()
     alone = "RANK" not in os.environ
@@ -80,6 +80,11 @@ def init_dist(precision: str | None = None) -> torch.device:
         needs_group = not alone or precision == "bfloat16"
         if needs_group and not dist.is_initialized():
             dist.init_process_group("gloo", timeout=TIMEOUT, **group)
+        if precision == "bfloat16":
+            times = bfloat16_slowdown()
+            if times > 2:
+                print0(f"warning: this CPU multiplies {times:.0f} times as slowly in bfloat16 as in float32; "
+                       "leave out --precision bfloat16")
         return torch.device("cpu")
 
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
@@ -88,6 +93,18 @@ def init_dist(precision: str | None = None) -> torch.device:
     if not dist.is_initialized():
         dist.init_process_group("nccl", timeout=TIMEOUT, **group)
     return device
+
+
+def bfloat16_slowdown() -> float:
+    """How many times as long a matrix product takes on this CPU in bfloat16 as in float32: 8 on one that emulates it."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        square = torch.ones(512, 512, dtype=dtype)
+        square @ square  # the first product of a dtype takes longer
+        start = time.perf_counter()
+        square @ square
+        seconds[dtype] = time.perf_counter() - start
+    return seconds[torch.bfloat16] / seconds[torch.float32]
 
 
 def rank() -> int:

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from two_ranks import VARIANTS, optimizer_of, train_step
 
 import model as model_py
+import run
 from model import (KVCache, ModelConfig, Transformer, adapt, as_reference, attend, check_fit,
                    computing_dtype, config_json, full_state, generate, load, load_for_training, load_tokenizer, rope_frequencies, sample,
                    save, shard, token_logprobs, unsharded)
@@ -1708,6 +1709,22 @@ def test_a_rank_ends_its_process_with_all_that_it_said():
     done = python(script, os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests"})
     assert done.stdout == "said 0;0;said 1;1;"
     assert done.stderr.endswith("it failed\n")
+
+
+@pytest.mark.parametrize("slowdown, says", [(8.3, "8 times"), (0.6, "")])
+def test_a_cpu_that_emulates_bfloat16_is_named(monkeypatch, capsys, slowdown, says):
+    """Without AVX-512 BF16 SmolLM2's first optimizer step took minutes, and nothing told why."""
+    assert 0.05 < run.bfloat16_slowdown() < 100
+    monkeypatch.setattr(run, "bfloat16_slowdown", lambda: slowdown)
+    try:
+        init_dist("bfloat16")
+    finally:
+        dist.destroy_process_group()
+    printed = capsys.readouterr().out
+    assert says in printed and bool(says) == bool(printed)
+
+    init_dist("float32")
+    assert capsys.readouterr().out == ""
 
 
 def test_one_gpu_without_torchrun_is_a_group_of_one():

@@ -29,6 +29,8 @@ if how == "crashes":
     sys.exit("no such table: goods")
 if how == "never answers":
     time.sleep(60)
+class IPv6(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
 if how == "is mute":
     listener = socket.create_server(("127.0.0.1", port))
     time.sleep(60)
@@ -58,6 +60,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(page)
     def log_message(self, *_): pass
+if how == "listens at ::1":
+    IPv6(("::1", port), Handler).serve_forever()
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 '''
 VERIFIER = '''
@@ -263,7 +267,7 @@ def test_the_next_server_is_up_before_the_verdict_on_the_last_episode(shop, tmp_
         until = time.monotonic() + 10
         while task["task_id"] < 3 and time.monotonic() < until:
             others = [port for port in ports_up(tmp_path) if port != own]
-            if others and await serve.answers(others[0], "/"):
+            if others and await serve.answers("127.0.0.1", others[0], "/"):
                 ready.append(others[0])
                 break
             await asyncio.sleep(0.05)
@@ -436,8 +440,23 @@ def test_a_status_line_of_nonsense_is_no_answer(status, is_up):
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             _, port = server.sockets[0].getsockname()
-            return await serve.answers(port, "/")
+            return await serve.answers("127.0.0.1", port, "/")
     assert asyncio.run(asked()) == is_up
+
+
+@pytest.mark.parametrize("how", ["works", "listens at ::1"])
+def test_localhost_is_both_of_its_addresses(shop, tmp_path, chat, run, how):
+    """Development servers such as Vite's listen at ::1 alone where localhost means that first."""
+    judged = {"eval_types": ["url_match"], "reference_url": "http://localhost:{port}/add"}
+    task = shop(how, start_url="http://localhost:{port}/", eval=judged)
+    played, = run(play([task], [ADD, "exit('done')"], tmp_path, chat))
+    assert (played.fault, played.success) == ("", 1.0)
+    assert "n is 1" in played.turns[1].observation
+
+
+def test_a_server_at_the_other_address_is_told_from_a_dead_one(shop, tmp_path):
+    with pytest.raises(EnvError, match=r"answers at localhost, not at 127.0.0.1; write http://localhost:\{port\}"):
+        serve_one(shop("listens at ::1"), tmp_path, seconds=1)
 
 
 @pytest.mark.parametrize("how", ["ignores SIGTERM", "has a child", "floods"])
@@ -451,7 +470,8 @@ def test_the_whole_group_ends_whatever_it_does(shop, tmp_path, how):
 
 def test_commands_of_a_shell_work_too(shop, tmp_path):
     async def use(played):
-        assert await serve.answers(int(played["start_url"].split(":")[2].strip("/")), "/")
+        port = int(played["start_url"].split(":")[2].strip("/"))
+        assert await serve.answers("127.0.0.1", port, "/")
     serve_one(shop(serve="cd / && true; " + shop()["serve"].removeprefix("exec ") + " & wait"), tmp_path, use)
     assert nothing_left(tmp_path)
 

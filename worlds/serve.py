@@ -40,8 +40,9 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from .browser import SERVED_PORTS, EnvError, bounded, first_line, origin, start_pages
+from .browser import SERVED_PORTS, EnvError, TookTooLong, bounded, first_line, origin, start_pages
 
 GRACE = 1.0   # seconds: to answer after an episode; to end before it is killed
 TRIES = 5     # ports that a start tries
@@ -99,12 +100,26 @@ def listens(group: int, port: int) -> bool:
     return False
 
 
-async def answers(port: int, path: str) -> bool:
-    """Whether an HTTP server at the port answers, with anything but an error of its own."""
+def host_of(task: dict) -> str:
+    """Where pages look for a task's server: 127.0.0.1 or localhost."""
+    first, *_ = start_pages(task)
+    return urlsplit(first).hostname
+
+
+async def connect(host: str, port: int):
+    """(reader, writer) of a connection. Raises OSError."""
+    if host == "localhost":
+        with contextlib.suppress(OSError):
+            return await asyncio.open_connection("::1", port)
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def answers(host: str, port: int, path: str) -> bool:
+    """Whether an HTTP server there answers, with anything but an error of its own."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await connect(host, port)
         try:
-            request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+            request = f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
             writer.write(request.encode())
             line = await reader.readline()
         finally:
@@ -122,12 +137,15 @@ async def answers(port: int, path: str) -> bool:
 class Server:
     """A running command, in a process group of its own."""
 
-    def __init__(self, command: str, cwd: str, port: int, folder: Path, guard: subprocess.Popen):
-        """folder: becomes {tmp}, if the command names it. guard: guard.py's process, which hears of
-        the new group.
+    def __init__(self, task: dict, port: int, folder: Path, guard: subprocess.Popen):
+        """folder: becomes {tmp}, if the task's command names it. guard: guard.py's process, which
+        hears of the new group.
         """
+        command = task["serve"]
         self.command = command.replace("{port}", str(port)).replace("{tmp}", shlex.quote(str(folder)))
+        self.host = host_of(task)
         self.port = port
+        self.ready = task.get("ready", "/")
         self.folder = folder
         self.output = b""  # its end
         if "{tmp}" in command:
@@ -137,8 +155,8 @@ class Server:
         # command. Were it told from here, this process could be killed in between.
         script = f'echo "+ $$" >&0; exec </dev/null\n{self.command}'
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", script], cwd=cwd, start_new_session=True, stdin=guard.stdin,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["/bin/sh", "-c", script], cwd=task.get("cwd", "."), start_new_session=True,
+            stdin=guard.stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"})
         self.draining = asyncio.ensure_future(self.drain())
 
@@ -159,11 +177,18 @@ class Server:
         finally:
             transport.close()
 
-    async def answer_within(self, path: str, seconds: float):
+    async def answer_within(self, seconds: float):
         """Waits for the first answer. Raises EnvError if it does not come."""
-        await bounded(self.first_answer(path), seconds, f"the first answer of the server at {path}")
+        try:
+            await bounded(self.first_answer(), seconds, f"the first answer of the server at {self.ready}")
+        except TookTooLong:
+            asking = answers("localhost", self.port, self.ready)
+            if self.host != "localhost" and await bounded(asking, GRACE, "asking a server"):
+                raise EnvError(f"the server answers at localhost, not at {self.host}; "
+                               "write http://localhost:{port} in the task") from None
+            raise
 
-    async def first_answer(self, path: str):
+    async def first_answer(self):
         start = time.monotonic()
         pause = 0.01
         while True:
@@ -172,7 +197,7 @@ class Server:
                 if self.process.returncode == 0:
                     said += "; start it in the foreground"
                 raise EnvError(said)
-            if await answers(self.port, path):
+            if await answers(self.host, self.port, self.ready):
                 # Is it ours that answers? If the system does not tell (macOS, Docker), wait for a
                 # second: a server that found its port taken has ended by then.
                 if listens(self.process.pid, self.port) or time.monotonic() - start > 1:
@@ -180,14 +205,15 @@ class Server:
             await asyncio.sleep(pause)  # a foreign program tells nobody that it listens now
             pause = min(2 * pause, 0.1)
 
-    async def problem(self, path: str) -> str:
+    async def problem(self) -> str:
         """What is wrong with it once its episode has ended; "" if it still answers."""
         if self.process.poll() is not None:
             return f"ended ({self.ending()}) before the episode did"
         with contextlib.suppress(EnvError):
-            if await bounded(answers(self.port, path), GRACE, "asking a server"):
+            asking = answers(self.host, self.port, self.ready)
+            if await bounded(asking, GRACE, "asking a server"):
                 return ""
-        return f"did not answer at {path} any more when the episode ended"
+        return f"did not answer at {self.ready} any more when the episode ended"
 
     def ending(self) -> str:
         """How its first process ended."""
@@ -234,7 +260,7 @@ async def require_answer(task: dict, seconds: float):
     """Raises EnvError if the server of a played task does not answer any more."""
     first, *_ = start_pages(task)
     port = int(origin(first).rpartition(":")[2])
-    asking = answers(port, task.get("ready", "/"))
+    asking = answers(host_of(task), port, task.get("ready", "/"))
     if not await bounded(asking, seconds, "asking the task's server"):
         raise EnvError("the task's server did not answer any more when the episode ended")
 
@@ -262,7 +288,7 @@ class Servers:
         try:
             server = await start
             yield with_port(task, server.port)
-            problem = await server.problem(task.get("ready", "/"))
+            problem = await server.problem()
             if problem:
                 self.keep_output(task, server, problem)
         finally:
@@ -326,9 +352,9 @@ class Servers:
         for _ in range(TRIES):
             port = free_port(self.ports)
             folder = self.folders / uuid.uuid4().hex
-            server = Server(task["serve"], task.get("cwd", "."), port, folder, self.guard)
+            server = Server(task, port, folder, self.guard)
             try:
-                await server.answer_within(task.get("ready", "/"), seconds)
+                await server.answer_within(seconds)
                 return server
             except EnvError as error:
                 problem = first_line(error)
