@@ -651,8 +651,8 @@ should count twice. So each token counts $\\rho$ times:
 
 $$\\rho = \\frac{{\\pi(\\text{{token}})}}{{\\pi_\\text{{old}}(\\text{{token}})}} = \\exp(\\log \\pi - \\log \\pi_\\text{{old}})$$
 
-It adds $\\rho A$, times a weight, to the *objective*, which is minus the loss. This makes the average over the old
-policy's tokens one over the new policy's: $\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A$, over all tokens of the
+It adds $\\rho A$, times a weight, to the *objective*, which is minus the loss. So an average over tokens that the old
+policy drew becomes an average over tokens of the new one: $\\sum \\pi A = \\sum \\pi_\\text{{old}} \\rho A$, over all tokens of the
 vocabulary, where A is the advantage of an episode that goes on with the token. (It corrects the token, not the context before it.) The gradient
 of $\\rho A$ is $\\rho A$ times the gradient of $\\log \\pi$. At $\\rho = 1$ that is exactly the gradient of $A \\log
 \\pi$: the first update is a weighted cross-entropy.
@@ -720,8 +720,8 @@ The weight is 1 / {n_tokens} for all tokens. beta = {walk.cfg.beta:g} leaves out
 moving away from the policy that training began with. So the loss is minus the sum divided by {n_tokens}:
 {first_loss:.6f}. What `mgrpo.update` returned for the first update: **{walk.passes[0]['loss']:.6f}**.
 
-This value says little. The advantages of a group add up to 0, so with $\\rho = 1$ and as many tokens in each episode
-it would be 0: it only says whether successes or failures are longer. Its gradient is what counts.
+This value says little. The advantages of a group add up to 0, so with $\\rho = 1$ and episodes of equal length the loss
+would be 0: it only says whether successes or failures are longer. Its gradient is what counts.
 Before update {last + 1} the ratios have moved:
 
 {last_table}
@@ -893,8 +893,8 @@ From before update 1 to after update {last + 1}, the log-probs of the tokens of 
 {praised:+.4f} in the mean, those of the tokens of failed ones by {blamed:+.4f}.{worst}
 
 One group of one task moves the policy this far because AdamW's first updates change every weight by about the
-learning rate, however small its gradient is. In training the gradient is that of many groups, and it has to
-agree on what helps."""
+learning rate, however small its gradient is. In training, many groups share an update, so mainly
+what they agree on remains."""
 
 
 def after(walk) -> str:
