@@ -87,8 +87,9 @@ def recorded_already(path: Path, tasks: list[dict], recorded_with: dict) -> bool
         return False
     with run.reading(path):
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        there = [(record["task_id"], record["intent"], record.get("recorded_with")) for record in records]
-    return there == [(task["task_id"], task["intent"], recorded_with) for task in tasks]
+        found = [(record["task_id"], record["intent"], record.get("recorded_with")) for record in records]
+    wanted = [(task["task_id"], task["intent"], recorded_with) for task in tasks]
+    return found == wanted
 
 
 def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str):
@@ -127,8 +128,9 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     failed = [tau for tau in played if tau.success < 1]
     if failed:
         first = failed[0]
+        reasons = [f"{check} failed: {detail}" for check, passed, detail in first.checks if not passed]
         raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first on task "
-                         f"{first.task['task_id']}: {first.checks or first.turns[-1].error}.")
+                         f"{first.task['task_id']}: {'; '.join(reasons)}.")
     text = ""
     for tau in played:
         record = to_record(tau, chat, recorded_with=recorded_with)
@@ -151,6 +153,7 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
         if text.lstrip().startswith("["):
             return [(f"{path}, row {i}", row) for i, row in enumerate(json.loads(text))]
     lines = text.split("\n")
+    # A file of one line that is not JSON was not cut off: it is of another kind, and the error below says so.
     if len(lines) > 1 and not is_json(lines[-1]):
         cut_off = lines.pop()  # it is empty, or a killed run was writing it
         if cut_off:

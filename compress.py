@@ -453,6 +453,9 @@ def replay(chat: Chat, record: dict) -> Trajectory:
 
     A turn whose "observation" is None keeps its response in the history; its page is not known.
     """
+    # Types are checked only where another one would become part of a text, such as "None", without an error.
+    if not isinstance(record["intent"], str):
+        raise ValueError("the intent is not text")
     task = {key: record[key] for key in ("intent", "task_id", "sites")}
     if "agent" in record:
         check_agent(record["agent"], required=True)
@@ -460,8 +463,6 @@ def replay(chat: Chat, record: dict) -> Trajectory:
     trajectory = Trajectory(task)
     trajectory.success = record.get("success", 0.0)  # other people's demonstrations do not say
     trajectory.reward = trajectory.success
-    if not isinstance(record["intent"], str):
-        raise ValueError("the intent is not text")
     for j, turn_record in enumerate(record["turns"]):
         page = turn_record["observation"]
         page_known = page is not None

@@ -22,9 +22,9 @@ VisualAgentBench's on purpose:
     - A missing element fails its check. A site that does not answer, and a locator that is not
       valid JavaScript, raise: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
-    - Pages are read once they settle. If a check fails, the page is read again when its requests are
-      answered and it has then not changed for a second. With must_exclude or prep_actions it is read only
-      then. Each wait ends after 3 s. The benchmark waits 3 s.
+    - Pages are read once they have loaded (within --timeout) and settled. If a check fails, the page is read
+      again when its requests are answered and it has then not changed for a second; each of these two waits
+      ends after 3 s. With must_exclude or prep_actions it is read only then. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
@@ -259,9 +259,9 @@ async def visit(page, url: str):
         raise browser.EnvError(f"{url} answered {response.status} while the episode was judged")
     with suppress(browser.PlaywrightError):  # an image that never comes changes no verdict
         await page.wait_for_load_state()
-    with suppress(browser.PlaywrightError):  # it may navigate while its scripts settle
+    with suppress(browser.PlaywrightError):  # its scripts may navigate meanwhile
         await page.evaluate(browser.CALL, ["settled", [], 3000])
-    with suppress(browser.PlaywrightError):  # where it has gone
+    with suppress(browser.PlaywrightError):  # then the page that they went to is judged
         await page.wait_for_load_state("domcontentloaded")
 
 
@@ -603,8 +603,9 @@ def pass_at(trajectories: list[Trajectory]) -> dict[int, float]:
 def episode_metrics(trajectories: list[Trajectory]) -> dict:
     """Episodes in numbers, for a training step and for an evaluation.
 
-    Over valid episodes, None if there is none: turns, response_tokens (per turn) and trajectory_tokens
-    (pages and responses, per episode) are means, exited is a share. The rest, beyond `rate`, are counts.
+    episodes, env_errors and env_retries count all episodes; everything else is about the valid ones. turns and
+    trajectory_tokens (pages and responses) are means over episodes, response_tokens is a mean over turns, and
+    exited is a share: None where there is nothing to average. The rest, beyond `rate`, are counts.
     """
     valid = [tau for tau in trajectories if tau.status == "ok"]
     turns = []
@@ -657,9 +658,9 @@ def summarize(trajectories: list[Trajectory]) -> dict:
         summary["pass_at"] = pass_at(trajectories)
     summary["per_site"] = {name: rate(sites[name]) for name in sorted(sites)}
     summary["per_template"] = {}
-    for number, own in templates.items():
-        text = str(own[0].task.get("intent_template") or "")
-        summary["per_template"][number] = {"template": text, **rate(own)}
+    for template, episodes in templates.items():
+        text = str(episodes[0].task.get("intent_template") or "")
+        summary["per_template"][template] = {"template": text, **rate(episodes)}
     return summary
 
 
@@ -716,7 +717,7 @@ def compare(directories: list[str]) -> str:
             if not splits:
                 raise ValueError("it holds no evaluation")
             for split, summary in splits.items():
-                rows.append((split, path.parent.name, summary))
+                rows.append((split, path.parent.resolve().name, summary))
             table(list(splits.items()))  # raises here, while we know the file, if figures are missing
     rows.sort(key=lambda row: row[0])
     longest = max(len(split) for split, _, _ in rows)
@@ -797,7 +798,8 @@ def evaluation_key(cfg: Config, sites: dict, tasks: list[dict]) -> str:
     for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
         settings.pop(knob, None)
     checkpoint = checkpoint_of(cfg)
-    policy = [str(Path(checkpoint or "")), run.checkpoint_fingerprint(checkpoint)]
+    path = str(Path(checkpoint or ""))  # one spelling: runs/mgrpo/ is runs/mgrpo
+    policy = [path, run.checkpoint_fingerprint(checkpoint)]
     files = run.inputs_of(cfg)["tasks"]
     programs = set()
     for task in tasks:

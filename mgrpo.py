@@ -125,8 +125,8 @@ class Config(SiteSettings):
 
 
 # Appendix B. The paper does not give G, max_turns, updates_per_batch or the number of passes: those are the released
-# code's. max_tokens, concurrency and save_every are ours, for eight 80 GB GPUs. So is max_grad_norm, which stays 1.0:
-# the released code clips at 0.01.
+# code's. max_tokens, concurrency and save_every are ours, for eight 80 GB GPUs. max_grad_norm stays at our 1.0; the
+# released code clips at 0.01.
 PAPER = dict(
     steps=40,  # one pass over its 647 tasks
     batch=16,
@@ -220,7 +220,7 @@ def weighted_rows(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> li
         for tau in group:
             own_tokens += sum(len(turn.response_ids) for turn in tau.turns)
     n_groups, n_tokens = run.all_sum([len(groups), own_tokens]).tolist()
-    longest = cfg.max_turns * cfg.max_new_tokens  # tokens of an episode
+    longest = cfg.max_turns * cfg.max_new_tokens  # the most response tokens that an episode can have
     out = []
     for group in groups:
         for tau in group:
@@ -566,19 +566,20 @@ def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
 
 
 def due(step: int, every: int, cfg: Config) -> bool:
-    """Whether what is done every `every` steps, and after the last one, is due after this step."""
+    """Whether to do after this step what is done after every `every` steps (0: never) and after the last one."""
     if step == cfg.steps - 1:
         return True
     return every > 0 and (step + 1) % every == 0
 
 
 def kept_best(out: Path) -> dict:
-    """"held_out" and "held_out_success" of OUT/best; {} if there is none. Raises ValueError if it is damaged."""
+    """The held_out and held_out_success of OUT/best; {} if there is none. Raises ValueError if it is damaged."""
     config = out / "best" / "config.json"
     if not config.exists():
         return {}
+    written = run.read_json(config)
     with run.reading(config):
-        settings = run.read_json(config)["run"]
+        settings = written["run"]
         return {name: settings[name] for name in ("held_out", "held_out_success")}
 
 
@@ -619,8 +620,9 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The state comes after what it belongs to. The first state comes before the policy: a policy without a state
-        # cannot go on (`refuse_lost_state`). If the process dies between, the next save or `finish` writes the policy.
+        # The state is saved last: a run that is killed before that resumes from the state before and repeats its
+        # steps. Only a run's first state comes first, since `refuse_lost_state` refuses a policy that has none.
+        # If that run is killed in between, its next save or `finish` writes the policy.
         has_none = run.rank() == 0 and not run.saved_states(directory.path / "state")
         first_save = run.all_max(has_none)
         if first_save:
@@ -653,21 +655,22 @@ def where_to_begin(method: MGRPO) -> int:
     may_change = {"held_out", "held_out_every", "keep_every", "reset_url"}
     if not cfg.decay and not cfg.warmup:
         may_change.add("steps")  # a constant learning rate does not depend on it
-    first_step = run.resume(cfg, method.model, method.optimizer, may_change, type(method).__name__)
+    first_step = run.resume(cfg, method.model, method.optimizer, may_change=may_change,
+                            method_name=type(method).__name__)
     if first_step == 0 and cfg.resume:
         refuse_lost_state(Path(cfg.out))
     return first_step
 
 
 def finish(method: MGRPO, device, first_step: int):
-    """Says that a run is finished. It may have been killed before its policy or its report: writes what is missing."""
+    """Says that a run is finished. If it was killed before it wrote its policy or its report, writes them now."""
     cfg = method.cfg
     out = Path(cfg.out)
     has_no_policy = run.rank() == 0 and not (out / "model.safetensors").exists()
     if run.all_max(has_no_policy):
         directory = run.open_run(cfg, device, first_step)
         save(method.model, out, like=cfg.model, settings=directory.config)
-        run.print0(f"saved {out}, which had been killed before it could")
+        run.print0(f"saved the policy in {out}: the run was killed before it could do so")
     if run.rank() == 0 and not (out / "report.html").exists():
         run.report(out)
     run.print0(f"{cfg.out} is finished: all {first_step} steps are done. "
@@ -707,9 +710,8 @@ ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 def print_step(line: dict, cfg: Config, device, minutes_left: float):
     """A step in one line for people."""
-    said = f"step {line['step'] + 1}/{cfg.steps}  success {percent(line['success_rate'])}"
-    if line["turns"] is not None:
-        said += f"  turns {line['turns']:.1f}"
+    said = f"step {line['step'] + 1}/{cfg.steps}"
+    said += f"  success {percent(line['success_rate'])}  turns {line['turns']:.1f}"
     if "groups_kept" in line:  # not in forks that compare no groups
         said += f"  groups {line['groups_kept']}/{cfg.batch}"
     if line["entropy"] is not None:
@@ -727,8 +729,8 @@ PATIENCE = 3  # how many times a step is played at most, while none of its episo
 def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory: run.Run) -> tuple[list, list]:
     """Plays a step's tasks. Returns this rank's episodes, and those of all ranks.
 
-    Sites may be down for a while, so a step of which no episode could be judged is played again. If they stay
-    down, raises ValueError; the run resumes with this step.
+    Sites may be down for a while, so a step is played again if none of its episodes could be judged. If the sites
+    stay down, raises ValueError; the run resumes with this step.
     """
     for _ in range(PATIENCE):
         tick = run.ticker(f"step {step + 1}/{method.cfg.steps}: ")
@@ -757,7 +759,8 @@ def main(cfg: Config, Method=MGRPO):
         tasks, held_out = open_tasks(cfg, env)
         directory = run.open_run(cfg, device, first_step)
         directory.begin(config_json(method.model), first_step)
-        kept_best(directory.path)  # if it is damaged, say so before a step is played
+        if run.rank() == 0:  # the others may still see what a new run is deleting
+            kept_best(directory.path)  # if it is damaged, say so before a step is played
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first_step + 1} on")
         start = time.monotonic()

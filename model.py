@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         self.lora = 0  # the rank of the adapters that `adapt` has added
         self.frozen_from = ("", {})  # with adapters: the checkpoint of the frozen weights, their fingerprint
         self.recompute = False  # activation checkpointing, see `recomputed`
-        self.fork_heads = {}  # of a fork, such as a value head; a plain dict, so checkpoints leave them out
+        self.fork_heads = {}  # a fork's own, such as a value head; in a plain dict, so checkpoints leave them out
 
         embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         blocks = [Block(config, layer) for layer in range(config.num_hidden_layers)]
@@ -93,7 +93,7 @@ class Transformer(nn.Module):
 
         x_BTD = self.model.embed_tokens(tokens_BT)
         rotation = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
-        recompute = self.recompute and torch.is_grad_enabled()  # a rollout saves nothing that could be computed again
+        recompute = self.recompute and torch.is_grad_enabled()  # without gradients nothing is kept for a backward pass
         for block in self.model.layers:
             if recompute:
                 x_BTD = recomputed(block, x_BTD, rotation, view, segments)
@@ -314,7 +314,7 @@ class CacheView:
     last T positions. If `end` is given, there is always a mask.
     """
 
-    def __init__(self, cache: KVCache, slots: slice, positions_BT, end: int | None = None):
+    def __init__(self, cache: KVCache, slots: slice, positions_BT, end: int | None):
         self.positions_BT = positions_BT
         self.mask_B1TC = None
         self.aligned = False
@@ -472,7 +472,7 @@ SUPPORTED = {  # feature: the values that `forward` computes; (): refused if a c
     "rope_type": ("default", "llama3"),
     "rope_scaling": (),  # without a type we would ignore its other keys
     "partial_rotary_factor": (),
-    "layer_types": (),  # besides full attention
+    "layer_types": (),  # other than full_attention
     "use_sliding_window": (),
     "sliding_window": (),
     "quantization_config": (),
@@ -561,10 +561,11 @@ def refuse_impossible(config: ModelConfig):
 
 def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
     """Raises ValueError if a config asks for a feature that `forward` does not compute."""
+    # What the config asks for. A value that changes nothing counts as not asked for.
     asked = dict(raw)
     asked["rope_type"] = rope_type
-    asked["rope_scaling"] = None
-    if rope_type == "default":
+    asked["rope_scaling"] = None  # a type that we know reads its own keys
+    if rope_type == "default":  # and this one reads none: we would ignore them
         unread = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
         asked["rope_scaling"] = {key: rope[key] for key in unread}
     part = (raw | rope).get("partial_rotary_factor")
@@ -637,9 +638,10 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
                              "on, or --lora 0 to train all weights.")
 
     # 1) The model, without memory for its weights ("meta"), cut, and only then with memory.
-    with reading(config_file), torch.device("meta"):
-        model = Transformer(config).to(dtype)
-        adapt(model, r)
+    with torch.device("meta"):
+        with reading(config_file):
+            model = Transformer(config).to(dtype)
+        adapt(model, r)  # outside of `reading`: a rank above the width is no fault of the file
     if sharded:
         shard(model, precision)
     model.to_empty(device=device)
@@ -913,13 +915,23 @@ def has_weights(checkpoint: str, hashes) -> bool:
 
 def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
     """(the checkpoint of the frozen weights, rank, adapters by our names) of what `save` has written."""
+    # 1) The tensors.
     file = checkpoint / ADAPTERS
+    adapters = {}
     with reading(file), safe_open(file, framework="pt") as tensors:
         metadata = tensors.metadata() or {}
         if "frozen" not in metadata:
             raise ValueError("another program wrote these adapters; merge them into the weights with it "
                              f"(PEFT: merge_and_unload), or delete {file.parent} to do without them")
+        for name in tensors.keys():
+            ours = name.removeprefix(PEFT).removesuffix(".weight")
+            adapters[ours] = tensors.get_tensor(name)
+            if not adapters[ours].isfinite().all():
+                raise ValueError(f"not all values of {name} are finite numbers")
+        if not adapters:
+            raise ValueError("it holds no adapters")
 
+    # 2) Their settings.
     settings_file = file.parent / "adapter_config.json"
     settings = read_json(settings_file)
     with reading(settings_file):
@@ -931,18 +943,11 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
         if alpha != ALPHA:
             raise ValueError(f"its lora_alpha is {alpha}, not {ALPHA} as in model.py")
 
-    adapters = {}
-    with reading(file), safe_open(file, framework="pt") as tensors:
+    # 3) The frozen weights that they belong to.
+    with reading(file):
         if not has_weights(base, json.loads(metadata["frozen"])):
             raise ValueError(f"{base}, as seen from this folder, does not hold the weights that it was trained on; "
                              f"put them there. A new run can also use the merged weights: delete {file.parent}")
-        for name in tensors.keys():
-            ours = name.removeprefix(PEFT).removesuffix(".weight")
-            adapters[ours] = tensors.get_tensor(name)
-            if not adapters[ours].isfinite().all():
-                raise ValueError(f"not all values of {name} are finite numbers")
-        if not adapters:
-            raise ValueError("it holds no adapters")
     return base, r, adapters
 
 
@@ -1073,7 +1078,8 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--json", action="store_true", help="print prompt_ids, ids, logps and text")
     args = parser.parse_args()
-    if not args.prompt or args.max_new_tokens < 1 or args.temperature < 0:
+    in_range = args.max_new_tokens >= 1 and 0 <= args.temperature < math.inf  # False for nan
+    if not args.prompt or not in_range:
         raise ValueError("give a prompt, at least 1 for --max-new-tokens, and at least 0 for --temperature.")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -33,7 +33,7 @@ from compress import Chat, Trajectory, format_response, open_chat, to_record
 from evaluate import Environment, SiteSettings, evaluate_js, visit
 from rollout import ACTIONS, Call, Settings, actions_help, play, rollout
 from worlds import onlooker, recorder, webarena
-from worlds.browser import ENV_FAILED, ActionError, Browser, first_line, sites_of
+from worlds.browser import ENV_FAILED, ActionError, Browser, EnvError, first_line, sites_of
 
 
 @dataclass
@@ -280,8 +280,9 @@ class Replay:
 TEXT = r"document.body.innerText.replace(/[^\S\n]+/g, ' ')"
 # What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
 SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
-  const selector = el.id ? '#' + CSS.escape(el.id) : `[name="${CSS.escape(el.getAttribute('name'))}"]`;
-  const read = `document.querySelector('${selector}')`;
+  const id = el.getAttribute('id');  // in a form, el.id may be a field
+  const selector = id ? `#${CSS.escape(id)}` : `[name=${CSS.escape(el.getAttribute('name'))}]`;
+  const read = `document.querySelector(${JSON.stringify(selector)})`;
   return ['value', 'checked', 'ariaChecked', 'ariaPressed', 'ariaSelected', 'className']
     .filter(key => el.type !== 'hidden' && /^(string|boolean)$/.test(typeof el[key]))
     .map(key => [`${read}.${key}`, String(el[key])]);
@@ -291,11 +292,12 @@ SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].
 class Snapshot(Environment):
     """Looks at what an episode leaves instead of judging it.
 
-    After it: url and shown (lines) of the page left open; state (lines) and settings of `address`, opened anew.
+    Afterwards url and shown (its lines) describe the page left open; state (its lines) and settings describe
+    the page at `address`, loaded again.
     """
 
     def __init__(self, *given, address: str):
-        """address: a page of the site, opened anew when the episode has ended."""
+        """address: a page of the site, loaded again when the episode has ended."""
         super().__init__(*given)
         self.address = address
 
@@ -305,12 +307,20 @@ class Snapshot(Environment):
         port = urlsplit(task["start_url"]).port
         await visit(page, self.address.replace("{port}", str(port)))
         self.state = await text_of(page)
-        self.settings = await evaluate_js(page, SETTINGS)
+        self.settings = await read(page, SETTINGS)
         return 0.0
 
 
+async def read(page, expression: str):
+    """The value of JavaScript in a page. Raises EnvError if there is none, as in a picture or while a page reloads."""
+    try:
+        return await evaluate_js(page, expression)
+    except LookupError as error:
+        raise EnvError(f"{page.url} cannot be read ({error})") from None
+
+
 async def text_of(page) -> list[str]:
-    text = await evaluate_js(page, TEXT)
+    text = await read(page, TEXT)
     return [line.strip() for line in text.splitlines()]
 
 
@@ -319,14 +329,16 @@ def news(before: list[str], after: list[str], typed: list[str]) -> list[str]:
 
     A line with a time of day counts only if that time was typed: other times differ from replay to replay.
     """
+    def was_typed(time: str) -> bool:
+        return any(time in text for text in typed)
+
     with_typed = []
     others = []
     for line in after:
         if line in before + with_typed + others:
             continue
         times = re.findall(r"\d+:\d\d", line)
-        typed_times = [time for time in times if any(time in text for text in typed)]
-        if typed_times != times:
+        if not all(map(was_typed, times)):
             continue
         if any(text in line for text in typed):
             with_typed.append(line)
@@ -460,9 +472,9 @@ def read_tasks(file: Path) -> tuple[Path, list[dict]]:
 def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
     """Appends the demonstration to `file` and the task to the task file beside it."""
     tasks_file, tasks = read_tasks(file)
-    taken = {known["task_id"] for known in tasks}
+    taken = {str(known["task_id"]) for known in tasks}
     number = len(tasks)
-    while number in taken:  # an earlier recording was dropped
+    while str(number) in taken:  # an earlier recording was dropped
         number += 1
     task = {**task, "task_id": number}
     demonstration.task = task

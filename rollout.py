@@ -20,8 +20,8 @@ side as one object, `env`:
     env.recall(task, member)      an episode that an interrupted evaluation has played already, or None
     env.prepare(task)             the task is played next: its site may start while an episode is judged
     env.end_prepared()            awaited when all is played: stops sites that were started ahead and not used
-    env.watch(session, tau)       called before each action, for pictures
-    env.score(task, answer, page, why) -> 0.0 or 1.0, once, at the end; appends its checks to `why`
+    env.watch(session, tau)       awaited after each response, before its action: for pictures
+    env.score(task, answer, page, why) -> 0.0 or 1.0, awaited once, at the end; appends its checks to `why`
     env.keep(tau)                 called with each finished episode
     env.visible                   whether to play in a window
 
@@ -163,9 +163,13 @@ FUNCTIONS = "|".join(["do", *SHORTHANDS])
 CALL_BEGINS = re.compile(rf"\s*({FUNCTIONS})\s*\(")
 NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT_ID = re.compile("[0-9]{1,6}")
-# As it stands in a call, line breaks included. There is one way to read it, closed or not: with two, a response
-# that was cut inside a string could take minutes.
-STRING = re.compile(r"""#[^\n]*|(["'])(\\.|(?!\1)[^\\])*(\1|\\?\Z)""", re.DOTALL)  # or a comment: it may hold a quote
+# There is one way to read a string, closed or not: with two, a response that was cut inside one could take minutes.
+STRING_OR_COMMENT = re.compile(r"""
+    \#[^\n]*                    # a comment: it may hold a quote
+    | (["'])                    # or a string: its quote,
+      (\\. | (?!\1)[^\\])*      # escaped characters, and all but this quote,
+      (\1 | \\?\Z)              # the quote again, or the end of a text that was cut
+    """, re.DOTALL | re.VERBOSE)
 LONGEST_CALL = 8000  # characters
 
 
@@ -177,10 +181,7 @@ class RawCall(NamedTuple):
 
 
 def read_call(text: str) -> RawCall | None:
-    """Parses a text that is one call; None if it is not, or too long. Nothing in it runs."""
-    if len(text) > LONGEST_CALL:
-        return None
-
+    """Parses a text that is one call; None if it is not. Nothing in it runs."""
     def as_text(node):
         value = ast.literal_eval(node)
         if value is None:
@@ -206,9 +207,14 @@ def read_call(text: str) -> RawCall | None:
 
 
 def read_call_over_lines(lines: list[str]) -> RawCall | None:
-    """A call over several lines. A line break inside a string, which Python forbids, is read as \\n."""
+    """A call over several lines; None if they are none, or too long.
+
+    A line break inside a string, which Python forbids, is read as \\n.
+    """
     as_written = "\n".join(lines).strip()
-    escaped = STRING.sub(lambda string: string[0].replace("\n", "\\n"), as_written)
+    if len(as_written) > LONGEST_CALL:
+        return None
+    escaped = STRING_OR_COMMENT.sub(lambda found: found[0].replace("\n", "\\n"), as_written)
     return read_call(as_written) or read_call(escaped)
 
 
@@ -223,7 +229,7 @@ def find_call(answer: str) -> RawCall:
     if not lines:
         raise ActionError('no action found; write one call such as do(action="Click", element="12")')
 
-    if sum(map(len, lines)) > 2 * LONGEST_CALL:
+    if len("\n".join(lines)) > 2 * LONGEST_CALL:
         raise ActionError(f"the answer is longer than {2 * LONGEST_CALL} characters; write one call")
 
     # Drop comments after the call, but only until it can be read: a text inside the call may have
@@ -232,7 +238,7 @@ def find_call(answer: str) -> RawCall:
     while call is None and len(lines) > 1 and NO_CALL.match(lines[-1]):
         lines.pop()
         call = read_call_over_lines(lines)
-    if call is None and sum(map(len, lines)) > LONGEST_CALL:
+    if call is None and len("\n".join(lines)) > LONGEST_CALL:
         raise ActionError(f"the action is longer than {LONGEST_CALL} characters; write a shorter one")
     if call is None:
         first = lines[0].strip()[:80]
@@ -252,7 +258,7 @@ def parse(response: str) -> Call:
     if not name and positional:
         name = positional.pop(0)
     if name not in ACTIONS:
-        raise ActionError(f"unknown action {name!r}; use one of: {', '.join(ACTIONS)}")
+        raise ActionError(f"unknown action {name!r:.80}; use one of: {', '.join(ACTIONS)}")
 
     # 2) The answer of an exit, whatever its keyword is called.
     if name == "exit":
@@ -400,9 +406,9 @@ class Engine:
         """Samples one token for every running request; returns those that are complete."""
         # 1) The rows: every slot from the first running one to the last, because a slice of the cache needs no
         #    copy. Idle slots among them write to a position that nobody reads. A graph always has all slots.
-        running = [request.slot for request in self.running]
-        low = min(running)
-        high = max(running)
+        running_slots = [request.slot for request in self.running]
+        low = min(running_slots)
+        high = max(running_slots)
         if self.graphed:
             low = 0
             high = self.cache.n_slots - 1
@@ -455,7 +461,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
                      settings: Settings, slot: int):
     """Observes and acts until the agent exits, uses up its turns, or fills the context."""
     budget = settings.max_context - settings.max_new_tokens
-    hosts = trajectory.task.get("hosts", {})  # the name of a site in the prompt -> its address here
+    hosts = trajectory.task.get("hosts", {})  # WebArena: the host that the policy reads and writes -> the real address
     error = ""
     while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
         # 1) Observe. What went wrong with the last action comes first.

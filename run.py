@@ -23,6 +23,8 @@ A run's directory, runs/NAME/:
     adapter/             with --lora: the adapters as trained
     demos.jsonl          bc.py: the demonstrations that it recorded
     summary.json         evaluate.py: success rates
+    judge.jsonl          with --judge-url: the judge's replies, which later runs here use again
+    servers.log          what a task's server wrote before it failed (worlds/serve.py)
     lock                 the id of the process that writes here
 """
 import os
@@ -57,6 +59,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.functional import linear
 
 ROOT = Path(__file__).parent
 
@@ -71,39 +74,43 @@ def init_dist(precision: str | None = None) -> torch.device:
     A process alone becomes a group of one on any GPU, and on a CPU with --precision bfloat16: `model.shard`
     needs a group to keep float32 weights behind bfloat16. Warns if bfloat16 is slow here.
     """
+    # 1) The device.
     cuda = torch.cuda.is_available()
+    device = torch.device("cpu")
+    if cuda:
+        device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
+        torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
+
+    # 2) The group. bc.py joins it a second time where mgrpo.py calls it.
     alone = "RANK" not in os.environ
+    needs_group = cuda or not alone or precision == "bfloat16"
+    if dist.is_initialized() or not needs_group:
+        return device
     group = {}  # torchrun's variables name it
     if alone:
         group = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    if not cuda:
-        needs_group = not alone or precision == "bfloat16"
-        if needs_group and not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=TIMEOUT, **group)
-        if precision == "bfloat16":
-            times = bfloat16_slowdown()
-            if times > 2:
-                print0(f"warning: this CPU multiplies {times:.0f} times as slowly in bfloat16 as in float32; "
-                       "leave out --precision bfloat16")
-        return torch.device("cpu")
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT, **group)
 
-    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
-    torch.cuda.set_device(device)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
-    if not dist.is_initialized():
-        dist.init_process_group("nccl", timeout=TIMEOUT, **group)
+    # 3) A warning, once.
+    if precision == "bfloat16" and not cuda:
+        times = bfloat16_slowdown()
+        if times > 2:
+            print0(f"warning: this CPU multiplies {times:.0f} times as slowly in bfloat16 as in float32; "
+                   "leave out --precision bfloat16")
     return device
 
 
 def bfloat16_slowdown() -> float:
-    """How many times as long a matrix product takes on this CPU in bfloat16 as in float32: 8 on one that emulates it."""
+    """CPU time of a matrix product in bfloat16 as a multiple of that in float32: far above 1 where it is emulated."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         square = torch.ones(512, 512, dtype=dtype)
-        square @ square  # the first product of a dtype takes longer
-        start = time.perf_counter()
-        square @ square
-        seconds[dtype] = time.perf_counter() - start
+        linear(square, square)  # the first product of a dtype takes longer
+        start = time.process_time()  # CPU time: other processes on the machine do not count
+        linear(square, square)
+        seconds[dtype] = time.process_time() - start
     return seconds[torch.bfloat16] / seconds[torch.float32]
 
 
@@ -169,14 +176,14 @@ def ticker(begin: str = ""):
     if rank() != 0:
         return ignore
     live = sys.stdout.isatty()
-    least = 0.2 if live else 10.0  # seconds between two lines
-    shown = -least
+    pause = 0.2 if live else 10.0  # seconds between two lines, at least
+    shown = -pause
 
     def tick(line: str):
         nonlocal shown
         last = "(100%)" in line
         now = time.monotonic()
-        if not last and now - shown < least:
+        if not last and now - shown < pause:
             return
         shown = now
         line = begin + line
@@ -250,13 +257,14 @@ def keep_rows(path: Path, keep):
     if not path.exists():
         return
     shorter = path.with_suffix(".tmp")
-    with writing(path), open(path, "rb") as old, open(shorter, "wb") as new:
-        for number, line in enumerate(old, 1):
-            with reading(f"{path}, line {number} (repair or delete it)"):
-                kept = line.endswith(b"\n") and keep(json.loads(line))
-            if kept:
-                new.write(line)
-    shorter.replace(path)
+    with writing(path):
+        with open(path, "rb") as old, open(shorter, "wb") as new:
+            for number, line in enumerate(old, 1):
+                with reading(f"{path}, line {number} (repair or delete it)"):
+                    kept = line.endswith(b"\n") and keep(json.loads(line))
+                if kept:
+                    new.write(line)
+        shorter.replace(path)
 
 
 # --------------------------------------------------------------------------------- training state --
@@ -369,7 +377,10 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
 
 
 def fingerprint(path: str | Path | None) -> dict:
-    """{file: its hash} of a checkpoint's weights, or of a file; else {}. Of weights, size, beginning and end count."""
+    """{file name: hash} of a checkpoint's weights, or of one file; {} if there is neither.
+
+    Weights are gigabytes: their hash covers only the size and the first and last megabyte.
+    """
     if not path:
         return {}
     path = Path(path)
@@ -379,7 +390,7 @@ def fingerprint(path: str | Path | None) -> dict:
     hashes = {}
     for file in files:
         size = file.stat().st_size
-        ends = 1_000_000 if file.suffix == ".safetensors" else size  # weights are gigabytes
+        ends = 1_000_000 if file.suffix == ".safetensors" else size
         with open(file, "rb") as content:
             begin = content.read(ends)
             content.seek(max(0, size - ends))
@@ -399,10 +410,11 @@ def checkpoint_fingerprint(path: str | Path | None) -> dict:
 
 def inputs_of(cfg) -> dict:
     """{flag: {path: its fingerprint}} of what a run reads: its checkpoint, demonstrations and task files."""
+    hash_functions = {"model": checkpoint_fingerprint, "data": fingerprint, "tasks": fingerprint}
     inputs = {}
-    for flag, hashes_of in (("model", checkpoint_fingerprint), ("data", fingerprint), ("tasks", fingerprint)):
-        paths = getattr(cfg, flag, None) or ""
-        inputs[flag] = {path: hashes_of(path) for path in paths.split(",")}
+    for flag, hashes_of in hash_functions.items():
+        paths = getattr(cfg, flag, None) or ""  # bc.py has no --tasks, mgrpo.py no --data
+        inputs[flag] = {path: hashes_of(path) for path in paths.split(",")}  # --tasks may name several files
     return inputs
 
 
@@ -415,6 +427,27 @@ def save_state(cfg, model, optimizer, *, step: int, inputs: dict, method_name: s
     """Saves the training state: the run continues with `step`. inputs: `Run.inputs`; method_name: see `resume`."""
     extra = {"step": step, "config": asdict(cfg), "inputs": inputs, "method": method_name}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
+
+
+def differences(cfg, saved: dict, may_change: set[str], method_name: str) -> list[str]:
+    """What differs between this run and the one that `save_state` saved: knobs, method, contents of its inputs."""
+    was = saved["config"]
+    found = []
+    for key, now in asdict(cfg).items():
+        if key in may_change or key not in was:  # a knob that was added since then has no saved value
+            continue
+        if was[key] != now:
+            found.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
+    if saved["method"] != method_name:
+        found.append(f"the method {saved['method']}, not {method_name}")
+
+    contents = {"model": "weights, adapters or agent.json", "data": "demonstrations", "tasks": "tasks"}
+    for flag, hashes in inputs_of(cfg).items():
+        paths = getattr(cfg, flag, None)
+        same_paths = was.get(flag) == paths  # the first loop says so if not
+        if same_paths and hashes != saved["inputs"][flag]:
+            found.append(f"other {contents[flag]} in {paths}, which have been rewritten or removed since it began")
+    return found
 
 
 def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -> int:
@@ -433,24 +466,9 @@ def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -
     if extra is None:
         return 0
 
-    may_change = may_change | PLACE_AND_PACE
     with reading(f"{state} (--no-resume starts over)"):
-        was = extra["config"]
         step = int(extra["step"])
-        other = []
-        for key, now in asdict(cfg).items():
-            if key in may_change or key not in was:  # a knob that was added since then has no saved value
-                continue
-            if was[key] != now:
-                other.append(f"{key} {was[key]!r:.60}, not {now!r:.60}")
-        if extra["method"] != method_name:
-            other.append(f"the method {extra['method']}, not {method_name}")
-        contents = {"model": "weights, adapters or agent.json", "data": "demonstrations", "tasks": "tasks"}
-        for flag, hashes in inputs_of(cfg).items():
-            paths = getattr(cfg, flag, None)
-            same_paths = was.get(flag) == paths  # the first loop says so if not
-            if same_paths and hashes != extra["inputs"][flag]:
-                other.append(f"other {contents[flag]} in {paths}, which have been rewritten or removed since it began")
+        other = differences(cfg, extra, may_change | PLACE_AND_PACE, method_name)
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
                          "--force to continue anyway, --no-resume to start over, or another --out.")
@@ -500,6 +518,7 @@ class Run:
         self.path = Path(path)
         self.config = config
         self.inputs = {}  # what `inputs_of` found when this process opened the run
+        self.lock = None  # the file that `claim` locks; closing it would give the lock up
 
     def claim(self):
         """Locks the directory until this process ends: two runs in one would mix their records."""
@@ -558,9 +577,7 @@ class Run:
         if rank() == 0:
             undo_half_a_swap(self.path / "best")
             for name in ("metrics.jsonl", "trajectories.jsonl"):
-                path = self.path / name
-                with writing(path):
-                    keep_rows(path, is_earlier)
+                keep_rows(self.path / name, is_earlier)
         self.replace("config.json", {**model_config, "run": self.config})
 
     def clear(self):
@@ -613,29 +630,32 @@ def refuse_foreign(out: Path, patterns: tuple[str, ...]):
                              "choose another --out.")
 
 
-def open_run(cfg, device, first_step: int) -> Run:
-    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one. `Run.begin` changes what is there."""
-    # 1) A new run overwrites --out, so neither its model nor its demonstrations may be there, and nothing of
-    #    anybody else.
-    if not cfg.out:
-        raise ValueError("--out: name a directory for the run.")
-    out = Path(os.path.realpath(cfg.out))  # Path.resolve raises RuntimeError for a link to itself
+def refuse_inputs_in(out: Path, cfg):
+    """Raises ValueError if `out`, which a new run overwrites, holds what this run starts from."""
     inputs = {"--model": cfg.model, "--data": getattr(cfg, "data", None)}  # mgrpo.py has no --data
     if cfg.model:
         adapters = Path(cfg.model) / "adapter" / "adapter_config.json"
         if adapters.exists():
             inputs["--model's frozen weights"] = read_json(adapters).get("base_model_name_or_path")
     for name, place in inputs.items():
-        if first_step > 0 or not place:
+        if not place:
             continue
         path = Path(os.path.realpath(place))
         if path.exists() and out in (path, *path.parents):
             raise ValueError(f"{name} {path} is in --out, which a new run overwrites; "
                              "choose another --out.")
-    if first_step == 0 and not holds_run(out):
-        refuse_foreign(out, (*DIRECTORIES, *RECORDS, *CHECKPOINT, "demos*.jsonl"))
 
-    # 2) Claim the directory.
+
+def open_run(cfg, device, first_step: int) -> Run:
+    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one. `Run.begin` changes what is there."""
+    if not cfg.out:
+        raise ValueError("--out: name a directory for the run.")
+    if first_step == 0:
+        out = Path(os.path.realpath(cfg.out))  # Path.resolve raises RuntimeError for a link to itself
+        refuse_inputs_in(out, cfg)
+        if not holds_run(out):
+            refuse_foreign(out, (*DIRECTORIES, *RECORDS, *CHECKPOINT, "demos*.jsonl"))
+
     directory = Run(cfg.out, describe_run(cfg, device))
     directory.inputs = inputs_of(cfg)
     directory.claim()

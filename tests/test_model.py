@@ -942,6 +942,12 @@ def test_adapters_wider_than_the_model_are_refused():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_rank_is_no_fault_of_the_checkpoint(tmp_path):
+    save(tiny_model(), tmp_path)
+    with pytest.raises(ValueError, match="^--lora 33"):
+        load(tmp_path, lora=33)
+
+
 def test_a_lora_runs_state_holds_only_what_trains_and_resumes_exactly(tmp_path):
     base = tmp_path / "base"
     path = tmp_path / "t"
@@ -1774,7 +1780,7 @@ def test_the_command_line_completes_a_prompt(checkpoint, tmp_path, monkeypatch, 
     assert ended["ids"] == out["ids"][:length]
 
     # 3) An error is a sentence.
-    for arguments in (["", "--temperature", "0"], ["red", "--temperature", "-1"]):
+    for arguments in (["", "--temperature", "0"], ["red", "--temperature", "-1"], ["red", "--temperature", "nan"]):
         with pytest.raises(ValueError, match="give a prompt, at least 1 for"):
             run(checkpoint, *arguments)
     command = [sys.executable, ROOT / "model.py", "/nowhere", "x"]

@@ -1,5 +1,6 @@
 """One task from the command line: played by a policy, or shown by a person and replayed."""
 import asyncio
+import html
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import one_task
 import worlds
 from one_task import Config, Step, find, news, possible_checks, step_of, without_port
 from worlds import onlooker, recorder
-from worlds.browser import Browser, Session
+from worlds.browser import Browser, EnvError, Session
 from worlds.recorder import Person, Wish
 
 # A site with a state: a city and a size. Its page counts what it hears of its field.
@@ -602,6 +603,15 @@ def test_a_recording_after_a_dropped_one_gets_a_number_of_its_own(recorded, tmp_
     assert [task["task_id"] for task in kept_tasks(tmp_path)] == [1, 2]
 
 
+def test_a_recording_beside_tasks_with_numbers_as_texts_gets_another_number(recorded, tmp_path):
+    """The loader compares them as texts, and refused the file."""
+    folder = tmp_path / "demos"
+    folder.mkdir()
+    (folder / "a.tasks.json").write_text('[{"task_id": "1"}]')
+    recorded("go to settings", [open_settings, close])
+    assert [task["task_id"] for task in kept_tasks(tmp_path)] == ["1", 2]
+
+
 def test_an_answer_is_asked_for_and_checked(recorded, tmp_path):
     recorded("when was it founded?", [presses("a[href='/about']"), close], answer="1912")
     recorded("go to settings", [open_settings, close])
@@ -621,8 +631,36 @@ def test_a_setting_that_no_text_tells_is_checked(recorded, tmp_path):
     recorded("get news", [open_settings, presses("#news"), open_settings, close])
     [task] = kept_tasks(tmp_path)
     [target] = task["eval"]["program_html"]
-    assert target["locator"] == "document.querySelector('#news').checked"
+    assert target["locator"] == 'document.querySelector("#news").checked'
     assert target["required_contents"] == {"exact_match": "true"}
+
+
+@pytest.mark.parametrize("name", [":r1:", "a.b", "1a", "it's", 'q"\\'])
+def test_settings_are_found_whatever_their_ids_are(name, site, run):
+    """React's useId writes ":r1:". Its backslash was lost on the way into the locator."""
+    quoted = html.escape(name)
+    page = f"<input id='{quoted}' value=oslo><form><input name='{quoted}' value=rome></form>"
+
+    async def go():
+        async with Browser(one_task.Config(), None) as browser:
+            session = await browser.open({"start_url": site({"/": page})})
+            settings = await session.page.evaluate(one_task.SETTINGS)
+            found = {locator: await session.page.evaluate(f"String({locator})") for locator in settings}
+            await session.close()
+        assert found == settings
+        assert {"oslo", "rome"} <= set(found.values())
+    run(go())
+
+
+def test_a_page_that_cannot_be_read_voids_the_episode():
+    class Picture:
+        url = "http://x/a.svg"
+
+        async def evaluate(self, *_):
+            raise LookupError("null")
+
+    with pytest.raises(EnvError, match="a.svg cannot be read"):
+        asyncio.run(one_task.read(Picture(), "1"))
 
 
 def test_a_recording_that_nothing_tells_from_doing_nothing_is_not_kept(recorded, tmp_path):

@@ -95,6 +95,7 @@ NO_ACTIONS = [
     ("do(" * 2600, "cannot read"),
     (f'exit(message="{"a" * 8000}")', "longer than 8000 characters"),
     (f'exit(message="{"#" * 9000}' + "\n#" * 9000, "longer than 16000 characters"),
+    ('do("x y' + "\n" * 60_000, "longer than 16000 characters"),  # each blank line was tried as the call's last
     ("do(action=1)[0]", "cannot read"),
     ("<answer>do(action=", "was cut"),
     ('exit(message={{"price": 5}})', "cannot read"),
@@ -116,6 +117,19 @@ def test_a_string_that_was_cut_is_read_at_once_however_many_backslashes_it_holds
         with pytest.raises(ActionError, match="cannot read"):
             parse(text)
     assert parse(f'{cut}")').argument == "a line\n" * 400
+
+
+def test_line_breaks_count_once_towards_the_longest_call():
+    """Escaped, each has two characters; such a call was refused as if it were two calls."""
+    lines = "a line of some text\n" * 390
+    assert parse(f'do(action="Type", element="3", argument="{lines}")').argument == lines
+
+
+def test_an_unknown_name_is_quoted_in_part():
+    """The quotation comes first in the next observation, and the page is cut from its end."""
+    with pytest.raises(ActionError) as error:
+        parse(f'do(action="{"a" * 7000}")')
+    assert len(str(error.value)) < 400
 
 
 def test_a_policys_backslashes_print_no_warnings():
