@@ -8,10 +8,10 @@ reward of the whole episode, 0 or 1. V is a head on the policy's hidden state at
 before the response. It estimates the chance of success.
 
 In PyTorch terms: this is behavior cloning with a weight for each response. By default a success that V
-did not expect (r - V = 0.6 or more) has the largest weight, 20; a success or a failure that V expected
-has one near 1, and is cloned as well; a surprising failure has one near 0. There is no ratio to the
-policy that sampled, so D may come from any policy. But no weight is negative: bad responses become
-less likely only because others become more likely.
+did not expect (r - V = 0.6 or more) has the largest weight, 20. A success or a failure that V expected
+has a weight near 1, so it is cloned as well. A failure that V did not expect has a weight near 0. There is
+no ratio to the policy that sampled, so D may come from any policy. But no weight is negative: bad responses
+become less likely only because others become more likely.
 
     python forks/awr.py --model runs/bc --out runs/awr
 
@@ -26,8 +26,9 @@ Differs from mgrpo.py: no groups, replayed episodes, a value head, another loss.
 --credit-errors have no effect and --beta is refused.
 
 Metrics: value_loss is V's cross-entropy before the step's --head-updates; V has seen the replayed episodes
-before. value_loss_fitted is that after them, on the same rows that V then weighs: near 0, V knows their
-rewards by heart, A is near 0, and all weights are near 1 (weight, their mean).
+before. value_loss_fitted is V's cross-entropy after them, on the rows that it then weighs. If it is near 0, V
+knows their rewards by heart, so every A is near 0 and every weight near 1. weight is the mean weight,
+episodes_trained counts D. kl and clip_frac are logged as 0.
 """
 import sys
 from dataclasses import dataclass

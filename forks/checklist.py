@@ -24,8 +24,8 @@ to be met first, see below):
     - What held at the start must hold at the end, and no turn earned it.
     - A check that did not hold then was earned by the first turn after which a look saw it hold, with all that
       it needs.
-    - If no look saw it: the last turn for an answer, and for an address or a page left open if the episode
-      ended without an exit. For all others no turn, so the whole episode earned them.
+    - If no look saw it, the last turn earned an answer. It also earned an address, or a page left open that a
+      look can read, if the episode ended without an exit. No turn earned the others: the whole episode did.
 
 A task may say more about its checks, in the judge's order: those of the answer, the address, the verifier,
 the page left open, other pages. A check counts once those that it needs are met. An episode that never
@@ -88,27 +88,30 @@ class Part(NamedTuple):
     n_checks: int
 
 
+def count_checks(contents: dict) -> int:
+    """How many checks the judge makes of an answer's or a page's {check: references}."""
+    plain = {kind: references for kind, references in contents.items() if kind != "fuzzy_match"}
+    n = len(contents_checks(plain, None, "page"))
+    if "fuzzy_match" in contents:
+        n += 1  # a model judges it, as one check
+    return n
+
+
 def parts(task: dict) -> list[Part]:
     """The parts in the judge's order. Only the task decides it, so a resumed run has the same."""
     spec = task["eval"]
     made = []
-
-    def add(place: str, contents: dict, target=None):
-        plain = {kind: references for kind, references in contents.items() if kind != "fuzzy_match"}
-        n = len(contents_checks(plain, None, place))
-        if "fuzzy_match" in contents:
-            n += 1  # a model judges it, as one check
-        made.append(Part(place, target, n))
-
     if "string_match" in spec["eval_types"]:
-        add("answer", spec["reference_answers"])
+        n_checks = count_checks(spec["reference_answers"])
+        made.append(Part("answer", None, n_checks))
     for kind in ("url_match", "verify"):
         if kind in spec["eval_types"]:
             made.append(Part(kind, None, 1))
     if "program_html" in spec["eval_types"]:
         last_first = sorted(spec["program_html"], key=lambda target: target["url"] != "last")
         for target in last_first:
-            add(target["url"], target["required_contents"], target)
+            n_checks = count_checks(target["required_contents"])
+            made.append(Part(target["url"], target, n_checks))
     return made
 
 
@@ -214,8 +217,8 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
     met_by = []  # by check: the turn, as in the result
     for part in parts(tau.task):
         passing = part.place in ("url_match", "last")
-        # Who met a check that no look saw and that the judge finds met? An answer: the last turn. The address or
-        # the open page: the last turn as well, unless it was an exit, which changes no page.
+        # Who met a check that no look saw and that the judge finds met? An answer: the last turn. The address, or an
+        # open page that looks can read: the last turn as well, unless it was an exit, which changes no page.
         needs_no_other_page = can_read(part, url="")  # false for pages with an address of their own
         by_last_turn = part.place == "answer" or (needs_no_other_page and tau.answer is None)
         by_judge = None
@@ -286,15 +289,14 @@ class Checklist(mgrpo.MGRPO):
         return 2 * precision * recall / (precision + recall)
 
     def advantages(self, group):
-        valid = [tau for tau in group if tau.status == "ok"]
-        r = [tau.reward for tau in valid]
-        if len(valid) < 2 or max(r) - min(r) < 1e-9:  # equal, up to the rounding of a sum of weights
+        training = mgrpo.group_advantages(group)  # drops groups of equal rewards
+        if not training:
             return []
-        outcomes = {tau.success for tau in valid}
+        outcomes = {tau.success for tau in training}
         if len(outcomes) == 1:  # mgrpo.py would drop the group
             self.revived += 1
-        baseline = mean(r)
-        for tau in valid:
+        baseline = mean(tau.reward for tau in training)
+        for tau in training:
             tau.advantage = tau.reward - baseline
             e = [0.0] * len(tau.turns)
             for turn, gain in self.earnings(tau):  # of R, for f1 as well
@@ -302,7 +304,7 @@ class Checklist(mgrpo.MGRPO):
                     e[turn] += gain
             for turn, e_j in zip(tau.turns, e):  # a row's advantage is its episode's and its turn's
                 turn.advantage = self.cfg.turn_credit * (e_j - mean(e))
-        return valid
+        return training
 
     def training_rows(self, episodes, step):
         """mgrpo.py's, and how many groups train although all of them fail, or all succeed."""

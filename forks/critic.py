@@ -22,8 +22,9 @@ the one reward comes at the end. V minimizes a cross-entropy: through a sigmoid,
 squared error vanishes where V is sure and wrong.
 
 Differs from mgrpo.py: all valid episodes train, and the loss has A_t and a second term. The metric loss is
-that of both terms, value_loss the cross-entropy per token in the first update (0.69 is a coin's). In the
-records an episode's advantage is 0: A differs from token to token.
+that of both terms, value_loss the cross-entropy per token in the first update (0.69 is a coin's), and
+groups_kept counts the groups with a valid episode. In the records an episode's advantage is 0: A differs from
+token to token.
 """
 import sys
 from dataclasses import dataclass
@@ -73,8 +74,8 @@ class Critic(mgrpo.MGRPO):
         logit_N = head(hidden_ND.float())[:, 0]
         V_N = logit_N.detach().sigmoid()
 
-        # 2) A as it was in the step's first update. A step's rows are new, but for PADDING, which has no
-        #    episode: its A may be anything, as its weight is 0.
+        # 2) A as it was in the step's first update. Each step has new rows, but for PADDING, whose A stays that of
+        #    an earlier step: it does no harm, since its weight is 0.
         rewards = []
         for row in micro_batch:
             reward = 0.0

@@ -36,6 +36,7 @@ Differs from mgrpo.py: no groups, two heads, replayed episodes, two filters, ano
 
 Metrics: episodes_seen, of the step and replayed; episodes_kept, the share of them that passes the first filter
 (with ties more than --share); turns_cloned, what passes both; V_s_loss and V_c_loss, before the step's fit.
+kl and clip_frac are logged as 0.
 """
 import sys
 from dataclasses import dataclass
@@ -161,20 +162,14 @@ class DigiRL(mgrpo.MGRPO):
     def good_turns(self, episodes):
         """The second filter: rows of the turns whose A_j exceeds 1 / max_turns."""
         cfg = self.cfg
-        by_episode = [response_rows(self.chat, [tau]) for tau in episodes]
-        everything = []
-        for rows in by_episode:
-            everything += rows
-        x_RD = states(self.model, everything, cfg, self.device)
+        rows = response_rows(self.chat, episodes)  # one for each turn
+        x_RD = states(self.model, rows, cfg, self.device)
         V_R = predict(self.model, "V_s", x_RD)
-        counts = [len(rows) for rows in by_episode]
-
-        good = []
-        for tau, rows, V in zip(episodes, by_episode, V_R.split(counts)):
-            A = turn_advantages(tau.reward, V.tolist(), cfg.lam)
-            for row, A_j in zip(rows, A):
-                if A_j > 1 / cfg.max_turns:
-                    good.append(row)
+        A = []
+        turns = [len(tau.turns) for tau in episodes]
+        for tau, V in zip(episodes, V_R.split(turns)):
+            A += turn_advantages(tau.reward, V.tolist(), cfg.lam)
+        good = [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]
 
         n_tokens = sum(row.n_action for row in good)
         n_tokens = float(run.all_sum([n_tokens]))

@@ -97,20 +97,20 @@ def news(before: str, after: str) -> str:
 
 
 def append_feedback(chat: Chat, row: Row, limit: int, max_context: int) -> int:
-    """Appends to a row what its response changed; returns how many tokens of it count.
+    """Appends to a row what its response changed; returns how many of the appended tokens are scored.
 
-    At most `limit` tokens count, fewer if the row would become longer than max_context ids.
-    row.after is True for these, and False for what comes before them: the response's closing and the frame.
+    At most `limit` are, fewer if the row would become longer than max_context ids. row.after is True for
+    these, and False for what comes before them: the end of the response's message and the frame.
     """
     turns = row.tau.turns
     t = turns.index(row.turn)
     if t + 1 == len(turns):
-        return 0  # nobody saw what came of it
+        return 0  # the last turn: no page was read after it
     text = news(row.turn.observation, turns[t + 1].observation)
     if not text:
         return 0  # nothing changed
     # 1) The next message: a frame ("Round 2 ...") and the news. To find where the frame ends, we write the
-    #    message once more, with a text that no news begins like. What the two share is the frame.
+    #    message once more, with a character that no news begins with. What the two share is the frame.
     message = chat.opening("user", user_text(row.tau.task, t + 1, text))
     other = chat.opening("user", user_text(row.tau.task, t + 1, "\0"))
     n_frame = shared_length(other, message)

@@ -12,8 +12,9 @@ there: the step that led to success sooner gets more, the detour gets less.
     python forks/gigpo.py --model runs/bc --out runs/gigpo
 
 Element ids are numbered down the page, so equal pages have equal texts. The division by std hides how
-much was at stake: in an anchor group of two turns one gets 0.71 and the other -0.71, be it success against
-failure or one click more. As in mgrpo.py, a response that failed has no A_ij above 0 unless --credit-errors is given.
+much was at stake: in an anchor group of two turns one gets 0.71 and the other -0.71, whether they differ by
+success and failure or by one click. As in mgrpo.py, a response that failed has no A_ij above 0 unless
+--credit-errors is given.
 
 Differs from the paper: groups whose rewards are all equal are dropped, as in mgrpo.py, so a task that
 always succeeds no longer teaches the shorter way; and a page is compared as the policy read it, its error
@@ -46,12 +47,13 @@ class Config(mgrpo.Config):
 
 
 def turn_advantages(training: list[Trajectory], weight: float, gamma: float):
-    """Sets turn.advantage, added to A_i, of turns whose page another turn saw and left with another R."""
+    """Sets turn.advantage, which adds to A_i, of turns whose page other turns saw as well, if their R differ."""
     anchor_groups = {}  # page -> its turns, each with its R
     for tau in training:
         for turns_after, turn in enumerate(reversed(tau.turns)):
             R_ij = gamma ** turns_after * tau.reward
-            anchor_groups.setdefault(turn.observation, []).append((turn, R_ij))
+            same_page = anchor_groups.setdefault(turn.observation, [])
+            same_page.append((turn, R_ij))
     for anchor_group in anchor_groups.values():
         R = torch.tensor([R_ij for _, R_ij in anchor_group], dtype=torch.float64)
         if R.min() == R.max():

@@ -29,9 +29,9 @@ It is for long episodes. Of the default's 10 turns only the last four see a wind
 last stage. The command evaluate.py knows no window, and a checkpoint does not name one: evaluate by
 --held-out, which plays under the window, with all of max_turns.
 
-Differs from the paper (of which we had the abstract and summaries): it splits a teacher's demonstrations,
-made with the whole history in view; our policy samples under the window. Its policy first clones these splits,
-and its stages allow minutes, not turns.
+Differs from the paper (of which we had the abstract and summaries): the paper splits a teacher's demonstrations,
+made with the whole history in view, and its policy clones the parts first. Ours samples under the window; its clone
+has seen whole histories. The paper's stages limit minutes, ours limit turns.
 
 Differs from mgrpo.py: chat.dropped says which turns the history leaves out; `collect` plays by stages.
 """

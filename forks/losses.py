@@ -186,7 +186,7 @@ def masked(t: Tokens, cfg: Config):
     """DeepSeek-V3.2 (arXiv 2512.02556, eq. 8 and 9): J of GRPO, but 0 for failures that have drifted.
 
     A response with A < 0 that is less likely than when it was sampled, by more than delta nats per token,
-    pushes no more: not even its tokens that have become likelier, which GRPO pushes down the harder.
+    pushes no more, not even by its tokens that have become likelier, which GRPO pushes down hardest.
     """
     log_rho_N = t.log_rho.detach()
     drift_N = -t.response_mean(log_rho_N)
@@ -251,16 +251,14 @@ class Losses(mgrpo.MGRPO):
 
     def __init__(self, cfg, chat, model, reference, optimizer, device):
         super().__init__(own_settings(cfg), chat, model, reference, optimizer, device)
-        advantage, surrogate, *_ = LOSSES[cfg.loss]
-        self.advantage = advantage
-        self.surrogate = surrogate
+        self.advantages_of, self.surrogate, *_ = LOSSES[cfg.loss]
 
     def advantages(self, group):
         training = mgrpo.group_advantages(group)  # drops groups of equal rewards
         if not training:
             return []
         r = torch.tensor([tau.reward for tau in training], dtype=torch.float64)
-        A = self.advantage(r)
+        A = self.advantages_of(r)
         for tau, A_i in zip(training, A.tolist()):
             tau.advantage = A_i
         return training

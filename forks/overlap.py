@@ -59,8 +59,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where mgrpo.py is
-import run  # first: it prepares OpenMP before torch loads
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the six files
+import run  # before torch
 
 import torch
 
@@ -115,7 +115,9 @@ def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> floa
         total += gap_N.sum().item()
         count += len(logp_N)
     total, count = run.all_sum([total, count]).tolist()
-    return total / count if count else None
+    if count == 0:
+        return None
+    return total / count
 
 
 class Overlap(mgrpo.MGRPO):
@@ -156,7 +158,7 @@ class Overlap(mgrpo.MGRPO):
         self.lag = 1
         self.tick = tick
         episodes = self.in_flight.result()
-        self.in_flight = None  # if the step is played again, then with the policy as it is
+        self.in_flight = None  # if the step has to be played again, the policy as it is now plays it
         self.tick = run.ignore
         return episodes
 
@@ -185,8 +187,8 @@ class Overlap(mgrpo.MGRPO):
         self.tick(line)
 
     def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
-        # In the step's first update, logp_N is still pi_start's: keep it on the row. Rows are new each step.
-        # bc.PADDING is not, so its logp_start is of an earlier one; its weight is 0.
+        # In the step's first update, logp_N is still pi_start's: keep it on the row. Each step has new rows, but for
+        # bc.PADDING, whose logp_start stays that of an earlier step: it does no harm, since its weight is 0.
         counts = [row.n_action for row in micro_batch]
         for row, logp in zip(micro_batch, logp_N.detach().split(counts)):
             if not hasattr(row, "logp_start"):

@@ -66,10 +66,10 @@ def add_heads(model: Transformer, optimizer, *names: str, lr: float = 1e-3):
 def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
     """The last hidden state of each row, (R, D), float32, in the order of rows.
 
-    It is read at the last token before the response, or, with `end`, at the response's own last.
+    It is that of the last token before the response, or, with `end`, of the response's last token. All ranks
+    call it, also one without rows: they gather the weights together.
     """
     found = {}
-    # All ranks enter, also one without rows: they gather the weights together.
     with unsharded(model) as whole:
         for micro_batch in micro_batches(rows, cfg.max_tokens):
             inputs = pack(micro_batch, device)
@@ -98,8 +98,8 @@ def fit(model: Transformer, optimizer, name: str,
         x_RD, y_R, updates: int) -> tuple[float, float] | tuple[None, None]:
     """Trains a head by cross-entropy on success y_R (from 0 to 1) over the rows of all ranks, which all call it.
 
-    Returns the cross-entropy before and after, in nats (None without rows). ln 2 = 0.69 is what a coin achieves. If it
-    is far higher before the next step's fit, on new rows, than after this one, the head knows its rows by heart.
+    Returns the cross-entropy before and after, in nats (None without rows). ln 2 = 0.69 is what a coin achieves. If
+    the next step's `before`, on new rows, is far above this step's `after`, the head knew its rows by heart.
     """
     device = x_RD.device
     own = (x_RD.cpu(), y_R.cpu())
@@ -209,8 +209,8 @@ def recall(chat: Chat, cfg, count: int, step: int,
            among: int = 2000) -> list[Trajectory]:
     """This rank's share of `count` past episodes, drawn without repeats from the run's newest `among`.
 
-    Their log-probs at sampling time are not given: gap and change in the metrics count from the start
-    of this step. All ranks call it.
+    They come without the log-probs of their sampling, so `logp_gap` counts them as 0 and `change` as from this
+    step's first update. All ranks call it.
     """
     records = past_records(cfg, among)
     valid = [record for record in records if record["turns"]]

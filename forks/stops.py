@@ -4,7 +4,7 @@
 
 Many tasks are judged by the state of the site. An episode that reaches it and goes on acting until its turns are
 used up then earns as much as one that stops, so nothing keeps the policy calling `exit`. A pre-trained language
-model may lose it within two steps. What it does instead costs time, and may undo what it did.
+model may stop calling it within two steps. The actions that it takes instead cost time, and may undo its success.
 
     python forks/stops.py --model runs/bc --out runs/stops
 

@@ -37,7 +37,7 @@ log-ratio by the number of tokens and takes Smooth L1.
 Differs from mgrpo.py: tasks, episodes, rewards, advantages and loss. No groups: episodes_trained is how
 many of the step's episodes are valid, replayed how many old responses train. --eps, --loss-norm and
 --credit-errors have no effect; --lora is refused, since adapters leave no frozen clone. kl is that to
-the step's first policy.
+the step's first policy, and clip_frac is logged as 0.
 """
 import random
 import sys
@@ -105,13 +105,14 @@ def weight_of(verdicts: list[float]) -> float:
 
 
 def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
-    """The step's tasks, drawn from the pool: the more often a template failed lately, the more."""
+    """The step's tasks, drawn from the pool. The more often a template failed lately, the likelier are its tasks."""
     verdicts = defaultdict(list)
     for record in past_records(cfg):
         template = record["template"]
         verdicts[template].append(verdict(record))
 
-    # The largest u^(1/w) are a sample without replacement in which w is a task's weight.
+    # A weighted draw without replacement (Efraimidis and Spirakis 2006): each task gets the key u^(1/w), with u
+    # random in [0, 1) and w its weight, and the largest keys win.
     rng = random.Random(f"{cfg.seed}/tasks {step}")
     keyed = []
     for task in tasks:
@@ -190,18 +191,17 @@ class WebRL(mgrpo.MGRPO):
             fresh = self.rewarded(fresh)
             past = self.rewarded(past)
 
-        # 2) V, from the new turns.
-        new = response_rows(self.chat, fresh)
+        # 2) V, from the fresh turns.
+        fresh_rows = response_rows(self.chat, fresh)
         successes = [tau for tau in past if tau.reward]
-        old = response_rows(self.chat, successes)
-        both = new + old
+        past_rows = response_rows(self.chat, successes)
+        both = fresh_rows + past_rows
         x_RD = states(self.model, both, cfg, self.device)
         r_R = rewards_of([row.tau for row in both]).to(self.device)
-        new_x_RD = x_RD[:len(new)]
-        new_r_R = r_R[:len(new)]
-        value_loss, _ = fit(self.model, self.optimizer, "value", new_x_RD, new_r_R, cfg.head_updates)
+        n = len(fresh_rows)
+        value_loss, _ = fit(self.model, self.optimizer, "value", x_RD[:n], r_R[:n], cfg.head_updates)
 
-        # 3) The advantages of new and old turns.
+        # 3) The advantages of fresh and past turns.
         V_R = predict(self.model, "value", x_RD)
         is_last = [row.turn is row.tau.turns[-1] for row in both]
         last_R = torch.tensor(is_last, dtype=torch.bool, device=self.device)
@@ -209,9 +209,9 @@ class WebRL(mgrpo.MGRPO):
         for row, A in zip(both, A_R.tolist()):
             row.advantage = A
 
-        # 4) The rows: all new responses, and those old ones that still are the policy's own.
-        replayed = self.familiar(old)
-        rows = new + replayed
+        # 4) The rows: all fresh responses, and the past ones that still are the policy's own.
+        replayed = self.familiar(past_rows)
+        rows = fresh_rows + replayed
         # Where outcome model and judge agree. Before --judged they are the same.
         right = sum(tau.reward == tau.success for tau in fresh)
         counts = run.all_sum([len(rows), len(replayed), len(fresh), right])
