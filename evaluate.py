@@ -945,6 +945,7 @@ def main(cfg: Config) -> int | None:
         return
 
     # 2) Play.
+    worlds.check_files(cfg.tasks)
     if cfg.watch:
         cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
     device = run.init_dist()

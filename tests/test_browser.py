@@ -22,8 +22,8 @@ from conftest import PAGE, Env, act, answer, execute, redirect, task_at
 from playwright.async_api import BrowserType, async_playwright
 
 from rollout import Call, Settings, play
-from worlds.browser import (ActionError, Browser, BrowserSettings, EnvError, PlaywrightError, Session, find_chromium,
-                            sites_of)
+from worlds.browser import (SERVED_PORTS, ActionError, Browser, BrowserSettings, EnvError, PlaywrightError, Session,
+                            find_chromium, sites_of)
 
 SETTINGS = BrowserSettings(timeout=5)
 
@@ -436,6 +436,50 @@ def test_a_pop_up_that_closes_itself_leads_back_to_the_page_that_opened_it(site,
                        "/up": closes, "/other": "other"}))
 
 
+@pytest.mark.parametrize("script", ["<script async src=/slow.js></script>", "<script type=module>import('/slow.js')</script>"])
+def test_the_scripts_of_a_new_tab_are_waited_for(site, browse, script):
+    """Only those of the tab before it were, so a page that is drawn by scripts was read too early."""
+    def slow(handler):
+        time.sleep(0.5)
+        answer(handler, b"document.body.innerHTML = 'drawn'", **{"Content-Type": "text/javascript"})
+
+    async def test(session):
+        await session.observe()
+        assert "drawn" in await act(session, 'do(action="Click", element="0")')
+    browse(test, site({"/": "<a href=/new target=_blank>new</a>", "/new": f"loading{script}", "/slow.js": slow}))
+
+
+def test_an_address_that_brings_no_tab_is_not_waited_for(site, browse):
+    """A letter in a new tab cost the whole --timeout, and a note that blamed the page."""
+    links = ("<a href='mailto:a@b.c' target=_blank>mail</a><p><button onclick=\"window.open('tel:1')\">call</button><p>"
+             "<a href='javascript:void(0)' target=_blank onclick='document.title += 1'>add</a>")
+
+    async def test(session):
+        _, first = await session.observe()
+        start = time.monotonic()
+        for element in (0, 1):
+            text = await act(session, f'do(action="Click", element="{element}")')
+            assert text.endswith(first) and "did not finish loading" not in text
+        assert await act(session, 'do(action="Click", element="2")') == f"title: 1\n{first}"
+        assert time.monotonic() - start < 5
+        assert len(session.browser_context.pages) == 1
+    browse(test, site({"/": links}), BrowserSettings(timeout=20))
+
+
+def test_a_field_that_takes_keys_alone_is_typed_over(site, browse):
+    """Like a full field with a mask, which drops what comes at once: it kept its old text, and nobody said so."""
+    mask = """<input id=phone aria-label=Phone value=555><script>
+        let kept = '555';
+        phone.oninput = event => { if (event.data?.length > 1) phone.value = kept; else kept = phone.value; };
+        </script>"""
+
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Type", argument="7778", element="0")')
+        assert text == "<input>Phone <0> = 7778</input>"
+    browse(test, site({"/": mask}))
+
+
 def test_what_loads_in_another_tab_is_noted(site, browse):
     async def test(session):
         await session.observe()
@@ -731,6 +775,11 @@ def test_pages_need_time_to_load():
         BrowserSettings(timeout=0)
     with pytest.raises(ValueError, match="--timeout 1e.07: give the seconds"):  # Chromium would wait for 1 ms
         BrowserSettings(timeout=1e7)
+
+
+def test_ports_of_servers_may_be_allowed_at_another_name_of_this_machine():
+    sites = sites_of([], "http://localhost:{port}")
+    assert sites == {f"http://localhost:{port}" for port in SERVED_PORTS}
 
 
 @pytest.mark.parametrize("allowed", ["cdn.example.com", "*.example.com", "http://127.0.0.1:9,ftp://files"])

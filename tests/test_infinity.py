@@ -103,10 +103,18 @@ def test_tasks_are_chosen_by_application_kind_and_number(clone):
 
 @pytest.mark.parametrize("rest, says", [
     ("/nowhere", "there is no application nowhere; there are notes, xero-invoicing"), (":tricky", "write infinity:PATH"),
+    ("/notes,notes", "names notes twice"),
     ("/apps/notes", "applications are neither in .*/apps/notes/apps nor in .*; clone https://github.com")])
 def test_a_wrong_choice_is_one_sentence(clone, rest, says):
     with pytest.raises(ValueError, match=says):
         ids(f"infinity:{clone}{rest}")
+
+
+@pytest.mark.parametrize("text", ["version https://git-lfs.github.com/spec/v1", '[{"id": "task_1"}]'])
+def test_a_damaged_file_of_the_clone_is_named(clone, text):
+    (clone / "apps/notes/function-tasks.json").write_text(text)
+    with pytest.raises(ValueError, match="cannot use .*/notes/function-tasks.json"):
+        ids(f"infinity:{clone}/notes")
 
 
 def test_an_episode_is_judged_by_the_benchmarks_own_file(clone, tmp_path, chat, run):

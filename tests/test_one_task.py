@@ -159,6 +159,27 @@ def test_a_click_is_held_back_and_carried_out_by_the_agent(run, site):
     assert "saved" in text
 
 
+def test_a_document_that_is_opened_anew_is_listened_to(run, site):
+    """document.open() takes all listeners from its window."""
+    page = f"<script>onload = () => {{ document.open(); document.write(`{PAGE}`); document.close(); }}</script>"
+    steps, text, _ = shown(run, site, page, (presses("button"), 1))
+    assert steps == [SAVE]
+    assert "saved" in text
+
+
+def test_escape_closes_no_dialog(run, site):
+    """No agent can press it, so in the replay the dialog would stay open."""
+    async def escape_and_press(page):
+        await asyncio.sleep(0.2)
+        await page.keyboard.press("Escape")
+        await press(page, "dialog button")
+
+    page = """<dialog id=box><button onclick="document.title = box.open">save</button></dialog><script>box.showModal()</script>"""
+    steps, text, _ = shown(run, site, page, (escape_and_press, 1))
+    assert steps == [SAVE]
+    assert "title: true" in text
+
+
 def test_a_text_is_typed_once_and_before_the_click_that_ends_it(run, site):
     steps, text, _ = shown(run, site, PAGE, (type_and_save, 2))
     assert steps == [OSLO, SAVE]

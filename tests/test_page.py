@@ -270,6 +270,20 @@ READ = {  # how real pages are built -> what the agent reads
     "a label that is too long for a name": (
         f"<label><input type=checkbox>{'I agree. ' * 40}The end.</label>",
         f"<checkbox>{('I agree. ' * 34)[:300]}… <0> = off</checkbox> {'I agree. ' * 40}The end."),
+    "a select with a button that draws it": (
+        "<style>select{appearance:base-select}</style><label>Pet <select><button>cat</button><option>cat<option>dog</select></label>",
+        "<select>Pet <0> = cat (cat | dog)</select>"),
+    "a custom element whose state is inside": (
+        """<x-check aria-label=Agree tabindex=0 style="display:inline-block;width:20px;height:20px"></x-check> <x-field aria-label=Name></x-field><script>
+        customElements.define('x-check', class extends HTMLElement {
+          constructor() { super(); this.checked = true; this.attachInternals().role = 'checkbox'; }
+          connectedCallback() { this.onclick = () => this.checked = !this.checked; }
+        });
+        customElements.define('x-field', class extends HTMLElement {
+          static formAssociated = true;
+          constructor() { super(); this.attachShadow({mode: 'open'}).innerHTML = '<input>'; }
+        });</script>""",
+        "<checkbox>Agree <0> = on</checkbox> <input>Name <1></input>"),
     "unread among the unselected": (
         "<style>.unread{font-weight:bold}</style><div role=option tabindex=0 class=unread aria-selected=false>Ann</div>",
         "<div>Ann <0> = unread</div>"),

@@ -3,6 +3,7 @@ parts of clickable boxes, what a dialog covers, and clicks that leave the page w
 
 Each page is cut down from one of a public benchmark's applications, where the agent read something else than people saw.
 """
+import json
 import re
 from urllib.parse import quote
 
@@ -63,6 +64,47 @@ def test_an_editor_that_draws_its_text_is_a_text_field(site, browse, field):
         assert '<textarea>Code <0> = c = "3"</textarea>' in text
         assert "title: c = \"3\"" in await click(session, 1)
     browse(test, site({"/": CODE_EDITOR.format(field=FIELDS[field])}))
+
+
+# Like CodeMirror 6 and Monaco today: no text field. A key opens and closes brackets; what is pasted stays as it is.
+MODERN_EDITOR = """<style>.lines { height: 60px; white-space: pre }</style>%s<button onclick="document.title = code">Save</button>
+    <script>
+    let code = 'old';
+    const draw = () => { if (where.isContentEditable) where.textContent = code; else drawn.textContent = code; };
+    where.onkeydown = event => {
+      if (event.key === 'Backspace') code = '';
+      else if (!event.ctrlKey && event.key.length === 1) code += event.key + (event.key === '(' ? ')' : '');
+      event.preventDefault();
+      draw();
+    };
+    where.onpaste = event => {
+      code += event.clipboardData.getData('text/plain');
+      event.preventDefault();
+      draw();
+    };
+    %s
+    draw();
+    </script>"""
+MODERN_EDITORS = {
+    "CodeMirror 6": ("<div id=where class=lines contenteditable spellcheck=false autocapitalize=off role=textbox aria-label=Code></div>", ""),
+    "Monaco": (
+        "<div class=lines style='position:relative'><div id=where role=textbox tabindex=0 aria-label=Code "
+        "style='position:absolute;width:1px;height:1px'></div><div id=drawn aria-hidden=true></div></div>",
+        "where.editContext = new EditContext();"),
+}
+
+
+@pytest.mark.parametrize("name", MODERN_EDITORS)
+def test_code_stays_as_it_is_written(site, browse, name):
+    html, script = MODERN_EDITORS[name]
+    code = "def f(x):\n    return (x\n"
+
+    async def test(session):
+        _, text = await session.observe()
+        assert "Code <0> = old" in text
+        await execute(session, f'do(action="Type", argument={json.dumps(code)}, element="0")')
+        assert await session.page.evaluate("code") == code
+    browse(test, site({"/": MODERN_EDITOR % (html, script)}))
 
 
 NO_EDITORS = {

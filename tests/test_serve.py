@@ -444,6 +444,21 @@ def test_a_status_line_of_nonsense_is_no_answer(status, is_up):
     assert asyncio.run(asked()) == is_up
 
 
+def test_a_server_has_time_to_end(shop, tmp_path):
+    """Where sh is dash, the shell ended at once, and SIGKILL followed."""
+    goodbye = tmp_path / "goodbye"
+    ends_slowly = f"trap 'sleep 0.3; echo bye > {goodbye}; exit' TERM; while true; do sleep 0.05; done"
+    (tmp_path / "site.sh").write_text(f"{shop()['serve'].replace('{port}', '$1')} & {ends_slowly}")
+    serve_one(shop(serve=f"sh {tmp_path}/site.sh {{port}}"), tmp_path)
+    assert goodbye.read_text() == "bye\n"
+    assert nothing_left(tmp_path)
+
+
+def test_a_server_that_is_mute_is_told_from_one_at_another_address(shop, tmp_path):
+    with pytest.raises(EnvError, match="first answer of the server at / took more than 1 s"):
+        serve_one(shop("is mute"), tmp_path, seconds=1)
+
+
 @pytest.mark.parametrize("how", ["works", "listens at ::1"])
 def test_localhost_is_both_of_its_addresses(shop, tmp_path, chat, run, how):
     """Development servers such as Vite's listen at ::1 alone where localhost means that first."""

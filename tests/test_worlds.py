@@ -120,6 +120,77 @@ def test_a_model_that_sets_its_own_temperature_is_asked_again_without(site):
     assert chat_with(url, temperature=0) == ("fine", True)
 
 
+def test_what_a_model_refused_once_is_not_sent_again(site):
+    """Each turn cost two refused requests and their pauses."""
+    asked = []
+
+    def complete(handler):
+        request = asked_of(handler)
+        asked.append(set(request))
+        reply = completion("fine")
+        if "max_tokens" in request:
+            reply = answer_with(400, "use max_completion_tokens instead")
+        elif "temperature" in request:
+            reply = answer_with(400, "'temperature' does not support 0.5")
+        reply(handler)
+
+    endpoint = Hasty(site({"/v1/chat/completions": complete}) + "/v1", "m")
+    for _ in range(2):
+        said = endpoint.chat([{"role": "user", "content": "hi"}], temperature=0.5, max_tokens=9)
+        assert asyncio.run(said) == ("fine", True)
+    assert len(asked) == 4
+    assert asked[-1] == {"model", "messages", "max_completion_tokens"}
+
+
+def test_a_busy_server_that_quotes_the_request_is_asked_again_in_full(site):
+    """The word "temperature" in its reply made the next request leave the temperature out."""
+    asked = []
+
+    def complete(handler):
+        asked.append(asked_of(handler))
+        reply = completion("fine")
+        if len(asked) == 1:
+            reply = answer_with(503, f"overloaded: {asked[0]}")
+        reply(handler)
+
+    url = site({"/v1/chat/completions": complete}) + "/v1"
+    assert chat_with(url, temperature=0.5) == ("fine", True)
+    assert [request["temperature"] for request in asked] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("content, text", [
+    ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "exit("}, {"type": "text", "text": ")"}], "exit()"),
+    (None, ""),
+])
+def test_a_reply_may_come_in_parts(content, text, site):
+    url = site({"/v1/chat/completions": completion(content)}) + "/v1"
+    assert chat_with(url) == (text, True)
+
+
+def test_an_error_under_a_good_status_is_quoted(site):
+    refusal = answer_with(200, json.dumps({"error": {"message": "no credits left"}}))
+    with pytest.raises(ConnectionError, match="no credits left"):
+        chat_with(site({"/v1/chat/completions": refusal}) + "/v1")
+
+
+def test_the_key_is_not_sent_to_where_a_server_redirects(site, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    keys = []
+
+    def elsewhere(handler):
+        keys.append(handler.headers["Authorization"])
+        completion("fine")(handler)
+
+    other = site({"/other": elsewhere})
+
+    def sends_away(handler):
+        keys.append(handler.headers["Authorization"])
+        answer_with(302, "", Location=f"{other}/other")(handler)
+
+    assert chat_with(site({"/v1/chat/completions": sends_away}) + "/v1") == ("fine", True)
+    assert keys == ["Bearer sk-secret", None]
+
+
 @pytest.mark.parametrize("said", ["0", "0.5", "-1", "Fri, 31 Dec 1999 23:59:59 GMT", "\xb2"])
 def test_a_server_may_say_anything_about_when_to_come_back(site, said):
     """A superscript two is a digit to str.isdigit, but float("²") raises: the error ended the run."""
@@ -239,6 +310,10 @@ def test_a_judges_cache_outlives_a_killed_run(site, tmp_path):
         file.write(b"\n\xff\xfe")
     assert ask_judge(fuzzy(["x"]), "y", url, cache) == 1
     assert len(seen) == 1
+
+    for _ in range(2):  # the row after the one that was cut off is kept
+        assert ask_judge(fuzzy(["x"]), "z", url, cache) == 1
+        assert len(seen) == 2
 
 
 def test_an_answer_cannot_pose_as_the_judges_words(site, tmp_path):
@@ -609,6 +684,20 @@ def test_a_login_of_ones_own_is_named_relative_to_the_task_file(tmp_path, site, 
     assert worlds.validate(path) == 1
 
 
+@pytest.mark.parametrize("saved, says", [
+    ({"cookies": [{"domain": "localhost", "name": "s"}]}, "cookies for localhost, but the task starts at 127.0.0.1"),
+    ({"cookies": [{"domain": "127.0.0.1", "name": "s"}, {"domain": "localhost", "name": "s"}]}, ""),
+    ({"cookies": [{"domain": "login.example.com", "name": "s"}], "origins": []}, ""),
+    ({"cookies": [5]}, "not a login as Playwright saves it"),
+    ([], "not a login as Playwright saves it"),
+])
+def test_a_saved_login_that_cannot_work_is_found_by_validation(saved, says, tmp_path, capsys):
+    (tmp_path / "ada.json").write_text(json.dumps(saved))
+    path = write(tmp_path / "tasks.json", [GOOD | {"start_url": "http://127.0.0.1:3000/", "storage_state": "ada.json"}])
+    assert worlds.validate(path) == bool(says)
+    assert says in capsys.readouterr().out
+
+
 def test_a_port_without_a_server_is_said_at_once(tmp_path, capsys):
     path = write(tmp_path / "tasks.json", [GOOD | {"start_url": "http://127.0.0.1:{port}/"}])
     assert worlds.validate(path) == 1
@@ -629,6 +718,17 @@ def test_a_task_file_next_to_the_sandbox_keeps_its_own_sites(site, tmp_path, mon
     del sites["REDDIT"]
     with pytest.raises(ValueError, match="REDDIT is not set"):
         load_tasks(spec, sites, reach=False)
+
+
+@pytest.mark.parametrize("spec, says", [
+    ("sandbox:tset", "tset"),
+    ("sandbox:test,miniwob:jump", "jump"),
+    ("infinity:nowhere", "nowhere"),
+    ("no.json", "no.json"),
+])
+def test_a_misspelled_source_is_found_without_making_tasks(spec, says, miniwob_package):
+    with pytest.raises((ValueError, OSError), match=says):
+        worlds.check_files(None, spec)
 
 
 def test_the_sandbox_is_a_task_source_like_any_other():
@@ -1024,6 +1124,10 @@ def test_a_spec_of_miniwob_names_what_it_lacks(miniwob_package, monkeypatch):
 
     with pytest.raises(ValueError, match="no task 'jump'"):
         load_tasks("miniwob:jump", {})
+    with pytest.raises(ValueError, match="names click-it twice"):
+        load_tasks("miniwob:click-it,press-it,click-it", {})
+    with pytest.raises(ValueError, match="at most 100000 tasks"):
+        load_tasks("miniwob:click-it:0-999999999", {})
     with pytest.raises(ValueError, match="range such as"):
         load_tasks("miniwob:click-it:9", {})
     with pytest.raises(ValueError, match="range"):

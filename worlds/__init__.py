@@ -1,7 +1,7 @@
 """The worlds that agents act in, and where tasks come from.
 
     browser.py    Chromium: what the agent sees and does; onlooker.py: for people who watch;
-                  recorder.py: for one who shows a task
+                  recorder.py: for a person who shows how a task is done
     sandbox/      the embedded sites; base/: the small model
     webarena.py   WebArena's task files, sites and logins
     infinity.py   WebArena-Infinity; miniwob.py: MiniWoB++
@@ -20,21 +20,27 @@ from pathlib import Path
 from . import infinity, miniwob, sandbox, webarena
 
 
-def sources(spec: str) -> list[str]:
-    """--tasks split at its commas, but not at those between the names of MiniWoB++ tasks."""
-    # A comma ends a source if a kind of tasks follows, or a file: something with a dot or a slash.
-    return re.split(r",(?=sandbox|miniwob|infinity:|[^,]*[./])", spec)
+def sources(*specs: str | None) -> list[str]:
+    """--tasks and --held-out split at their commas, but not at those between the names of MiniWoB++ tasks."""
+    found = []
+    for spec in filter(None, specs):
+        # A comma ends a source if a kind of tasks follows, or a file: something with a dot or a slash.
+        found += re.split(r",(?=sandbox|miniwob|infinity:|[^,]*[./])", spec)
+    return found
 
 
 def check_files(*specs: str | None):
-    """Raises ValueError if a task file cannot be read. That is quick, so it comes before a model is loaded."""
-    for spec in specs:
-        if not spec:
-            continue
-        for source in sources(spec):
-            kind = source.partition(":")[0]
-            if kind not in ("sandbox", "miniwob", "infinity"):
-                webarena.read_rows(source)
+    """Raises ValueError if a source is misspelled or cannot be read. Quick: call it before a model is loaded."""
+    for source in sources(*specs):
+        kind, _, rest = source.partition(":")
+        if kind == "sandbox":
+            sandbox_tasks(source, check_only=True)
+        elif kind == "miniwob":
+            miniwob.tasks(rest)
+        elif kind == "infinity":
+            infinity.tasks(rest)
+        else:
+            webarena.read_rows(source)
 
 
 @contextlib.contextmanager
@@ -45,13 +51,7 @@ def open_sites(*specs: str | None):
     under "sandbox", so that a task file next to it in the spec keeps its sites.
     """
     sites = {name: os.environ[name] for name in webarena.HOSTS if os.environ.get(name)}
-    kinds = set()
-    for spec in specs:
-        if not spec:
-            continue
-        for source in sources(spec):
-            kind = source.partition(":")[0]
-            kinds.add(kind)
+    kinds = {source.partition(":")[0] for source in sources(*specs)}
     with contextlib.ExitStack() as stack:
         if "sandbox" in kinds:
             sites["sandbox"] = stack.enter_context(sandbox.start())
@@ -60,8 +60,8 @@ def open_sites(*specs: str | None):
         yield sites
 
 
-def sandbox_tasks(source: str) -> list[dict]:
-    """The tasks of sandbox:SPLIT[/TEMPLATE][:N]."""
+def sandbox_tasks(source: str, check_only=False) -> list[dict]:
+    """The tasks of sandbox:SPLIT[/TEMPLATE][:N]. check_only: makes none, since they take seconds."""
     found = re.fullmatch(r"sandbox:([a-z-]+)(?:/(\d+))?(?::(\d+))?", source)
     if not found:
         raise ValueError(f"{source}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
@@ -73,6 +73,8 @@ def sandbox_tasks(source: str) -> list[dict]:
         n = int(n)
         if n > 100_000:  # each is made at once
             raise ValueError(f"{source}: ask for at most 100000 tasks.")
+    if check_only:
+        n = 0
     return sandbox.tasks(split, n=n, template=template)
 
 
@@ -91,8 +93,8 @@ def validate(source: str) -> int:
 def load_tasks(spec: str, sites: dict, reach=True, judge=False) -> list[dict]:
     """Tasks ready to play, as dicts in WebArena's schema.
 
-    spec: sandbox:SPLIT[/TEMPLATE][:N], miniwob[:NAME,...][:FIRST-LAST], task files,
-    infinity:PATH[/APP,...][:easy|medium|hard|function][:N], with commas.
+    spec: one or more of these, separated by commas: sandbox:SPLIT[/TEMPLATE][:N], a task file,
+    miniwob[:NAME,...][:FIRST-LAST], infinity:PATH[/APP,...][:easy|medium|hard|function][:N].
     reach: check that their sites answer. judge: keep the tasks that need a language model as judge.
 
     Tasks of the second and later sources of a spec have their source's number under "source": their

@@ -187,7 +187,7 @@ def sites_of(tasks: list[dict], allow: str = "") -> set[str] | None:
     text = json.dumps(parts, ensure_ascii=False)
     addresses = ADDRESS.findall(text)
     for address in filter(None, allow.split(",")):
-        if not origin(address):
+        if not origin(address.replace("{port}", "80")):
             raise ValueError(f"--allow {address}: write http://HOST or http://HOST:PORT.")
         addresses.append(address)
 
@@ -410,6 +410,7 @@ class Browser:
                         raise
                     await asyncio.sleep(1)
                     if isinstance(error, PlaywrightError):  # Playwright's own process may have died as well
+                        await self.stack.aclose()
                         self.playwright = await self.stack.enter_async_context(async_playwright())
 
     async def is_alive(self) -> bool:
@@ -594,7 +595,9 @@ class Session:
             loading.ended(event["frameId"])
 
         def window_opens(event):
-            loading.announce(event["url"])
+            url = event["url"]
+            if re.match("https?:|blob:|about:|javascript:|$", url):  # mailto: and the like bring no tab
+                loading.announce(url)
 
         devtools.on("Page.frameRequestedNavigation", requested)
         devtools.on("Page.frameStartedLoading", started)
@@ -618,7 +621,7 @@ class Session:
         url = self.loading.arrive(page)
         if url is None:
             return
-        if url is DOWNLOAD:
+        if url is DOWNLOAD or url.startswith("javascript:"):  # such a tab stays empty
             await page.close()
             return
         # Every tab begins empty, and an empty document counts as loaded.
@@ -719,8 +722,13 @@ class Session:
         """Waits for scripts and navigations. Stops a page that takes too long, and tells the agent."""
         timeout = self.settings.timeout
         try:
-            await self._scripts_end()
-            await bounded(self.loading.quiet.wait(), timeout, "loading")
+            for _ in range(3):
+                page = self.page
+                await self._scripts_end()
+                await bounded(self.loading.quiet.wait(), timeout, "loading")
+                if page is self.page:
+                    break
+                # A tab has opened or closed meanwhile. Wait for the scripts of the one that is current now.
         except TookTooLong:
             await self._stop(f"the page did not finish loading within {timeout:.0f} s and was stopped")
         except EnvError as error:
@@ -856,10 +864,18 @@ class Session:
             raise ActionError(str(handle))  # the reason
         slider_at = await self._slider_at(element)
         # A hostile page's property may be anything, which Playwright may fail to decode; this is a boolean.
+        is_rich = await field.evaluate("field => field.isContentEditable === true")
         if slider_at is not None:
             await self._move_slider(element, slider_at, text)
-        elif await field.evaluate("field => field.isContentEditable === true"):
-            # Rich editors follow the keys. `focus` has selected what they hold. (A part of a date overwrites it.)
+        elif await self.ask("editsCode", element):
+            # Typed, the text would be indented once more, and its brackets closed. Pasted, it stays as it is.
+            await self.page.keyboard.press("Control+a")
+            await self.page.keyboard.press("Backspace")
+            if not await self.ask("paste", element, text):
+                await self.page.keyboard.insert_text(text)
+        elif is_rich:
+            # Rich editors follow the keys. `focus` has selected what they hold. (A part of a date replaces
+            # its number by itself.)
             if not text or await field.evaluate("field => field.role !== 'spinbutton'"):
                 await self.page.keyboard.press("Backspace")
             first, *more = text.split("\n")
@@ -867,14 +883,20 @@ class Session:
             for line in more:
                 await self.page.keyboard.press("Shift+Enter")  # Enter alone would send a message
                 await self.page.keyboard.type(line)
-        elif await self.ask("drawsKeys", element):
-            await self.page.keyboard.press("Control+a")
-            await self.page.keyboard.press("Backspace")
-            await self.page.keyboard.insert_text(text)  # at once: key by key, it would close brackets and indent
         else:
             # By force, which means without waiting: `focus` has checked the field.
+            before = await field.input_value()
             await field.fill(text, force=True)
+            if before not in ("", text) and await field.input_value() == before:
+                await self._type_over(field, text)
             await self.ask("typed", element, text)
+
+    async def _type_over(self, field, text: str):
+        """Types a text over that of a field. A full field with a mask, as for a phone number, takes only keys."""
+        has_text = await field.evaluate("field => field.selectionStart !== null")  # a date or a color has none
+        if has_text:
+            await field.select_text(force=True)
+            await self.page.keyboard.type(text.replace("\n", " "))
 
     async def _slider_at(self, element: int) -> float | None:
         """What a slider stands at that the page draws; None for any other element."""
@@ -889,18 +911,23 @@ class Session:
         wanted = float(text)
         if wanted == start:
             return
-        # Up and down mean more and less; right and left are exchanged where text runs to the left.
+        # 1) One press tells the step. Up and down mean more and less; right and left are exchanged where text runs
+        #    to the left.
         keys = ("ArrowUp", "ArrowRight") if wanted > start else ("ArrowDown", "ArrowLeft")
         for key in keys:
-            value = await self._after_keys(element, key, 1)  # tells the step
+            value = await self._after_keys(element, key, 1)
             if value != start:
                 break
         if value is None:  # it has gone
             return
-        if value not in (start, wanted):
-            steps = (wanted - value) / (value - start)  # below 0: it has gone too far, or the wrong way
-            if steps > 0:
-                value = await self._after_keys(element, key, round(min(steps, 1000)))
+
+        # 2) The presses that are left. Below 0: it has gone too far, or the wrong way.
+        step = value - start
+        presses = 0
+        if step != 0:
+            presses = round(min((wanted - value) / step, 1000))
+        if presses > 0:
+            value = await self._after_keys(element, key, presses)
         if value is not None and not math.isclose(value, wanted, abs_tol=1e-9):
             raise ActionError(f"the slider {element} is at {value:.10g} now: by the keys it does not come to {text}")
 

@@ -1,7 +1,7 @@
 """Chat models behind an OpenAI-compatible URL: a policy to evaluate, or the judge of fuzzy_match.
 
-Both raise ConnectionError without a usable reply: that is not the policy's fault and voids the
-episode.
+If no usable reply comes, both raise ConnectionError: the episode is void, since the policy is not to
+blame.
 """
 import asyncio
 import contextlib
@@ -23,16 +23,26 @@ UNUSABLE = (OSError, http.client.HTTPException, ValueError, LookupError, TypeErr
 LONGEST_REPLY = 10_000_000  # bytes
 
 
-def amend(body: dict, error: urllib.error.HTTPError) -> bool:
-    """Changes a refused request for its next try. False: no other try would help."""
+def fitted(options: dict, refused: set[str]) -> dict:
+    """The options, without those that a server has refused."""
+    options = dict(options)
+    if "temperature" in refused:
+        options.pop("temperature", None)
+    if "max_tokens" in refused and "max_tokens" in options:
+        options["max_completion_tokens"] = options.pop("max_tokens")
+    return options
+
+
+def refused_option(options: dict, error: urllib.error.HTTPError) -> str | None:
+    """The option that a server does not take. None: something else is wrong."""
+    if error.code not in (400, 422):  # the text of another error may merely quote the request
+        return None
     # OpenAI's reasoning models have another name for the limit, and sample at 1 only.
-    if "max_completion_tokens" in error.text and "max_tokens" in body:
-        body["max_completion_tokens"] = body.pop("max_tokens")
-        return True
-    if "temperature" in error.text and "temperature" in body:
-        del body["temperature"]
-        return True
-    return error.code == 429 or error.code >= 500
+    if "max_completion_tokens" in error.text and "max_tokens" in options:
+        return "max_tokens"
+    if "temperature" in error.text and "temperature" in options:
+        return "temperature"
+    return None
 
 
 def retry_after(error: urllib.error.HTTPError) -> float:
@@ -41,6 +51,13 @@ def retry_after(error: urllib.error.HTTPError) -> float:
     if not seconds.isdecimal():  # it may also be a date
         return 0.0
     return min(float(seconds), 60.0)
+
+
+def text_of(content: str | list | None) -> str:
+    """A message's text. Some servers send it in parts, of which some may be thoughts."""
+    if not isinstance(content, list):
+        return str(content or "")
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 class Endpoint:
@@ -58,13 +75,14 @@ class Endpoint:
             raise ValueError("OPENAI_API_KEY holds a character that no key has; set it again.")
         self.url = url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.model = model
+        self.refused = set()  # options that the server does not take
         self.pool = ThreadPoolExecutor(64)  # asyncio's own has fewer threads than episodes
 
     def post(self, body: dict) -> dict:
         headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        if self.key:  # unredirected: a server that sends us elsewhere does not send the key along
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:
                 return json.loads(self.read(response))
@@ -89,22 +107,32 @@ class Endpoint:
         Retry-After says.
         """
         loop = asyncio.get_running_loop()
-        body = {"model": self.model, "messages": messages, **options}
+        refused = set(self.refused)
         problem = ""
         wait = 0.0
         for attempt in range(self.tries):
             await asyncio.sleep(wait)
             wait = self.pause * 2**attempt
+            sent = fitted(options, refused)
+            body = {"model": self.model, "messages": messages, **sent}
             try:
                 reply = await loop.run_in_executor(self.pool, self.post, body)
+                if "error" in reply and "choices" not in reply:  # some servers say so with status 200
+                    raise ValueError(reply["error"])
                 choice = reply["choices"][0]
-                text = str(choice["message"]["content"] or "")
+                text = text_of(choice["message"]["content"])
+                self.refused |= refused  # later requests begin without these options
                 return text, choice.get("finish_reason") != "length"
             except urllib.error.HTTPError as error:
                 problem = f"{error.code} {' '.join(error.text.split())[:120]}"
-                if not amend(body, error):
+                option = refused_option(sent, error)
+                if option is not None:
+                    refused.add(option)
+                    wait = 0.0
+                elif error.code == 429 or error.code >= 500:
+                    wait = max(wait, retry_after(error))
+                else:
                     break
-                wait = max(wait, retry_after(error))
             except UNUSABLE as error:
                 problem = repr(error)[:120]
         raise ConnectionError(f"{self.url} gave no reply: {problem}")
@@ -201,6 +229,7 @@ class Judge:
         model = self.endpoint.model
         self.known[model, prompt] = reply
         self.cache.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"model": model, "prompt": prompt, "reply": reply}) + "\n"
+        row = json.dumps({"model": model, "prompt": prompt, "reply": reply})
+        line = f"\n{row}\n"  # the first newline ends a row that was cut off
         with open(self.cache, "ab", buffering=0) as file:  # one write: ranks share the file
             file.write(line.encode())

@@ -11,8 +11,8 @@ every change; verify(server_url) reads it there. Traps, and what we do about the
     - Verifiers assume a day in March 2026: CLOCK.
     - The server listens on all interfaces (loopback.py) and serves its verifiers (PRIVATE).
     - Until the page has loaded there is no state, and every verifier says False.
-    - Some tasks are true from the start; some cannot be done: `flaw`. They are played, as elsewhere,
-      and a summary says the success rate without them as well.
+    - Some tasks are true from the start, and some cannot be done: `flaw`. They are played all the same,
+      and a summary also gives the success rate without them.
 """
 import json
 import re
@@ -124,6 +124,8 @@ def folders(path: str) -> list[Path]:
         if name not in known:
             raise ValueError(f"infinity:{path}: there is no application {name}; there are "
                              f"{', '.join(sorted(known))}.")
+        if names.count(name) > 1:
+            raise ValueError(f"infinity:{path} names {name} twice.")
     return [known[name] for name in names]
 
 
@@ -133,15 +135,18 @@ def tasks(spec: str) -> list[dict]:
     if not found:
         raise ValueError(f"infinity:{spec}: write infinity:PATH[/APP,...][:easy|medium|hard|function]"
                          "[:N], such as infinity:webarena-infinity/gmail:easy:20.")
+    from run import reading  # not above: run imports torch, and the sandbox's process does without
+
     path, wanted, n = found.groups()
     every = []
     for folder in folders(path):
         for name in ("real-tasks.json", "function-tasks.json"):
-            text = (folder / name).read_text(encoding="utf-8")
-            for row in json.loads(text):
-                kind = row.get("difficulty", "function")
-                if wanted in (None, kind):
-                    every.append(task_of(folder, kind, row))
+            with reading(folder / name):
+                text = (folder / name).read_text(encoding="utf-8")
+                for row in json.loads(text):
+                    kind = row.get("difficulty", "function")
+                    if wanted in (None, kind):
+                        every.append(task_of(folder, kind, row))
     if n is None or int(n) >= len(every):
         return every
     n = int(n)

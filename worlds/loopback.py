@@ -2,6 +2,7 @@
 
 For scripts that listen on all interfaces and have no option for it.
 """
+import os
 import runpy
 import socketserver
 import sys
@@ -16,4 +17,5 @@ def bind_to_loopback(server):
 
 socketserver.TCPServer.server_bind = bind_to_loopback
 del sys.argv[0]
+sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))  # the script's neighbours can be imported, ours cannot
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -117,12 +117,17 @@ def tasks(spec: str) -> list[dict]:
     for name in chosen:
         if name not in known:
             raise ValueError(f"MiniWoB++ has no task {name!r}; see {folder() / 'miniwob'}.")
+        if chosen.count(name) > 1:
+            raise ValueError(f"miniwob:{spec} names {name} twice.")
 
     found = RANGE.fullmatch(seeds or SEEDS)
     if not found or int(found[1]) > int(found[2]):
         raise ValueError(f"miniwob:{spec}: the seeds are a range such as {SEEDS}.")
+    first, last = int(found[1]), int(found[2])
+    if len(chosen) * (last + 1 - first) > 100_000:  # each is made at once
+        raise ValueError(f"miniwob:{spec}: ask for at most 100000 tasks.")
     episodes = []
     for name in chosen:
-        for seed in range(int(found[1]), int(found[2]) + 1):
+        for seed in range(first, last + 1):
             episodes.append(episode(name, seed))
     return episodes

@@ -13,16 +13,8 @@ from pathlib import Path
 from playwright.async_api import Error as PlaywrightError
 
 PACE = 2.0  # seconds that --watch leaves a person to see what comes
-TINT = {
-    "r": 224,
-    "g": 80,
-    "b": 40,
-    "a": 0.15,
-}
-ORANGE = {
-    "color": TINT,
-    "outlineColor": TINT | {"a": 1},
-}
+TINT = {"r": 224, "g": 80, "b": 40, "a": 0.15}
+ORANGE = {"color": TINT, "outlineColor": TINT | {"a": 1}}
 
 
 def require_display(flag: str, remedy: str):
@@ -51,13 +43,7 @@ def frame_of(spot) -> list[float] | None:
     return [round(edge, 1) for edge in (left, top, width, height)]
 
 
-async def photograph(
-    session,
-    turn,
-    frame: list[float] | None,
-    directory: Path,
-    name: str,
-):
+async def photograph(session, turn, frame: list[float] | None, directory: Path, name: str):
     """Keeps the window as a JPEG in a run's directory and notes it in the turn; the report draws the frame."""
     safe = re.sub(r"\W", "-", name)
     safe = safe.encode()[-150:].decode(errors="ignore")  # a file's name may have 255 bytes
@@ -81,11 +67,12 @@ def tell(trajectory):
     said = re.sub(r"</?(think|answer)>", "\n", said).strip()
     said = re.sub(r"\n+", "\n   ", said)
 
-    text = f"\n-- turn {len(turns)}: {said}"
-    if len(turns) > 1 and turns[-2].error:
-        text = f"\n   error: {turns[-2].error}{text}"
+    text = ""
     if len(turns) == 1:
-        text = f"\n== {trajectory.task['intent']}\n{text}"
+        text = f"\n== {trajectory.task['intent']}\n"
+    elif turns[-2].error:
+        text = f"\n   error: {turns[-2].error}"
+    text += f"\n-- turn {len(turns)}: {said}"
 
     # A page or a policy must not send codes to the terminal.
     harmless = [c for c in text if c.isprintable() or c == "\n"]
@@ -98,12 +85,7 @@ async def highlight(session, frame: list[float] | None):
         devtools = session.devtools[session.page]
         if frame is not None:
             left, top, width, height = map(round, frame)
-            place = {
-                "x": left,
-                "y": top,
-                "width": width,
-                "height": height,
-            }
+            place = {"x": left, "y": top, "width": width, "height": height}
             await devtools.send("DOM.enable")
             await devtools.send("Overlay.enable")
             await devtools.send("Overlay.highlightRect", place | ORANGE)

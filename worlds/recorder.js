@@ -5,11 +5,11 @@
 //
 //   a click       is held back. In a field, the first one only places the cursor
 //   typed text    is shown by its field, but the page does not hear of it until the person goes on: by Enter,
-//                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it anew, and
-//                 what the person types meanwhile into the next field is kept.
-//                 Rich editors hear of it at once. Close the window sooner, and the text is lost
-//   tabs          of the window may be used freely. Before what is done in another one the agent goes there.
-//                 Close none but the newest: no agent can, so in the replay the later ones have other numbers
+//                 by Tab, by a click elsewhere, or by 1.5 s without a key. Then the agent types it again, and
+//                 what the person types meanwhile into the next field is kept. If the window is closed before
+//                 that, the text is lost. Rich editors hear of each key at once
+//   tabs          of the window may be used freely: the agent goes to a tab before it acts there. Close only the
+//                 newest: an agent closes none, so in the replay the tabs after a closed one have other numbers
 //   a dropdown    is put back to what it was, and the agent chooses
 //   keys          Enter, Page Up, Page Down, Alt+Left, Alt+Right, Alt+0 to Alt+7 for tabs. Others do nothing
 //                 outside of fields, except for moving the focus and scrolling
@@ -39,6 +39,7 @@
     hand();
   };
   shared.next ??= () => new Promise(wake => {
+    listen();
     shared.state = 'listen';
     shared.wake = wake;
     if (shared.early) shared.insert(shared.early);
@@ -74,8 +75,12 @@
 
   // ---- fields and dropdowns
 
-  const takesText = el => el?.isContentEditable || el?.matches?.('textarea, input:not([type=button], [type=submit], '
-    + '[type=reset], [type=image], [type=checkbox], [type=radio], [type=file])') && !el.matches(':disabled, [readonly]');
+  const NO_TEXT = ['button', 'submit', 'reset', 'image', 'checkbox', 'radio', 'file'];  // types of <input>
+  const takesText = el => {
+    if (el?.isContentEditable) return true;
+    const isField = el?.localName === 'textarea' || el?.localName === 'input' && !NO_TEXT.includes(el.type);
+    return isField && !el.matches(':disabled, [readonly]');
+  };
   const textOf = field => field.isContentEditable ? field.innerText : field.value;
   const before = new WeakMap();  // a field -> its text, a dropdown -> which options were chosen
   const remember = el => {
@@ -167,6 +172,7 @@
         refuse(event);
         return wish(key === 'PageUp' ? 'up' : 'down');
       }
+      if (key === 'Escape') return refuse(event);  // it would close a dialog, which no agent can do
       if (key === 'Tab') typed();
       const newline = el.localName === 'textarea' && !event.ctrlKey;
       if (key === 'Enter' && takesText(el) && !newline) {
@@ -209,13 +215,17 @@
     };
   };
 
-  for (const [type, handle] of Object.entries(handlers)) {
-    window.addEventListener(type, event => {
-      if (!event.isTrusted) return;
-      if (shared.state !== 'listen' && isEarly(event)) return keepEarly(event);
-      if (shared.state === 'act') return;
-      if (shared.state === 'listen') handle(event);
-      else if (!/^(mouseover|focusin|popstate)$/.test(type)) refuse(event);
-    }, true);
-  }
+  const hear = event => {
+    const {type} = event;
+    if (!event.isTrusted) return;
+    if (shared.state !== 'listen' && isEarly(event)) return keepEarly(event);
+    if (shared.state === 'act') return;
+    if (shared.state === 'listen') handlers[type](event);
+    else if (!/^(mouseover|focusin|popstate)$/.test(type)) refuse(event);
+  };
+  // A page that calls document.open() takes all listeners from its window, so `next` adds them again.
+  const listen = () => {
+    for (const type of Object.keys(handlers)) window.addEventListener(type, hear, true);
+  };
+  listen();
 })();

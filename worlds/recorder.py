@@ -1,4 +1,4 @@
-"""A person at the window, as something that says what the agent shall do next.
+"""Turns what a person does in a window into actions for the agent.
 
     session = await browser.open({**task, "script": SCRIPT})      # recorder.js, before the page's own scripts
     person = Person(session)
@@ -50,13 +50,13 @@ class Person:
     async def execute(self, name: str, *given):
         """Session.execute, while recorder.js lets events pass."""
         tab = self.session.page  # an action may go to another
-        await self.tell(tab, ACT)
+        await self.run_in(tab, ACT)
         try:
             await self.carry_out(name, *given)
         finally:
-            await self.tell(tab, HOLD, name == "Type")
+            await self.run_in(tab, HOLD, name == "Type")
 
-    async def tell(self, tab, script: str, given=None):
+    async def run_in(self, tab, script: str, given=None):
         # A new document holds everything back by itself. One that is on its way cannot be told.
         with contextlib.suppress(PlaywrightError, asyncio.TimeoutError):
             await asyncio.wait_for(tab.evaluate(script, given), 1)
@@ -88,7 +88,7 @@ class Person:
         return not self.session.browser_context.pages
 
     async def first_wish(self) -> dict:
-        """The first wish in any tab: no page hears of it when a person goes from one to another."""
+        """The first wish in any tab: no page is told when a person switches tabs, so all are asked."""
         tabs = self.session.browser_context.pages
         asked = {asyncio.ensure_future(tab.evaluate(ASK, ["next"])): tab for tab in tabs}
         try:
@@ -96,15 +96,15 @@ class Person:
                 await asyncio.wait(asked, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
                 for asking, tab in asked.items():
                     if asking.done():
-                        return self.told_in(tab, asking.result())
+                        return self.with_tab_first(tab, asking.result())
             return {"kind": "moved"}  # a tab has opened by itself
         finally:
             for asking in asked:
                 asking.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    def told_in(self, tab, told: dict) -> dict:
-        """A wish; if it is for another tab than the agent's, the wish to go there first."""
+    def with_tab_first(self, tab, told: dict) -> dict:
+        """The wish, if it was made in the agent's tab. Else keeps it for later and returns the wish to go there."""
         if tab is self.tab:
             return told
         self.left = told

@@ -153,7 +153,8 @@ class Server:
             folder.mkdir()
         # The shell itself tells the guard its group, by its standard input, before it runs the
         # command. Were it told from here, this process could be killed in between.
-        script = f'echo "+ $$" >&0; exec </dev/null\n{self.command}'
+        # The trap keeps the shell until its command has ended; without it, SIGKILL would follow SIGTERM at once.
+        script = f'echo "+ $$" >&0; exec </dev/null; trap "exit 143" TERM\n{self.command}'
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", script], cwd=task.get("cwd", "."), start_new_session=True,
             stdin=guard.stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -182,8 +183,7 @@ class Server:
         try:
             await bounded(self.first_answer(), seconds, f"the first answer of the server at {self.ready}")
         except TookTooLong:
-            asking = answers("localhost", self.port, self.ready)
-            if self.host != "localhost" and await bounded(asking, GRACE, "asking a server"):
+            if self.host != "localhost" and await self.answers_soon("localhost"):
                 raise EnvError(f"the server answers at localhost, not at {self.host}; "
                                "write http://localhost:{port} in the task") from None
             raise
@@ -205,14 +205,17 @@ class Server:
             await asyncio.sleep(pause)  # a foreign program tells nobody that it listens now
             pause = min(2 * pause, 0.1)
 
+    async def answers_soon(self, host: str) -> bool:
+        with contextlib.suppress(TookTooLong):
+            return await bounded(answers(host, self.port, self.ready), GRACE, "asking a server")
+        return False
+
     async def problem(self) -> str:
         """What is wrong with it once its episode has ended; "" if it still answers."""
         if self.process.poll() is not None:
             return f"ended ({self.ending()}) before the episode did"
-        with contextlib.suppress(EnvError):
-            asking = answers(self.host, self.port, self.ready)
-            if await bounded(asking, GRACE, "asking a server"):
-                return ""
+        if await self.answers_soon(self.host):
+            return ""
         return f"did not answer at {self.ready} any more when the episode ended"
 
     def ending(self) -> str:

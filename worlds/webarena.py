@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
-from .browser import start_pages
+from .browser import first_line, start_pages
 
 # ---------------------------------------------------------------------------- sites and accounts --
 
@@ -481,7 +481,22 @@ def anchor(task: dict, folder: Path) -> list[str]:
         if not file.is_file():
             faults.append(f"storage_state {file} does not exist; write it with Playwright, name it after some "
                           f"of {', '.join(ACCOUNTS)}, or set it to null")
+        else:
+            faults += login_faults(file, task["start_url"])
     return faults
+
+
+def login_faults(file: Path, start_url: str) -> list[str]:
+    """What is wrong with a saved login: it cannot be read, or it is for this machine's other name."""
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        hosts = {cookie["domain"] for cookie in saved.get("cookies", [])}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return [f"storage_state {file} is not a login as Playwright saves it ({first_line(error)}); save it again"]
+    for here, other in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):
+        if urlsplit(start_url).hostname == here and hosts == {other}:
+            return [f"storage_state {file} has cookies for {other}, but the task starts at {here}; start it at {other}"]
+    return []
 
 
 def read_tasks(path: str) -> tuple[list[dict], list[str], list[str]]:

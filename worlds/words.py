@@ -32,10 +32,14 @@ def ends_sentence(token: str, following: str) -> bool:
     if token in (".", "?", "!"):
         return True
     word = token.removesuffix(".")
-    if word == token or word.endswith(".") or {word, word.split("-")[-1]} & ABBREVIATIONS:
+    if word == token or word.endswith("."):  # no full stop, or several
         return False
-    ordinal = NUMBER_OR_INITIAL.fullmatch(word)  # "the 5. floor", "j. bach"
-    return not (ordinal and (following in ";:,.!?" or following[0].islower()))
+    last_part = word.split("-")[-1]
+    if word in ABBREVIATIONS or last_part in ABBREVIATIONS:
+        return False
+    if NUMBER_OR_INITIAL.fullmatch(word):  # "the 5. floor", "j. bach": does the sentence go on?
+        return not (following in ";:,.!?" or following[0].islower())
+    return True
 
 
 def sentences(text: str):

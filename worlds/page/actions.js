@@ -129,7 +129,8 @@ const focus = id => {
   const root = el?.getRootNode(), before = root?.activeElement;
   if (missing(id)) return missing(id);
   const refusal = why => `element ${id} does not take text: it is ${why}`;
-  if (!el.isContentEditable && !el.matches('input,textarea') && !isSlider(el)) return refusal('no field');
+  const takesText = el.isContentEditable || el.editContext || el.matches('input,textarea');
+  if (!takesText && !isSlider(el)) return refusal('no field');
   if (el.matches(':disabled,[readonly]')) return refusal('locked');
   if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
   shifted = stuckAround(el);
@@ -204,10 +205,21 @@ const sliderAt = id => {
   return el?.isConnected && isSlider(el) ? Number(attributeOf(el, 'aria-valuenow')) : null;
 };
 
-// Whether an element draws the text that is typed into it.
-const drawsKeys = id => !!keyField(numbered(id));
+// Whether an element is an editor of code: it draws its text, or does without what helps to write prose (CodeMirror 6).
+const editsCode = id => {
+  const el = numbered(id);
+  return !!(keyField(el) || el.editContext) || el.matches('[contenteditable][spellcheck=false][autocapitalize=off]');
+};
+// Pastes a text into such an editor. Returns whether the editor took it.
+const paste = (id, text) => {
+  const clipboardData = new DataTransfer();
+  clipboardData.setData('text/plain', text);
+  const event = new ClipboardEvent('paste', {clipboardData, bubbles: true, cancelable: true, composed: true});
+  const el = numbered(id);
+  return !(keyField(el) ?? el).dispatchEvent(event);
+};
 
-const functions = {observe, settled, locate, missed, select, focus, sliderAt, drawsKeys, typed, scroll};
+const functions = {observe, settled, locate, missed, select, focus, sliderAt, editsCode, paste, typed, scroll};
 const call = ([name, ...given]) => {
   forget();  // the page has changed since the last call
   return functions[name](...given);

@@ -61,6 +61,7 @@
     window[schedule] = counted(window[schedule].bind(window), pending, costOf);
     window[cancel] = uncounted(window[cancel].bind(window), pending);
   }
+  window.clearInterval = window.clearTimeout;  // either ends both
   // An interval itself is not waited for, only what it begins as long as the budget lasts.
   const repeat = window.setInterval.bind(window);
   window.setInterval = (callback, ms, ...rest) => {
@@ -100,19 +101,26 @@
   // ---- workers and sockets: the next message from one that was sent something counts as its answer
 
   const answering = (type, name, waits = () => true) => {
-    const ask = type.prototype[name], unanswered = new WeakMap();  // the oldest first
-    const oldest = queue => {
+    const ask = type.prototype[name], unanswered = new WeakMap();  // what each was sent, the oldest first
+    const forgetOld = queue => {
       while (queue[0]?.until < now()) begun.delete(queue.shift());  // nothing came
-      return queue[0];
+    };
+    const queueOf = asked => {
+      if (!unanswered.has(asked)) {
+        const queue = [];
+        unanswered.set(asked, queue);
+        asked.addEventListener('message', () => {
+          forgetOld(queue);
+          if (queue.length) end(queue.shift());
+        }, {capture: true});
+      }
+      return unanswered.get(asked);
     };
     type.prototype[name] = function (...given) {
-      const work = waits(this) && begin(100), queue = unanswered.get(this) ?? [];
-      if (work) {
+      if (waits(this)) {
+        const work = begin(100, 500), queue = queueOf(this);
         work.until = now() + 500;
-        if (begun.has(work)) begun.set(work, work.until);
-        if (!unanswered.has(this)) this.addEventListener('message', () => oldest(queue) && end(queue.shift()), {capture: true});
-        unanswered.set(this, queue);
-        oldest(queue);  // or what is never answered would pile up
+        forgetOld(queue);  // or what is never answered would pile up
         queue.push(work);
       }
       return ask.apply(this, given);

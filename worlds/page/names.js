@@ -48,7 +48,7 @@ const labelText = remembered(el => seenText(el, 'input,select,textarea,button,sv
 const TOOLTIPS = ['title', 'data-tooltip', 'data-bs-title', 'data-original-title'];  // scripts show the others
 const tooltipOf = el => TOOLTIPS.map(name => attribute(el, name)).find(text => text) ?? '';
 const LABELED = ['aria-label', ...TOOLTIPS].map(name => `[${name}]`).join(',');
-const labelOf = el => attribute(el, 'aria-label') || tooltipOf(el);
+const ariaOrTooltip = el => attribute(el, 'aria-label') || tooltipOf(el);
 
 // ---- Switches and checkboxes that style sheets draw
 
@@ -102,7 +102,7 @@ const fieldsOf = remembered(row => {
   const candidates = inside(`${FIELDS},${DRAWN}`, row);
   return candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
 });
-// Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 ="), and el is the row's only field.
+// Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 =").
 const isNameIn = (row, text, el) => {
   const called = tidy(text.data);
   const longest = canBeTicked(el) ? 100 : 40;
@@ -110,15 +110,14 @@ const isNameIn = (row, text, el) => {
   if (called.length > longest || !hasWord) return false;
 
   const block = closest(parentOf(text), BLOCKS);
-  const inBlockOfRow = block !== row && contains(row, block);
-  if (inBlockOfRow) return false;
-
-  return fieldsOf(row).every(field => contains(el, field) || contains(field, el));
+  return block === row || !contains(row, block);
 };
-// The row is the nearest element around el that holds any text.
+// The row is the nearest element around el that holds any text. el is its only field.
 const textBeside = remembered(el => {
   if (el.closest('th') || ticksAll(el)) return null;
   for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
+    const others = fieldsOf(row).some(field => !contains(el, field) && !contains(field, el));
+    if (others) return null;
     const text = firstText(row, el);
     if (text) return isNameIn(row, text, el) ? text : null;
   }
@@ -206,7 +205,7 @@ const picture = el => tidy(el.alt
 // The text of an element and of the pictures in it. A title says more than a sign or two letters do.
 const ownText = el => {
   const icons = inside(LABELED, el).filter(icon => wordless(icon) && icon.checkVisibility());
-  const text = tidy([seenText(el, FIELDS + ',svg'), ...icons.map(labelOf)].join(' '));
+  const text = tidy([seenText(el, FIELDS + ',svg'), ...icons.map(ariaOrTooltip)].join(' '));
   const title = attribute(el, 'title');
   if (title && text.length < 3) return title.includes(text) ? title : `${text} ${title}`;
 
@@ -216,8 +215,13 @@ const ownText = el => {
 };
 // What its labels say that nobody sees as a text: the colors of swatches, the numbers of stars.
 const hiddenLabel = el => labelsOf(el)
-  .map(label => labelOf(label) || ownText(label) || tidy(label.textContent)).find(text => text);
+  .map(label => ariaOrTooltip(label) || ownText(label) || tidy(label.textContent)).find(text => text);
 const labelsText = el => labelsOf(el).map(labelText).find(text => text);
+// Of a field in the shadow root of a custom element: what the labels of that element say.
+const labelsOfHost = el => {
+  const {host} = rootOf(el);
+  return host?.constructor.formAssociated ? attribute(host, 'aria-label') || labelsText(host) : '';
+};
 const textOfIds = (el, name) => {
   if (!el.hasAttribute(name)) return '';
   const root = rootOf(el);
@@ -240,7 +244,7 @@ const nameOf = remembered(el => {
   const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
   return attribute(el, 'aria-label')
     || textOfIds(el, 'aria-labelledby')
-    || (field ? labelsText(el) || looseLabel(el) : '')
+    || (field ? labelsText(el) || labelsOfHost(el) || looseLabel(el) : '')
     || (button ? tidy(el.value) || el.type : '')
     || (field ? '' : textOrLabel(el))
     || tidy(el.placeholder)

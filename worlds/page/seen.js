@@ -44,7 +44,7 @@ const boxed = el => {
   return el;
 };
 
-// From the coordinates of el's frame to those of the window.
+// From the coordinates of a node's frame to those of the window.
 const outward = (node, {left, top, width, height}) => {
   for (let w = node.ownerDocument.defaultView; w !== window && w?.frameElement; w = w.parent) {
     const frame = w.frameElement, at = frame.getBoundingClientRect(), style = getComputedStyle(frame);

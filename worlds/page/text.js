@@ -199,7 +199,9 @@ const observe = async (viewportOnly, maxChars) => {
       for (const child of childrenOf(el)) visit(child);
     };
     const controls = () => {
-      for (const inner of el.querySelectorAll(CONTROLS)) visit(inner);
+      for (const inner of el.querySelectorAll(CONTROLS)) {
+        if (!inner.matches('select button')) visit(inner);  // such a button draws the select
+      }
     };
     if (behind && !/^i?frame$/.test(el.localName)) {
       children();
@@ -215,10 +217,10 @@ const observe = async (viewportOnly, maxChars) => {
       flush();
       prefix = '';
     } else if (/^i?frame$/.test(el.localName) && !el.contentDocument) {
-      const about = tidy(`${labelOf(el)} ${el.src.slice(0, 200)}`);
+      const about = tidy(`${ariaOrTooltip(el)} ${el.src.slice(0, 200)}`);
       if (near) put(escape(`[a frame that cannot be read: ${about}]`));
     } else if (el.localName === 'img') {
-      if (near) put(escape(tidy(el.alt) || labelOf(el)));
+      if (near) put(escape(tidy(el.alt) || ariaOrTooltip(el)));
     } else if (standsBehind(el)) {
       return;
     } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))) {

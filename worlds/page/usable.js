@@ -47,8 +47,9 @@ const drawerOf = field => {
   return holdsMore ? null : at;
 };
 const keyFieldsIn = remembered(top => {
-  const fields = inside('textarea:not(:disabled,[readonly],[tabindex="-1"])', top);
-  const open = fields.filter(field => shown(field, getComputedStyle(field)));
+  const fields = inside('textarea:not(:disabled,[readonly],[tabindex="-1"]),[role=textbox]', top);
+  const takesKeys = field => field.localName === 'textarea' || field.editContext;  // which Monaco has instead
+  const open = fields.filter(field => takesKeys(field) && shown(field, getComputedStyle(field)));
   return new Map(open.map(field => [drawerOf(field), field]));
 });
 const keyField = remembered(el => keyFieldsIn(topOf(el)).get(el));
@@ -135,6 +136,7 @@ const looksClickable = el => {
   const outer = parentOf(el);
   const {cursor} = getComputedStyle(el);
   const {hoverHands} = rulesOf(el.ownerDocument);
+  // A rule for a:hover is meant for links, not for anchors.
   const underMouse = hoverHands && outer && el.matches(hoverHands) && !el.matches('a:not([href],[class])')
     && cursor === getComputedStyle(outer).cursor;  // a disabled day has a cursor of its own
   if (cursor !== 'pointer' && !underMouse || el === bodyOf(el.ownerDocument)) return false;
@@ -192,11 +194,13 @@ const TABBED = '[tabindex]:not([tabindex^="-"])';
 const REACHED = `${TABBED},${TABBED} ~ [tabindex],[tabindex]:has(~ ${TABBED})`;
 // A container that people see is usable, or that says so, though it holds controls of its own: a card, a row.
 const isCard = (el, style) => {
-  // One alone with a tabindex of -1 is a dialog that takes the focus, or a box that listens for its keys.
-  const says = hasRole(el) || hears(el) && el.matches(`tr,[role=row],${REACHED}`) && !el.matches('[role*=dialog]');
   if (summaryWithControls(el)) return clickable(el);
-  return !native(el) && !editor(el) && !el.matches('label,main')
-    && (style.cursor === 'pointer' || says) && clickable(el) && !holdsOnlyTick(el);
+  if (native(el) || editor(el) || el.matches('label,main')) return false;
+
+  // One alone with a tabindex of -1 is a dialog that takes the focus, or a box that listens for its keys.
+  const isReached = el.matches(`tr,[role=row],${REACHED}`) && !el.matches('[role*=dialog]');
+  const looksUsable = style.cursor === 'pointer' || hasRole(el) || hears(el) && isReached;
+  return looksUsable && clickable(el) && !holdsOnlyTick(el);
 };
 // Whether this part of a card belongs to one of the controls that the card holds.
 const inControl = (part, card) => {

@@ -6,6 +6,9 @@ const kindOf = el => {
   const type = el.localName === 'input' ? el.type : '';
   if (/^(checkbox|radio)$/.test(type)) return type;
   if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
+  // A custom element may have its role inside (ElementInternals), where no attribute shows it.
+  const isTick = !role(el) && el.localName.includes('-') && typeof el.checked === 'boolean';
+  if (isTick) return el.localName.includes('radio') ? 'radio' : 'checkbox';
   const named = role(el).replace('link', 'a').replace('switch', 'checkbox').replace('textbox', 'input');
   if (/^(checkbox|radio|button|a|input)$/.test(named)) return named;
   return drawnSwitch(el) ? 'checkbox' : el.localName;
@@ -16,6 +19,7 @@ const kindOf = el => {
 const stateWords = el => [...el.classList]
   .filter(name => !/^(has|no|not|non)[-_]|(^|[-_])(after|before|next|prev)[-_]|[:[]/.test(name))
   .map(name => name.split(/[-_]+/).pop().toLowerCase());
+// A quick look first: most elements have none of these words, or parts of words.
 const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
 const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
 // What they say about an element, or about the list item that it fills.
@@ -68,17 +72,27 @@ const choiceOf = texts => {
 // What a drawn slider, or a bar that shows progress, stands at.
 const amountOf = el => attribute(el, 'aria-valuetext') || attribute(el, 'aria-valuenow');
 
+// Whether an element says that it is checked, pressed, ..., by ARIA or, if it is a custom element, from inside.
+const holds = (el, state) => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '')
+  || el.localName.includes('-') && isSelector(`:state(${state})`) && el.matches(`:state(${state})`);
+
+// Whether a checkbox, a radio button or a switch is on.
+const isOn = el => {
+  // A switch that is drawn elsewhere: its script's own word counts.
+  const drawnElsewhere = el.matches('[role=switch][aria-checked]') && !el.checkVisibility({opacityProperty: true});
+  if (drawnElsewhere) return holds(el, 'checked');
+  if (typeof el.checked === 'boolean') return el.checked;
+
+  const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
+  return words.some(word => /^(on|active|checked|selected|enabled)$/.test(word))
+    || ['checked', 'pressed', 'selected'].some(state => holds(el, state));
+};
+
 const valueOf = el => {
   const kind = kindOf(el);
-  const holds = state => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '');
   if (/^(checkbox|radio)$/.test(kind)) {
     if (el.indeterminate || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
-    const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
-    const drawnOn = words.some(word => /^(on|active|checked|selected|enabled)$/.test(word));
-    // Of a switch that is drawn elsewhere, its script's own word counts.
-    const isDrawn = el.matches('[role=switch][aria-checked]') && !el.checkVisibility({opacityProperty: true});
-    const on = (isDrawn ? holds('checked') : el.checked) ?? (drawnOn || ['checked', 'pressed', 'selected'].some(holds));
-    return on ? 'on' : 'off';
+    return isOn(el) ? 'on' : 'off';
   }
   if (isSlider(el)) return amountOf(el);
   if (kind === 'select') {
@@ -91,7 +105,8 @@ const valueOf = el => {
   if (kind !== 'input' && kind !== 'textarea') {
     const choice = chosenIn(el);
     const told = name => attribute(el, `aria-${name}`) === 'mixed' ? `partly ${name}` : name;
-    const ariaStates = ['expanded', 'selected', 'checked', 'pressed', 'current'].filter(holds).map(told);
+    const states = ['expanded', 'selected', 'checked', 'pressed', 'current'];
+    const ariaStates = states.filter(state => holds(el, state)).map(told);
     const hasAria = ['selected', 'checked', 'pressed', 'current'].some(name => el.hasAttribute(`aria-${name}`));
     const byClass = stateOf(el);
     const classState = hasAria && byClass !== 'unread' ? '' : byClass;  // ARIA outranks classes
@@ -117,5 +132,6 @@ const barOf = el => {
 // What an element without text says: its label, how far it is, or all its classes if it is a rating made of stars.
 const pictured = el => {
   const classes = [el, ...el.querySelectorAll('[class]')].map(each => each.getAttribute('class'));
-  return tidy(`${labelOf(el)} ${barOf(el)}`) || (/\b(ratings?|stars)\b/.test(classes[0]) ? tidy(classes.join(' ')) : '');
+  const said = tidy(`${ariaOrTooltip(el)} ${barOf(el)}`);
+  return said || (/\b(ratings?|stars)\b/.test(classes[0]) ? tidy(classes.join(' ')) : '');
 };

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from . import forum, shop
+from .words import CITIES, NAMES, phrase
 
 # What stands for a site's address in a task.
 SHOP = "__SHOPPING__"
@@ -155,7 +156,31 @@ def draw_order(world, rng):
     return rng.choice(list(orders.values()))
 
 
+def draw_size(rng) -> str:
+    return rng.choice(shop.SIZES[1:])  # the first one is preselected
+
+
+def draw_city(world, rng) -> str:
+    """Another city than that of the main user's account."""
+    account = world.sites["shop"].accounts[world.user]
+    return rng.choice([city for city in CITIES if city != account.city])
+
+
+def draw_name(world, rng) -> str:
+    """Another name than that of the main user's account."""
+    return rng.choice([name for name in NAMES if name != world.user])
+
+
 # ---- the forum
+def draw_bio(world, rng) -> str:
+    """Another bio than that of the main user's account."""
+    old = world.sites["forum"].accounts[world.user].bio
+    bio = old
+    while bio == old:
+        bio = phrase(rng)
+    return bio
+
+
 class PostSlots:
     """A post, and what templates say about it."""
 

@@ -66,8 +66,8 @@ class Page:
     def search(self, text: str):
         return self.do("Search", "search", f"search for {text}", text)
 
-    def switch(self, tab: int):
-        return f"go to tab {tab}", f'do(action="Switch Tab", argument="{tab}")'
+    def switch(self, tab: int, thought: str = ""):
+        return thought or f"go to tab {tab}", f'do(action="Switch Tab", argument="{tab}")'
 
     def choose(self, name: str, option: str):
         return self.do("Select Dropdown Option", name, f"choose {option} as {name}", option)
@@ -542,14 +542,14 @@ def buy_bestseller(page, month, shipping):
 
 def post_to_issue(page, project, section):
     title = page.read(r"^# .*\n<a>([a-z ]+) ")[1]
-    yield f"the newest post is {title} so go to tab 1", page.switch(1)[1]
+    yield page.switch(1, f"the newest post is {title} so go to tab 1")
     yield from create_issue(page, project, title)
 
 
 def comment_phone(page, place):
     yield from to_found(page, place)
     number = page.read("phone ([0-9]+)")[1]
-    yield f"the phone number is {number} so go to tab 1", page.switch(1)[1]
+    yield page.switch(1, f"the phone number is {number} so go to tab 1")
     yield page.type("comment", number)
     yield page.click("send")
     yield done()
@@ -582,8 +582,7 @@ def tally(seen):
 
 
 def to_forum(page, reason):
-    _, action = page.switch(1)
-    yield f"{reason} so go to the forum", action
+    yield page.switch(1, f"{reason} so go to the forum")
 
 
 def add_found(page, name, size=None):

@@ -4,7 +4,8 @@ Pages, words and controls are those of the small tier. New is the length. A part
 early is needed late, and the history keeps responses but no pages. Many tasks start astray, on a page that has nothing
 to do with them. A check wants the whole: a cart or an order must hold just the lines that were asked for.
 
-A task that compares or decides can be guessed without looking, such as one of three products. Others take every part.
+A task that compares or decides can be guessed without looking: one of three products is the right one. The other tasks
+cannot: each of their parts has to be done.
 """
 
 from . import forum, shop
@@ -12,11 +13,11 @@ from .drafts import (
     FORUM, SHOP,
     ACCOUNT, CART, ORDERS,
     Draft,
-    draw_order, fresh_products, unused_shipping,
+    draw_bio, draw_city, draw_name, draw_order, draw_size, fresh_products, unused_shipping,
     answer, below, both, shows,
     text_has, text_is,
 )
-from .words import CATEGORIES, CITIES, FORUMS, NAMES, phrase
+from .words import CATEGORIES, FORUMS, phrase
 
 NUMBERS = ("one", "two", "three", "four")  # slots of tasks that name several things of a kind
 BOTH_OPEN = "the shop and the forum are both open : "  # each in a tab of its own; the shop is in front
@@ -87,18 +88,8 @@ def shop_starts(world) -> list[str]:
     return [SHOP, *astray_in_shop(world)]
 
 
-def draw_size(rng) -> str:
-    return rng.choice(shop.SIZES[1:])  # the first one is preselected
-
-
 def draw_shipping(rng) -> str:
     return rng.choice(list(shop.SHIPPING))
-
-
-def draw_city(world, rng) -> str:
-    """Another city than that of the main user's account."""
-    account = world.sites["shop"].accounts[world.user]
-    return rng.choice([city for city in CITIES if city != account.city])
 
 
 # ---- the forum
@@ -149,15 +140,6 @@ def astray_in_forum(world, *wanted) -> list[str]:
     posts = world.sites["forum"].posts.values()
     other = max(post for post in posts if post not in wanted)
     return [address(other), f"{FORUM}/edit"]
-
-
-def draw_bio(world, rng) -> str:
-    """Another bio than that of the main user's account."""
-    old = world.sites["forum"].accounts[world.user].bio
-    bio = old
-    while bio == old:
-        bio = phrase(rng)
-    return bio
 
 
 # ---- several things in a row
@@ -216,7 +198,7 @@ def change_cart(world, rng):
 
 
 def set_accounts(world, rng):
-    name = rng.choice([name for name in NAMES if name != world.user])
+    name = draw_name(world, rng)
     city = draw_city(world, rng)
     bio = draw_bio(world, rng)
 
@@ -354,7 +336,7 @@ def buy_instead(world, rng):
 
 # ---- compare, count, decide
 def draw_apart(rng, rows: list, value) -> tuple[list, object]:
-    """Three rows, of which one has the largest value; and that one. value: of a row."""
+    """(three rows, the one of them with the largest value), without a tie for it. value(row) -> number."""
     while True:
         drawn = rng.sample(rows, 3)
         _, second, most = sorted(drawn, key=value)

@@ -22,12 +22,12 @@ from .drafts import (
     ADMIN, CODE, FORUM, MAP, SHOP,
     ACCOUNT, CART, ORDERS,
     Draft, PostSlots, ProductSlots,
-    cart_names, draw_order, unused_shipping,
+    cart_names, draw_bio, draw_city, draw_name, draw_order, draw_size, unused_shipping,
     answer, at, below, both, either, shows,
     page_has, text_has, text_is, texts_of,
 )
 from .server import World
-from .words import CITIES, MONTHS, NAMES, PLACES, phrase
+from .words import MONTHS, PLACES, phrase
 
 
 # ---- the shop
@@ -96,7 +96,7 @@ def add_to_cart(world, rng):
 
 def add_size(world, rng):
     product = ProductSlots(world, rng)
-    size = rng.choice(shop.SIZES[1:])  # the first one is preselected
+    size = draw_size(rng)
     return Draft(
         intent='add the {{section}} item {{name}} to the cart in size "{{size}}"',
         slots=product.slots | {"size": size},
@@ -181,8 +181,7 @@ def order_total(world, rng):
 
 
 def set_city(world, rng):
-    account = world.sites["shop"].accounts[world.user]
-    city = rng.choice([city for city in CITIES if city != account.city])
+    city = draw_city(world, rng)
     return Draft(
         intent='set my city to "{{city}}" in the shop',
         slots={"city": city},
@@ -192,7 +191,7 @@ def set_city(world, rng):
 
 
 def set_name(world, rng):
-    name = rng.choice([name for name in NAMES if name != world.user])
+    name = draw_name(world, rng)
     return Draft(
         intent='set my name to "{{name}}" in the shop',
         slots={"name": name},
@@ -300,11 +299,7 @@ def log_out_and_set_bio(world, rng):
 
 def set_bio(world, rng, intent='set my bio to "{{bio}}" in the forum', *more):
     """more: further targets of `shows`."""
-    account = world.sites["forum"].accounts[world.user]
-    bio = phrase(rng)
-    while bio == account.bio:
-        bio = phrase(rng)
-
+    bio = draw_bio(world, rng)
     profile = f"{FORUM}/user/{world.user}"
     return Draft(
         intent=intent,
@@ -387,7 +382,7 @@ def set_stock(world, rng):
     )
 
 
-def turn_order(world, rng, intent, status, possible):
+def set_order_status(world, rng, intent, status, possible):
     """A task that gives an order, which is neither shipped nor cancelled yet, this status."""
     orders = world.sites["admin"].sales.values()
     waiting = [order for order in orders if order.status in ("pending", "paid")]
@@ -404,12 +399,12 @@ def turn_order(world, rng, intent, status, possible):
 
 def ship_order(world, rng):
     intent = "ship order {{number}} of the shop's customers"
-    return turn_order(world, rng, intent, "shipped", possible=True)
+    return set_order_status(world, rng, intent, "shipped", possible=True)
 
 
 def cancel_order(world, rng):
     intent = "cancel order {{number}} of the shop's customers"
-    return turn_order(world, rng, intent, "cancelled", possible=is_manager(world))
+    return set_order_status(world, rng, intent, "cancelled", possible=is_manager(world))
 
 
 def new_product(world, rng):

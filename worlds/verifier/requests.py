@@ -9,9 +9,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-# Without proxies: servers are on this machine.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
 
 class RequestException(OSError):
     pass
@@ -58,7 +55,7 @@ def request(method: str, url: str, params=None, data=None, json=None, headers=No
         data = data.encode()
     asked = urllib.request.Request(url, data, headers, method=method)
     try:
-        reply = _opener.open(asked, timeout=timeout)
+        reply = urllib.request.urlopen(asked, timeout=timeout)
     except urllib.error.HTTPError as error:  # an answer as well
         reply = error
     except OSError as error:
