@@ -862,21 +862,18 @@ class Session:
         field = handle.as_element()
         if field is None:
             raise ActionError(str(handle))  # the reason
-        slider_at = await self._slider_at(element)
-        # A hostile page's property may be anything, which Playwright may fail to decode; this is a boolean.
-        is_rich = await field.evaluate("field => field.isContentEditable === true")
-        if slider_at is not None:
-            await self._move_slider(element, slider_at, text)
-        elif await self.ask("editsCode", element):
+        way = await self.ask("wayToType", element)
+        if way == "slider":
+            await self._move_slider(element, text)
+        elif way == "code":
             # Typed, the text would be indented once more, and its brackets closed. Pasted, it stays as it is.
             await self.page.keyboard.press("Control+a")
             await self.page.keyboard.press("Backspace")
             if not await self.ask("paste", element, text):
                 await self.page.keyboard.insert_text(text)
-        elif is_rich:
-            # Rich editors follow the keys. `focus` has selected what they hold. (A part of a date replaces
-            # its number by itself.)
-            if not text or await field.evaluate("field => field.role !== 'spinbutton'"):
+        elif way in ("rich", "part"):
+            # Rich editors follow the keys. `focus` has selected what they hold.
+            if way == "rich" or not text:
                 await self.page.keyboard.press("Backspace")
             first, *more = text.split("\n")
             await self.page.keyboard.type(first)
@@ -885,18 +882,11 @@ class Session:
                 await self.page.keyboard.type(line)
         else:
             # By force, which means without waiting: `focus` has checked the field.
-            before = await field.input_value()
             await field.fill(text, force=True)
-            if before not in ("", text) and await field.input_value() == before:
-                await self._type_over(field, text)
-            await self.ask("typed", element, text)
-
-    async def _type_over(self, field, text: str):
-        """Types a text over that of a field. A full field with a mask, as for a phone number, takes only keys."""
-        has_text = await field.evaluate("field => field.selectionStart !== null")  # a date or a color has none
-        if has_text:
-            await field.select_text(force=True)
-            await self.page.keyboard.type(text.replace("\n", " "))
+            kept = await self.ask("typed", element, text)
+            if kept is True:  # a full field with a mask, as for a phone number, takes only keys
+                await field.select_text(force=True)
+                await self.page.keyboard.type(text.replace("\n", " "))
 
     async def _slider_at(self, element: int) -> float | None:
         """What a slider stands at that the page draws; None for any other element."""
@@ -904,8 +894,11 @@ class Session:
         is_number = type(value) in (int, float) and math.isfinite(value)  # a hostile page may give anything
         return value if is_number else None
 
-    async def _move_slider(self, element: int, start: float, text: str):
-        """Moves the slider from `start` to the number in `text`, by the arrow keys, as its users can."""
+    async def _move_slider(self, element: int, text: str):
+        """Moves the slider to the number in `text`, by the arrow keys, as its users can."""
+        start = await self._slider_at(element)
+        if start is None:
+            raise ActionError(f"element {element} is a slider that does not say where it stands")
         if not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
             raise ActionError(f"element {element} is a slider at {start:g}: it takes a number")
         wanted = float(text)

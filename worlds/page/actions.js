@@ -121,6 +121,8 @@ const select = (id, wanted) => {
   return '';
 };
 
+let held = '';  // what the field that `focus` went to held then
+
 // Moves the focus to what the agent types into. Returns that element, or what is wrong. Selects what an
 // editable element holds.
 const focus = id => {
@@ -137,12 +139,25 @@ const focus = id => {
   el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
   if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
   if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
+  held = el.value;
   return el;
+};
+
+// How the agent's text gets into an element: "slider", by the arrow keys; "code", pasted; "rich", by keys; "part" (of a
+// date), by keys that replace its number; "field", all at once.
+const wayToType = id => {
+  const el = numbered(id);
+  if (isSlider(el)) return 'slider';
+  // Editors of code draw their text, or do without what helps to write prose (CodeMirror 6).
+  const withoutHelp = el.matches('[contenteditable][spellcheck=false][autocapitalize=off]');
+  if (keyField(el) || el.editContext || withoutHelp) return 'code';
+  if (el.isContentEditable) return el.role === 'spinbutton' ? 'part' : 'rich';
+  return 'field';
 };
 
 // browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
 // the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
-// nearest value that it has: the agent reads that as a refusal.
+// nearest value that it has: the agent reads that as a refusal. Returns whether a text field has kept what it held.
 const typed = (id, text) => {
   const el = numbered(id), key = text.slice(-1) || 'Backspace';
   const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
@@ -151,9 +166,11 @@ const typed = (id, text) => {
     window[REFUSALS]?.set(el, () => `it takes the format ${formats[el.type]}, and is empty now`);
   if (el?.type === 'range' && Number(el.value) !== Number(text))
     window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
+  const kept = !!held && held !== text && el?.value === held && el.selectionStart !== null;
   for (const type of ['keydown', 'keyup']) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }
+  return kept;
 };
 
 // What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).
@@ -205,12 +222,7 @@ const sliderAt = id => {
   return el?.isConnected && isSlider(el) ? Number(attributeOf(el, 'aria-valuenow')) : null;
 };
 
-// Whether an element is an editor of code: it draws its text, or does without what helps to write prose (CodeMirror 6).
-const editsCode = id => {
-  const el = numbered(id);
-  return !!(keyField(el) || el.editContext) || el.matches('[contenteditable][spellcheck=false][autocapitalize=off]');
-};
-// Pastes a text into such an editor. Returns whether the editor took it.
+// Pastes a text into an editor of code. Returns whether the editor took it.
 const paste = (id, text) => {
   const clipboardData = new DataTransfer();
   clipboardData.setData('text/plain', text);
@@ -219,7 +231,7 @@ const paste = (id, text) => {
   return !(keyField(el) ?? el).dispatchEvent(event);
 };
 
-const functions = {observe, settled, locate, missed, select, focus, sliderAt, editsCode, paste, typed, scroll};
+const functions = {observe, settled, locate, missed, select, focus, wayToType, sliderAt, paste, typed, scroll};
 const call = ([name, ...given]) => {
   forget();  // the page has changed since the last call
   return functions[name](...given);
