@@ -162,11 +162,11 @@ class DigiRL(mgrpo.MGRPO):
     def good_turns(self, episodes):
         """The second filter: rows of the turns whose A_j exceeds 1 / max_turns."""
         cfg = self.cfg
-        rows = response_rows(self.chat, episodes)  # one for each turn
+        rows = response_rows(self.chat, episodes)  # one for each turn that can train
         x_RD = states(self.model, rows, cfg, self.device)
         V_R = predict(self.model, "V_s", x_RD)
         A = []
-        turns = [len(tau.turns) for tau in episodes]
+        turns = [sum(row.tau is tau for row in rows) for tau in episodes]
         for tau, V in zip(episodes, V_R.split(turns)):
             A += turn_advantages(tau.reward, V.tolist(), cfg.lam)
         good = [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]

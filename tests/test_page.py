@@ -284,6 +284,28 @@ READ = {  # how real pages are built -> what the agent reads
           constructor() { super(); this.attachShadow({mode: 'open'}).innerHTML = '<input>'; }
         });</script>""",
         "<checkbox>Agree <0> = on</checkbox> <input>Name <1></input>"),
+    "a custom item that has a state and is no checkbox": (
+        """<x-item tabindex=0 onclick="1">Copy</x-item><script>customElements.define('x-item', class extends HTMLElement {
+          constructor() { super(); this.checked = false; }
+        });</script>""",
+        "<x-item>Copy <0></x-item>"),
+    "two fields in one custom element": (
+        """<x-range aria-label=Price></x-range><script>customElements.define('x-range', class extends HTMLElement {
+          static formAssociated = true;
+          constructor() {
+            super();
+            this.attachShadow({mode: 'open'}).innerHTML = '<input aria-label=min><input placeholder=max>';
+          }
+        });</script>""",
+        "<input>min <0></input> <input>max <1></input>"),
+    "properties that throw": (
+        """<x-check-1 tabindex=0 onclick="1">odd</x-check-1> <div role=textbox tabindex=0 onclick="1">odder</div> <button>save</button><script>
+        customElements.define('x-check-1', class extends HTMLElement {
+          get checked() { throw new Error('not yet'); }
+        });
+        Object.defineProperty(document.querySelector('[role=textbox]'), 'editContext', {get() { throw new TypeError('no'); }});
+        </script>""",
+        "<x-check-1>odd <0></x-check-1> <input>odder <1></input> <button>save <2></button>"),
     "unread among the unselected": (
         "<style>.unread{font-weight:bold}</style><div role=option tabindex=0 class=unread aria-selected=false>Ann</div>",
         "<div>Ann <0> = unread</div>"),

@@ -374,7 +374,7 @@ def test_a_slider_that_is_drawn_in_a_later_frame_is_waited_for(site, browse):
 
 def test_a_part_of_a_date_is_overwritten(site, browse):
     """React Aria's: a Backspace would delete one digit, or move to the part before."""
-    page = """<div id=y contenteditable role=spinbutton aria-label=year onkeydown="event.preventDefault(); keys.push(event.key);
+    page = """<div id=y contenteditable spellcheck=false autocapitalize=off role=spinbutton aria-label=year onkeydown="event.preventDefault(); keys.push(event.key);
         document.title = keys.join(' ')">2024</div><script>const keys = []</script>"""
 
     async def test(session):

@@ -621,11 +621,13 @@ class Session:
         url = self.loading.arrive(page)
         if url is None:
             return
-        if url is DOWNLOAD or url.startswith("javascript:"):  # such a tab stays empty
+        runs_script = url is not DOWNLOAD and url.startswith("javascript:")
+        # Such a tab stays empty, unless the page that opened it holds on to it.
+        if url is DOWNLOAD or runs_script and await page.evaluate("window.opener === null"):
             await page.close()
             return
         # Every tab begins empty, and an empty document counts as loaded.
-        if url not in ("", "about:blank"):
+        if url not in ("", "about:blank") and not runs_script:
             await page.wait_for_url(lambda now: now != "about:blank", wait_until="commit")
         await page.wait_for_load_state("domcontentloaded")
 
@@ -886,7 +888,7 @@ class Session:
             kept = await self.ask("typed", element, text)
             if kept is True:  # a full field with a mask, as for a phone number, takes only keys
                 await field.select_text(force=True)
-                await self.page.keyboard.type(text.replace("\n", " "))
+                await self.page.keyboard.type(text)
 
     async def _slider_at(self, element: int) -> float | None:
         """What a slider stands at that the page draws; None for any other element."""

@@ -12,7 +12,8 @@
 //                 newest: an agent closes none, so in the replay the tabs after a closed one have other numbers
 //   a dropdown    is put back to what it was, and the agent chooses
 //   keys          Enter, Page Up, Page Down, Alt+Left, Alt+Right, Alt+0 to Alt+7 for tabs. Others do nothing
-//                 outside of fields, except for moving the focus and scrolling
+//                 outside of fields, except for moving the focus and scrolling. Escape does
+//                 nothing anywhere
 (() => {
   const RECORDER = Symbol.for('recorder'), ELEMENTS = Symbol.for('elements');
   const IDLE = 1500;  // ms without a key after which a text counts as typed

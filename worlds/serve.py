@@ -111,7 +111,8 @@ async def connect(host: str, port: int):
     if host == "localhost":
         with contextlib.suppress(OSError):
             return await asyncio.open_connection("::1", port)
-    return await asyncio.open_connection("127.0.0.1", port)
+        host = "127.0.0.1"
+    return await asyncio.open_connection(host, port)
 
 
 async def answers(host: str, port: int, path: str) -> bool:
@@ -153,7 +154,8 @@ class Server:
             folder.mkdir()
         # The shell itself tells the guard its group, by its standard input, before it runs the
         # command. Were it told from here, this process could be killed in between.
-        # The trap keeps the shell until its command has ended; without it, SIGKILL would follow SIGTERM at once.
+        # The trap keeps the shell until a command in its foreground has ended. Without it, SIGKILL would
+        # follow SIGTERM at once.
         script = f'echo "+ $$" >&0; exec </dev/null; trap "exit 143" TERM\n{self.command}'
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", script], cwd=task.get("cwd", "."), start_new_session=True,
@@ -183,7 +185,7 @@ class Server:
         try:
             await bounded(self.first_answer(), seconds, f"the first answer of the server at {self.ready}")
         except TookTooLong:
-            if self.host != "localhost" and await self.answers_soon("localhost"):
+            if self.host != "localhost" and await self.answers_soon("::1"):
                 raise EnvError(f"the server answers at localhost, not at {self.host}; "
                                "write http://localhost:{port} in the task") from None
             raise
@@ -365,12 +367,15 @@ class Servers:
                 await self.end(server)
                 raise
             ended = server.process.returncode is not None
+            said = server.last_line()  # the shell may add "Terminated" when it is ended
             await self.end(server)
+            if ended:
+                said = server.last_line()
             port_was_taken = ended and not can_bind(port, reuse=True)
             if not port_was_taken:
                 break
         self.keep_output(task, server, problem)
-        raise EnvError(f"{problem}: {server.last_line()}")
+        raise EnvError(f"{problem}: {said}")
 
     async def end(self, server: Server):
         await server.end()

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
-from .browser import first_line, start_pages
+from .browser import first_line, origin, start_pages
 
 # ---------------------------------------------------------------------------- sites and accounts --
 
@@ -393,7 +393,8 @@ def check_served(task: dict, found: Findings):
         found.faults.append(f"start_url is {start_url!r:.60}; a task with serve starts at "
                             "http://127.0.0.1:{port}/...")
     for address in LOOPBACK.findall(json.dumps(task.get("eval"))):
-        found.faults.append(f"eval names {address}, where this task's server is not; write http://127.0.0.1:{{port}}")
+        found.faults.append(f"eval names {address}, where this task's server is not; write its port as {{port}}, at "
+                            "the host of start_url")
     ready = task.get("ready", "/")
     if not isinstance(ready, str) or not ready.startswith("/"):
         found.faults.append(f'ready is {ready!r:.60}; make it a path on the server, such as "/"')
@@ -482,19 +483,21 @@ def anchor(task: dict, folder: Path) -> list[str]:
             faults.append(f"storage_state {file} does not exist; write it with Playwright, name it after some "
                           f"of {', '.join(ACCOUNTS)}, or set it to null")
         else:
-            faults += login_faults(file, task["start_url"])
+            faults += login_faults(file, task)
     return faults
 
 
-def login_faults(file: Path, start_url: str) -> list[str]:
+def login_faults(file: Path, task: dict) -> list[str]:
     """What is wrong with a saved login: it cannot be read, or it is for this machine's other name."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         hosts = {cookie["domain"] for cookie in saved.get("cookies", [])}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        hosts |= {urlsplit(place["origin"]).hostname for place in saved.get("origins", [])}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return [f"storage_state {file} is not a login as Playwright saves it ({first_line(error)}); save it again"]
+    starts = {origin(page.replace("{port}", "80")).rpartition(":")[0] for page in start_pages(task)}
     for here, other in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):
-        if urlsplit(start_url).hostname == here and hosts == {other}:
+        if starts == {f"http://{here}"} and hosts == {other}:
             return [f"storage_state {file} has cookies for {other}, but the task starts at {here}; start it at {other}"]
     return []
 

@@ -131,7 +131,7 @@ const focus = id => {
   const root = el?.getRootNode(), before = root?.activeElement;
   if (missing(id)) return missing(id);
   const refusal = why => `element ${id} does not take text: it is ${why}`;
-  const takesText = el.isContentEditable || el.editContext || el.matches('input,textarea');
+  const takesText = el.isContentEditable || own(el, 'editContext') || el.matches('input,textarea');
   if (!takesText && !isSlider(el)) return refusal('no field');
   if (el.matches(':disabled,[readonly]')) return refusal('locked');
   if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
@@ -148,10 +148,11 @@ const focus = id => {
 const wayToType = id => {
   const el = numbered(id);
   if (isSlider(el)) return 'slider';
+  if (el.isContentEditable && role(el) === 'spinbutton') return 'part';  // it has these attributes as well
   // Editors of code draw their text, or do without what helps to write prose (CodeMirror 6).
   const withoutHelp = el.matches('[contenteditable][spellcheck=false][autocapitalize=off]');
-  if (keyField(el) || el.editContext || withoutHelp) return 'code';
-  if (el.isContentEditable) return el.role === 'spinbutton' ? 'part' : 'rich';
+  if (keyField(el) || own(el, 'editContext') || withoutHelp) return 'code';
+  if (el.isContentEditable) return 'rich';
   return 'field';
 };
 
@@ -166,7 +167,7 @@ const typed = (id, text) => {
     window[REFUSALS]?.set(el, () => `it takes the format ${formats[el.type]}, and is empty now`);
   if (el?.type === 'range' && Number(el.value) !== Number(text))
     window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
-  const kept = !!held && held !== text && el?.value === held && el.selectionStart !== null;
+  const kept = !!held && held !== text && el?.value === held && el.localName === 'input' && el.selectionStart !== null;
   for (const type of ['keydown', 'keyup']) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }

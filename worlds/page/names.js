@@ -217,10 +217,13 @@ const ownText = el => {
 const hiddenLabel = el => labelsOf(el)
   .map(label => ariaOrTooltip(label) || ownText(label) || tidy(label.textContent)).find(text => text);
 const labelsText = el => labelsOf(el).map(labelText).find(text => text);
-// Of a field in the shadow root of a custom element: what the labels of that element say.
+// Of the only field in the shadow root of a custom element: what the labels of that element say.
 const labelsOfHost = el => {
-  const {host} = rootOf(el);
-  return host?.constructor.formAssociated ? attribute(host, 'aria-label') || labelsText(host) : '';
+  const root = rootOf(el);
+  if (nodeType(root) !== FRAGMENT || fieldsOf(root).length > 1) return '';
+  const {host} = root;
+  const isField = own(own(host, 'constructor'), 'formAssociated');
+  return isField ? attribute(host, 'aria-label') || labelsText(host) : '';
 };
 const textOfIds = (el, name) => {
   if (!el.hasAttribute(name)) return '';

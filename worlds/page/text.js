@@ -127,8 +127,8 @@ const observe = async (viewportOnly, maxChars) => {
     try {
       look(node);
     } catch (error) {
-      if (error instanceof TypeError) childrenOf(node).forEach(visit);  // a form whose fields hide its methods
-      else if (!(error instanceof RangeError)) throw error;  // nested too deeply: what is outside goes on
+      // Nested too deeply: what is outside goes on. Else a form whose fields hide its methods, or a getter that throws.
+      if (!(error instanceof RangeError)) childrenOf(node).forEach(visit);
     }
     if (aim === node) aim = null;
     [inert, clips, cell, pre, behind] = outside;

@@ -48,7 +48,7 @@ const drawerOf = field => {
 };
 const keyFieldsIn = remembered(top => {
   const fields = inside('textarea:not(:disabled,[readonly],[tabindex="-1"]),[role=textbox]', top);
-  const takesKeys = field => field.localName === 'textarea' || field.editContext;  // which Monaco has instead
+  const takesKeys = field => field.localName === 'textarea' || own(field, 'editContext');  // Monaco's
   const open = fields.filter(field => takesKeys(field) && shown(field, getComputedStyle(field)));
   return new Map(open.map(field => [drawerOf(field), field]));
 });

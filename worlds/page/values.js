@@ -1,13 +1,16 @@
 // What kind of element it is, and its value or state.
 
+const isCustom = el => /-/.test(el.localName);
 const kindOf = el => {
   if (keyField(el)) return 'textarea';
   if (isSlider(el)) return 'input';
   const type = el.localName === 'input' ? el.type : '';
   if (/^(checkbox|radio)$/.test(type)) return type;
   if (type) return /^(submit|button|reset|image)$/.test(type) ? 'button' : 'input';
-  // A custom element may have its role inside (ElementInternals), where no attribute shows it.
-  const isTick = !role(el) && el.localName.includes('-') && typeof el.checked === 'boolean';
+  // A custom element may have its role inside (ElementInternals), where no attribute shows it. Its name tells: an
+  // item of a menu has `checked`, too.
+  const namesTick = isCustom(el) && /check|radio|switch|toggle/.test(el.localName);
+  const isTick = namesTick && !role(el) && typeof own(el, 'checked') === 'boolean';
   if (isTick) return el.localName.includes('radio') ? 'radio' : 'checkbox';
   const named = role(el).replace('link', 'a').replace('switch', 'checkbox').replace('textbox', 'input');
   if (/^(checkbox|radio|button|a|input)$/.test(named)) return named;
@@ -74,14 +77,15 @@ const amountOf = el => attribute(el, 'aria-valuetext') || attribute(el, 'aria-va
 
 // Whether an element says that it is checked, pressed, ..., by ARIA or, if it is a custom element, from inside.
 const holds = (el, state) => !/^(false|undefined)?$/.test(el.getAttribute(`aria-${state}`) ?? '')
-  || el.localName.includes('-') && isSelector(`:state(${state})`) && el.matches(`:state(${state})`);
+  || isCustom(el) && isSelector(`:state(${state})`) && el.matches(`:state(${state})`);
 
 // Whether a checkbox, a radio button or a switch is on.
 const isOn = el => {
   // A switch that is drawn elsewhere: its script's own word counts.
   const drawnElsewhere = el.matches('[role=switch][aria-checked]') && !el.checkVisibility({opacityProperty: true});
   if (drawnElsewhere) return holds(el, 'checked');
-  if (typeof el.checked === 'boolean') return el.checked;
+  const checked = own(el, 'checked');
+  if (typeof checked === 'boolean') return checked;
 
   const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
   return words.some(word => /^(on|active|checked|selected|enabled)$/.test(word))
@@ -91,7 +95,7 @@ const isOn = el => {
 const valueOf = el => {
   const kind = kindOf(el);
   if (/^(checkbox|radio)$/.test(kind)) {
-    if (el.indeterminate || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
+    if (own(el, 'indeterminate') || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
     return isOn(el) ? 'on' : 'off';
   }
   if (isSlider(el)) return amountOf(el);
