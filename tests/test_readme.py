@@ -814,6 +814,29 @@ def test_the_lead_of_filtered_cloning_on_the_long_tier_is_that_of_the_raw_files(
     assert f"ahead of M-GRPO by {leads[0]} (one run each, templates as clusters)" in page
 
 
+def test_the_longest_run_on_the_long_tier_has_the_figures_of_the_raw_files():
+    page = (ROOT / "assets/results.md").read_text()
+    raw = ROOT / "assets/results/long/longer"
+    clone, trained = [json.loads((raw / f"{name}.json").read_text())["splits"] for name in ("clone", "r1")]
+
+    before, after = [splits["sandbox:long-test"]["per_template"] for splits in (clone, trained)]
+    gains = [100 * (after[number]["success_rate"] - before[number]["success_rate"]) for number in before]
+    unseen = [f"{100 * splits['sandbox:long-test-unseen']['success_rate']:.1f}" for splits in (clone, trained)]
+    assert f"| {rate_and_interval(clone['sandbox:long-test'])} | | {unseen[0]} |" in page
+    assert f"| {rate_and_interval(trained['sandbox:long-test'])} | {table.shown(gains)} | {unseen[1]} |" in page
+    assert f"{table.shown(gains).replace(' [', ' points [')} in 24 steps" in (ROOT / "README.md").read_text()
+    unparsable = [splits["sandbox:long-test"]["invalid_actions"] for splits in (clone, trained)]
+    assert "{} responses of the clone are unparsable there, and {} of M-GRPO".format(*unparsable) in page
+
+    steps = read_lines(raw / "r1-metrics.jsonl")
+    thirds = [mean(100 * step["success_rate"] for step in steps[first:first + 8]) for first in (0, 8, 16)]
+    assert len(steps) == 24
+    assert "is {:.1f}% over steps 1 to 8, {:.1f} over 9 to 16, and {:.1f} over 17 to 24".format(*thirds) in page
+    assert f"then {sum(step['groups_kept'] for step in steps)} groups of eight" in page
+    on_the_way = [100 * step["held_out_success"] for step in steps if "held_out_success" in step]
+    assert "`long-dev` stands at {:.1f} and {:.1f}% after 9 and 18 steps".format(*on_the_way) in page
+
+
 def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
     """[low, high] of two seeds, first on seen templates, then on unseen ones."""
     page = (ROOT / "assets/language_model.md").read_text()
@@ -1367,6 +1390,8 @@ def rate_and_interval(figures):
 
 
 @pytest.mark.parametrize("raw", [
+    "longer/clone",
+    "longer/r1",
     "more-cloning/bc-22-epochs",
     "more-cloning/filtered-demonstrated",
     "more-cloning/filtered-from-22-epochs",
