@@ -712,8 +712,9 @@ def compare(directories: list[str]) -> str:
     rows = []
     for directory in directories:
         path = Path(directory) / "summary.json"
+        written = run.read_json(path)
         with run.reading(path):
-            splits = run.read_json(path)["splits"]
+            splits = written["splits"]
             if not splits:
                 raise ValueError("it holds no evaluation")
             for split, summary in splits.items():

@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import types
@@ -166,6 +167,13 @@ def answer(request, body: bytes = b"", status: int = 200, **headers):
         request.send_header(name, value)
     request.end_headers()
     request.wfile.write(body)
+
+
+def require_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
 
 
 def redirect(to):

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
-from conftest import PAGE, Env, act, answer, execute, redirect, task_at
+from conftest import PAGE, Env, act, answer, descendants, execute, redirect, require_ipv6, task_at
 from playwright.async_api import BrowserType, async_playwright
 
 from rollout import Call, Settings, play
@@ -549,6 +549,16 @@ def test_an_animation_that_never_ends_is_not_waited_for(site, browse):
     browse(test, site({"/": page}))
 
 
+def test_a_timeout_that_is_cleared_as_an_interval_is_not_waited_for(site, browse):
+    """Either function ends both kinds of timers."""
+    async def test(session):
+        await session.observe()
+        start = time.monotonic()
+        await act(session, 'do(action="Click", element="0")')
+        assert time.monotonic() - start < 2.5
+    browse(test, site({"/": "<button onclick='clearInterval(setTimeout(() => 1, 300))'>b</button>"}))
+
+
 def test_a_tab_that_never_comes_is_given_up_and_the_right_one_stopped(site, browse):
     held = threading.Event()
     links = "<a href=/never target=_blank>new</a> <a href=/ok target=_blank>tab</a> <a href=/never>slow</a>"
@@ -677,10 +687,9 @@ def test_sites_elsewhere_may_have_any_kind_of_address(browser_server, host):
         def log_message(self, *_):
             pass
 
-    try:
-        listener = Listener((host.strip("[]"), 0), Handler)
-    except OSError:
-        pytest.skip("this machine has no IPv6")
+    if host == "[::1]":
+        require_ipv6()
+    listener = Listener((host.strip("[]"), 0), Handler)
     threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
     base = f"http://{host}:{listener.server_port}/"
     settings = replace(SETTINGS, browser=browser_server("--unsafe")["address"])
@@ -710,6 +719,28 @@ def test_a_server_that_drops_our_flags_is_refused_unless_pages_may_reach_everyth
     with pytest.raises(ValueError, match="did not take our flags.*start it with --unsafe, or add --allow all"):
         asyncio.run(reached(settings, sites_of([task_at(base)]), base, base))
     assert asyncio.run(reached(settings, None, base, base)) is True
+
+
+def test_starts_that_fail_leave_one_driver(monkeypatch):
+    """Each left one more process of Playwright's, on a machine that may lack memory already."""
+    async def fails(*_, **__):
+        raise PlaywrightError("no memory")
+
+    def drivers() -> int:
+        return sum("playwright/driver" in command for command in descendants().values())
+
+    async def go():
+        before = drivers()
+        async with Browser(BrowserSettings(timeout=2.5), set()) as browser:
+            await browser.chromium.close()
+            with monkeypatch.context() as broken:
+                broken.setattr(Browser, "launch", fails)
+                with pytest.raises(PlaywrightError, match="no memory"):
+                    await browser.revive()
+            assert drivers() == before + 1
+            await browser.revive()
+            assert await browser.is_alive()
+    asyncio.run(go())
 
 
 def test_an_address_without_a_server_is_one_sentence(browser_server, site):

@@ -1325,7 +1325,7 @@ def test_an_environment_error_is_not_a_failure_in_the_summary():
     assert len(places) == 1
 
 
-def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path):
+def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path, monkeypatch):
     for name, success in (("bc", 0.25), ("r1", 0.5)):
         made = {"success_rate": success, "ci95": [0.1, 0.9], "n": 4}
         summary = {"splits": {"test": made, "unseen": made}}
@@ -1341,7 +1341,9 @@ def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path
         ["unseen", "bc", "25.0%"],
         ["unseen", "r1", "50.0%"],
     ]
-    with pytest.raises(ValueError, match=f"{tmp_path}/none/summary.json"):
+    monkeypatch.chdir(tmp_path / "r1")
+    assert "test    r1  " in evaluate.compare(["."])  # the run has its name from wherever it is seen
+    with pytest.raises(ValueError, match=f"^cannot use {tmp_path}/none/summary.json: FileNotFoundError"):
         evaluate.compare([str(tmp_path / "none")])
     (tmp_path / "bc/summary.json").write_text('{"splits": {}}')
     with pytest.raises(ValueError, match="bc/summary.json: it holds no evaluation"):
@@ -1520,6 +1522,12 @@ def test_a_chromium_that_does_not_start_is_one_sentence_with_its_own_complaint(m
         runs.command_line(main, Config, "")
 
     assert complaint(end, capsys) == "evaluate.py: Chromium failed: libnss3.so: cannot open"
+
+
+def test_a_misspelled_source_is_named_before_a_model_is_opened(tmp_path):
+    cfg = Config(model=str(tmp_path / "nowhere"), tasks="sandbox:tset", out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="tset"):
+        evaluate.main(cfg)
 
 
 def test_a_finished_evaluation_ends_without_a_status(site, tmp_path):

@@ -15,9 +15,10 @@ from rollout import parse
 from worlds import infinity
 
 # As the benchmark's: state is None until the page sends it, threads may swap PUTs (the first of two takes longest),
-# it listens on all interfaces and serves its own folder.
+# it listens on all interfaces, imports a file beside it and serves its own folder.
 SERVER = '''
 import http.server, json, socketserver, sys, time
+import neighbour
 class Threaded(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
 state = None
@@ -65,6 +66,7 @@ def clone(tmp_path):
         for name in ("real-tasks", "function-tasks"):
             (folder / name).mkdir(parents=True)
         (folder / "server.py").write_text(SERVER)
+        (folder / "neighbour.py").write_text("")
         (folder / "index.html").write_text(PAGE)
         real = []
         for name, difficulty in (("e1", "easy"), ("e2", "easy"), ("m20", "medium"), ("h1", "hard")):

@@ -284,6 +284,11 @@ READ = {  # how real pages are built -> what the agent reads
           constructor() { super(); this.attachShadow({mode: 'open'}).innerHTML = '<input>'; }
         });</script>""",
         "<checkbox>Agree <0> = on</checkbox> <input>Name <1></input>"),
+    "a custom button with a state of its own": (
+        """<x-bold tabindex=0 onclick="1">Bold</x-bold><script>customElements.define('x-bold', class extends HTMLElement {
+          constructor() { super(); this.attachInternals().states.add('pressed'); }
+        });</script>""",
+        "<x-bold>Bold <0> = pressed</x-bold>"),
     "a custom item that has a state and is no checkbox": (
         """<x-item tabindex=0 onclick="1">Copy</x-item><script>customElements.define('x-item', class extends HTMLElement {
           constructor() { super(); this.checked = false; }
@@ -328,6 +333,17 @@ def test_fifty_thousand_elements_are_read_within_the_cap(site, browse):
         assert 200_000 < len(text) < 200_100 and text.endswith("[the page goes on]")
     many = "".join(f"<p><a href=/{'x' * 50}{i}>link {i} of many</a>" for i in range(50_000))
     browse(test, site({"/": many}), BrowserSettings())
+
+
+def test_many_fields_without_labels_are_read_in_time(site, browse):
+    """For its name each field once read all texts of the list: 400 rows took 5 seconds."""
+    async def test(session):
+        _, text = await session.observe()
+        assert "row 1499" in text
+    row = """<div style="cursor:pointer"><div class=check></div><div onclick="1">row {}<div><b>more</b></div></div>
+        <input placeholder=x></div>"""
+    rows = "".join(row.format(i) for i in range(1500))
+    browse(test, site({"/": f"<div style='cursor:pointer'>{rows}</div>"}), BrowserSettings(timeout=10))
 
 
 def test_covered_elements_are_out_and_a_page_is_capped(site, browse):

@@ -374,8 +374,9 @@ def test_a_slider_that_is_drawn_in_a_later_frame_is_waited_for(site, browse):
 
 def test_a_part_of_a_date_is_overwritten(site, browse):
     """React Aria's: a Backspace would delete one digit, or move to the part before."""
-    page = """<div id=y contenteditable spellcheck=false autocapitalize=off role=spinbutton aria-label=year onkeydown="event.preventDefault(); keys.push(event.key);
-        document.title = keys.join(' ')">2024</div><script>const keys = []</script>"""
+    page = """<div id=y contenteditable spellcheck=false autocapitalize=off role=spinbutton aria-label=year
+        onkeydown="event.preventDefault(); keys.push(event.key); document.title = keys.join(' ')">2024</div>
+        <script>const keys = []</script>"""
 
     async def test(session):
         await session.observe()
@@ -410,6 +411,14 @@ def test_what_moves_in_a_shadow_root_is_waited_for(site, browse):
         await session.observe()
         assert "title: all there" in await click(session, 0)
     browse(test, site({"/": page}))
+
+
+def test_a_slider_without_a_number_says_so(site, browse):
+    async def test(session):
+        await session.observe()
+        said = await problem_with(session, 'do(action="Type", argument="5", element="0")')
+        assert "does not say where it stands" in said
+    browse(test, site({"/": "<div role=slider aria-label=Volume aria-valuenow=high tabindex=0>o</div>"}))
 
 
 def test_a_slider_without_keys_says_so(site, browse):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, act, answer, chromium, descendants, redirect, scripted, task_at
+from conftest import ROOT, act, answer, chromium, descendants, redirect, require_ipv6, scripted, task_at
 
 import evaluate
 import rollout
@@ -459,13 +458,6 @@ def test_a_server_has_time_to_end(shop, tmp_path, monkeypatch):
 def test_a_server_that_is_mute_is_told_from_one_at_another_address(shop, tmp_path):
     with pytest.raises(EnvError, match="first answer of the server at / took more than 1 s"):
         serve_one(shop("is mute"), tmp_path, seconds=1)
-
-
-def require_ipv6():
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6")
 
 
 @pytest.mark.parametrize("how", ["works", "listens at ::1"])

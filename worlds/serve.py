@@ -107,7 +107,7 @@ def host_of(task: dict) -> str:
 
 
 async def connect(host: str, port: int):
-    """(reader, writer) of a connection. Raises OSError."""
+    """(reader, writer) of a connection. Raises OSError. localhost is either of its addresses, as for Chromium."""
     if host == "localhost":
         with contextlib.suppress(OSError):
             return await asyncio.open_connection("::1", port)
@@ -208,6 +208,7 @@ class Server:
             pause = min(2 * pause, 0.1)
 
     async def answers_soon(self, host: str) -> bool:
+        """Whether it answers there within GRACE."""
         with contextlib.suppress(TookTooLong):
             return await bounded(answers(host, self.port, self.ready), GRACE, "asking a server")
         return False
@@ -367,9 +368,9 @@ class Servers:
                 await self.end(server)
                 raise
             ended = server.process.returncode is not None
-            said = server.last_line()  # the shell may add "Terminated" when it is ended
+            said = server.last_line()
             await self.end(server)
-            if ended:
+            if ended:  # by itself: its last words may have come only now. Else its shell adds "Terminated"
                 said = server.last_line()
             port_was_taken = ended and not can_bind(port, reuse=True)
             if not port_was_taken:

@@ -131,7 +131,7 @@ const focus = id => {
   const root = el?.getRootNode(), before = root?.activeElement;
   if (missing(id)) return missing(id);
   const refusal = why => `element ${id} does not take text: it is ${why}`;
-  const takesText = el.isContentEditable || own(el, 'editContext') || el.matches('input,textarea');
+  const takesText = el.isContentEditable || propertyOf(el, 'editContext') || el.matches('input,textarea');
   if (!takesText && !isSlider(el)) return refusal('no field');
   if (el.matches(':disabled,[readonly]')) return refusal('locked');
   if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
@@ -148,10 +148,10 @@ const focus = id => {
 const wayToType = id => {
   const el = numbered(id);
   if (isSlider(el)) return 'slider';
-  if (el.isContentEditable && role(el) === 'spinbutton') return 'part';  // it has these attributes as well
+  if (el.isContentEditable && role(el) === 'spinbutton') return 'part';  // it has the attributes below as well
   // Editors of code draw their text, or do without what helps to write prose (CodeMirror 6).
   const withoutHelp = el.matches('[contenteditable][spellcheck=false][autocapitalize=off]');
-  if (keyField(el) || own(el, 'editContext') || withoutHelp) return 'code';
+  if (keyField(el) || propertyOf(el, 'editContext') || withoutHelp) return 'code';
   if (el.isContentEditable) return 'rich';
   return 'field';
 };

@@ -33,8 +33,8 @@ const SPACE = /[\s\u00a0\ue000-\uf8ff]+/g;
 const tidy = s => (typeof s === 'string' ? s : '').replace(INVISIBLE, '').replace(SPACE, ' ').trim();
 const escape = s => s.replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
 const cut = (s, length) => s.length > length ? s.slice(0, length) + '…' : s;
-// What an element's own property says; undefined if reading it throws, as that of a custom element may.
-const own = (el, name) => {
+// A property of an element; undefined if reading it throws, as that of a custom element may.
+const propertyOf = (el, name) => {
   try {
     return el[name];
   } catch { /* the page's own error */ }

@@ -222,7 +222,7 @@ const labelsOfHost = el => {
   const root = rootOf(el);
   if (nodeType(root) !== FRAGMENT || fieldsOf(root).length > 1) return '';
   const {host} = root;
-  const isField = own(own(host, 'constructor'), 'formAssociated');
+  const isField = propertyOf(propertyOf(host, 'constructor'), 'formAssociated');
   return isField ? attribute(host, 'aria-label') || labelsText(host) : '';
 };
 const textOfIds = (el, name) => {

@@ -48,7 +48,7 @@ const drawerOf = field => {
 };
 const keyFieldsIn = remembered(top => {
   const fields = inside('textarea:not(:disabled,[readonly],[tabindex="-1"]),[role=textbox]', top);
-  const takesKeys = field => field.localName === 'textarea' || own(field, 'editContext');  // Monaco's
+  const takesKeys = field => field.localName === 'textarea' || propertyOf(field, 'editContext');  // Monaco
   const open = fields.filter(field => takesKeys(field) && shown(field, getComputedStyle(field)));
   return new Map(open.map(field => [drawerOf(field), field]));
 });

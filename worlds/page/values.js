@@ -10,7 +10,7 @@ const kindOf = el => {
   // A custom element may have its role inside (ElementInternals), where no attribute shows it. Its name tells: an
   // item of a menu has `checked`, too.
   const namesTick = isCustom(el) && /check|radio|switch|toggle/.test(el.localName);
-  const isTick = namesTick && !role(el) && typeof own(el, 'checked') === 'boolean';
+  const isTick = namesTick && !role(el) && typeof propertyOf(el, 'checked') === 'boolean';
   if (isTick) return el.localName.includes('radio') ? 'radio' : 'checkbox';
   const named = role(el).replace('link', 'a').replace('switch', 'checkbox').replace('textbox', 'input');
   if (/^(checkbox|radio|button|a|input)$/.test(named)) return named;
@@ -84,7 +84,7 @@ const isOn = el => {
   // A switch that is drawn elsewhere: its script's own word counts.
   const drawnElsewhere = el.matches('[role=switch][aria-checked]') && !el.checkVisibility({opacityProperty: true});
   if (drawnElsewhere) return holds(el, 'checked');
-  const checked = own(el, 'checked');
+  const checked = propertyOf(el, 'checked');
   if (typeof checked === 'boolean') return checked;
 
   const words = drawnSwitch(el) ? stateWords(drawnSwitch(el)) : [];
@@ -95,7 +95,7 @@ const isOn = el => {
 const valueOf = el => {
   const kind = kindOf(el);
   if (/^(checkbox|radio)$/.test(kind)) {
-    if (own(el, 'indeterminate') || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
+    if (propertyOf(el, 'indeterminate') || el.getAttribute('aria-checked') === 'mixed') return 'mixed';
     return isOn(el) ? 'on' : 'off';
   }
   if (isSlider(el)) return amountOf(el);
