@@ -279,10 +279,11 @@ class Replay:
 # Between the cells of a table it has tabs, and pages write spaces that do not break.
 TEXT = r"document.body.innerText.replace(/[^\S\n]+/g, ' ')"
 # What a page's elements are set to, where no text says it: {JavaScript that reads it: the value}.
-SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id]:not([id=""]), [name]:not([name=""])')].flatMap(el => {
-  const given = name => Element.prototype.getAttribute.call(el, name);  // in a form, el.id may be a field
-  const id = given('id');
-  const selector = id ? `#${CSS.escape(id)}` : `[name=${CSS.escape(given('name'))}]`;
+SETTINGS = """Object.fromEntries([...document.querySelectorAll('[id], [name]')].flatMap(el => {
+  const given = key => Element.prototype.getAttribute.call(el, key);  // in a form, el.id may be a field
+  const id = given('id'), name = given('name');
+  if (!id && !name) return [];
+  const selector = id ? `#${CSS.escape(id)}` : `[name=${CSS.escape(name)}]`;
   const read = `document.querySelector(${JSON.stringify(selector)})`;
   return ['value', 'checked', 'ariaChecked', 'ariaPressed', 'ariaSelected', 'className']
     .filter(key => el.type !== 'hidden' && /^(string|boolean)$/.test(typeof el[key]))

@@ -660,7 +660,7 @@ def test_a_setting_that_no_text_tells_is_checked(recorded, tmp_path):
 def test_settings_are_found_whatever_their_ids_are(name, site, run):
     """React's useId writes ":r1:". Its backslash was lost on the way into the locator."""
     quoted = html.escape(name)
-    page = f"<input id='{quoted}' value=oslo><form><input name='{quoted}' value=rome></form>"
+    page = f"<input id='{quoted}' value=oslo><form><input name='{quoted}' value=rome></form><input id='' name=''>"
 
     async def go():
         async with Browser(one_task.Config(), None) as browser:
