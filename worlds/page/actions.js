@@ -139,7 +139,7 @@ const focus = id => {
   el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
   if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
   if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
-  held = el.value;
+  held = propertyOf(el, 'value');
   return el;
 };
 
