@@ -191,6 +191,12 @@ def answer_text(answer: str | None) -> str | None:
     return None if answer is None else clean(answer)
 
 
+def string_match(answer: str | None, reference_answers: dict) -> bool:
+    """Whether an answer passes every check of it. None, an episode that never exited, passes none."""
+    results = contents_checks(reference_answers, answer_text(answer), "answer")
+    return all(check.passed for check in results)
+
+
 def tidy(url: str) -> str:
     return url.replace("localhost", "127.0.0.1").removesuffix("/")
 

@@ -262,13 +262,6 @@ async def act(session, text) -> str:
     return (await session.observe())[1]
 
 
-def string_match(answer, reference_answers) -> bool:
-    """Whether an answer passes every check of it."""
-    import evaluate
-    made = evaluate.contents_checks(reference_answers, evaluate.answer_text(answer), "answer")
-    return all(check.passed for check in made)
-
-
 @pytest.fixture(scope="session")
 def sandbox_sites():
     """{SITE: address} of one sandbox process for the whole test run; each episode has a world of its own there."""

@@ -15,14 +15,14 @@ from functools import partial
 from itertools import combinations
 
 import pytest
-from conftest import GOOD, ROOT, answer, chat_server, fuzzy, make_task, string_match, target
+from conftest import GOOD, ROOT, answer, chat_server, fuzzy, make_task, target
 from test_run import start_ranks
 
 import evaluate
 import run as runs
 from compress import Trajectory, Turn
-from evaluate import (SiteSettings, Config, Environment, checks, episode_metrics, pass_at, rate, score, summarize,
-                      table, url_match, wilson)
+from evaluate import (SiteSettings, Config, Environment, checks, episode_metrics, pass_at, rate, score, string_match,
+                      summarize, table, url_match, wilson)
 from rollout import Settings
 from worlds import webarena
 from worlds.browser import Browser, EnvError, PlaywrightError

@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 
 from compress import Chat, format_response
-from conftest import ROOT, string_match
-from evaluate import contents_checks, url_match
+from conftest import ROOT
+from evaluate import contents_checks, string_match, url_match
 from model import load_tokenizer
 from rollout import parse
 from worlds import sandbox
