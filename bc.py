@@ -169,7 +169,8 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
 
 def why_left_out(record: dict, split: str) -> str:
     """Why an episode is no demonstration; "" if it is one."""
-    # A comma in "train,dev" could belong to one source, so `sources` leaves it whole: split it here as well.
+    # A record's split is a word ("train"), or the source of an evaluation, which may hold commas of its own
+    # ("miniwob:click-test,click-link"). `sources` keeps both "train,dev" and such a source whole.
     wanted = {*worlds.sources(split), *split.split(",")}
     if "split" in record and record["split"] not in wanted:
         return f"split {record['split']}, not --data-split {split}"
@@ -330,9 +331,9 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
         loss_sum += loss.item()
 
     # 3) Step.
-    loss = float(run.all_sum([loss_sum])[0])
-    grad_norm, skipped = optimizer_step(model, optimizer, loss, cfg.max_grad_norm)
-    return loss, grad_norm, skipped
+    total_loss = float(run.all_sum([loss_sum]))
+    grad_norm, skipped = optimizer_step(model, optimizer, total_loss, cfg.max_grad_norm)
+    return total_loss, grad_norm, skipped
 
 
 def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, directory, first_step: int = 0):

@@ -6,8 +6,10 @@ Under dynamic context compression (paper §3.2) the policy draws response a_j fr
 
 j is a turn; the paper counts turns from 1, the code from 0. s_j is a whole page and s' a placeholder of a few
 tokens: only the current page is seen, but every past response stays. `trunk` and `past_turn` decide what the
-history keeps. A rollout samples a_j from h_j, and RL scores it under exactly these ids: sampled ids are stored, not
-encoded again. Responses of experts, of other programs' models and of files exist as text only; those are encoded.
+history keeps; `messages` says the same in text, for models behind a URL.
+
+A rollout samples a_j from h_j, and RL scores it under exactly these ids: sampled ids are stored, not encoded again.
+Responses of experts, of other programs' models and of files exist as text only; those are encoded.
 
 For training, `pack` writes once what rows have in common: the history that an episode's turns share,
 and what the episodes of a group share from their beginning on. Each row attends to exactly what it would see alone.
@@ -419,6 +421,7 @@ def to_record(trajectory: Trajectory, chat: Chat, **extra) -> dict:
     record = {
         "task_id": task["task_id"],
         "sites": task["sites"],
+        "source": task.get("source"),
         "template": task.get("intent_template_id"),
         "intent": task["intent"],
     }
@@ -541,7 +544,7 @@ def common_length(before: Row, row: Row) -> int:
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     """Splits rows so that `pack` writes a batch in at most max_tokens ids. A longer row has one of its own.
 
-    The rows are sorted as a dictionary sorts its words. Then no earlier row shares more with a row than
+    The rows are sorted by their ids, lexicographically. Then no earlier row shares more with a row than
     the one right before it: the rows of a task stand together, and among them those with the same
     history and page.
 

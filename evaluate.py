@@ -9,8 +9,10 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
         "locator": "document.querySelector('h1').outerText",          read what this JavaScript finds ("": all)
         "required_contents": {"exact_match": "Done"}}]                about that text
 
-    score -> checks -> judged_checks (the answer), html_checks (pages) -> MATCHERS
-                    -> url_match; verify, a program that judges
+    score -> checks -> judged_checks of the answer  -> MATCHERS
+                    -> html_checks  of pages       -> judged_checks of what a locator finds
+                    -> url_match    of the address
+                    -> verify, a program that judges
 
 `score` is both the training reward and the benchmark's metric. It follows VisualAgentBench's
 evaluators, which produced the paper's numbers. WebArena's own are laxer: they ignore the order of a query's
@@ -609,9 +611,9 @@ def pass_at(trajectories: list[Trajectory]) -> dict[int, float]:
 def episode_metrics(trajectories: list[Trajectory]) -> dict:
     """Episodes in numbers, for a training step and for an evaluation.
 
-    episodes, env_errors and env_retries count all episodes; everything else is about the valid ones. turns and
-    trajectory_tokens (pages and responses) are means over episodes, response_tokens is a mean over turns, and
-    exited is a share: None where there is nothing to average. The rest, beyond `rate`, are counts.
+    episodes, env_errors and env_retries count all episodes; everything else is about the valid ones. turns,
+    trajectory_tokens (pages and responses) and exited (a share) are means over episodes, response_tokens is a mean
+    over turns. These four are None where there is nothing to average. The rest, beyond `rate`, are counts.
     """
     valid = [tau for tau in trajectories if tau.status == "ok"]
     turns = []
@@ -955,7 +957,7 @@ def main(cfg: Config) -> int | None:
     worlds.check_files(cfg.tasks)
     if cfg.watch:
         cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
-    device = run.init_dist()
+    device = run.init_dist(cfg.precision)
     out = Path(cfg.out)
     begun = (out / "lock").exists()  # an evaluation, perhaps beside a checkpoint that is not ours
     if not begun and not run.holds_run(out):

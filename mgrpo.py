@@ -253,6 +253,11 @@ def per_token(values: list[float], rows: list[Row], device):
     return torch.tensor(values, device=device).repeat_interleave(counts)
 
 
+def per_row(x_N, rows: list[Row]):
+    """(N,) -> one tensor per row, of its action tokens."""
+    return x_N.split([row.n_action for row in rows])
+
+
 def sampled_logps(rows: list[Row], device):
     """(N,): the action tokens' log-probs when they were sampled."""
     logps = []
@@ -304,7 +309,7 @@ class MGRPO:
     A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). In inputs,
     B is 1 and T the ids of a packed micro-batch (`pack`). Forks also use R, the number of rows.
     """
-    smallest_group = 2  # below this the group's mean is the episode itself
+    smallest_group = 2  # the mean of one episode is its own reward, so its advantage would be 0
     advice = "next: python evaluate.py --model {out}{tasks}"  # how `main` ends
 
     def __init__(self, cfg: Config, chat: Chat, model, reference, optimizer, device):
@@ -374,7 +379,7 @@ class MGRPO:
         n_kept = run.all_sum([len(kept)])
         return rows, {"groups_kept": int(n_kept)}
 
-    def updates(self, step: int) -> int:
+    def n_updates(self, step: int) -> int:
         """How many optimizer steps the step's rows are used for."""
         return self.cfg.updates_per_batch
 
@@ -412,8 +417,7 @@ def reference_logps(method: MGRPO, inputs: dict, logp_N):
 
 def fill_missing_logps(rows: list[Row], logp_N):
     """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
-    counts = [row.n_action for row in rows]
-    for row, logp in zip(rows, logp_N.detach().split(counts)):
+    for row, logp in zip(rows, per_row(logp_N.detach(), rows)):
         if row.logps is None:
             row.logps = logp.tolist()
 
@@ -566,7 +570,7 @@ def open_tasks(cfg: Config, env: Environment) -> tuple[list[dict], list[dict]]:
 
 
 def due(step: int, every: int, cfg: Config) -> bool:
-    """Whether to do after this step what is done after every `every` steps (0: never) and after the last one."""
+    """Whether what is done every `every` steps (0: never) is due after this one. After the last step it always is."""
     if step == cfg.steps - 1:
         return True
     return every > 0 and (step + 1) % every == 0
@@ -780,7 +784,7 @@ def main(cfg: Config, Method=MGRPO):
             policy_group["lr"] = warmup_linear(step, cfg)
             updates = []  # the metrics of each
             if run.all_max(len(rows)) > 0:  # if one rank has rows, all ranks take part
-                n_updates = method.updates(step)
+                n_updates = method.n_updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n_updates):
                     show = partial(show_progress, tick, i, n_updates)

@@ -9,18 +9,18 @@ The project's correctness argument: what a rollout records (`sample`) and what t
     python tests/tools/plan.py Llama-3.1-8B --gpus 8 --context 16384   # how many GPUs do I need?
 
 A checkpoint is a Hugging Face directory: config.json, *.safetensors, tokenizer.json. Its tensors have the
-same names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) change a built model in place; the classes
-below know neither.
+same names in `state_dict`. `adapt` (LoRA) and `shard` (FSDP2) change a built model in place; its
+forward pass knows neither.
 
 Suffixes say a tensor's shape: x_BTD is (B, T, D).
-Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size (E/2 in RoPE's
-frequencies and angles: one per rotated pair), V vocabulary, L layers, S cache slots, C attended
-positions, N scored tokens, M of them at once.
+Dimension key: B rows, T tokens, D width, H query heads, K key/value heads, E head size, P = E/2 pairs that
+RoPE rotates, V vocabulary, L layers, S cache slots, C attended positions, N scored tokens, M of them at once.
 """
 from __future__ import annotations
 
 # First, before torch. `reading` and `writing` turn errors into sentences that name the file.
-from run import barrier, delete_directory, fill, fingerprint, rank, read_json, reading, reshard, world_size, writing
+from run import (barrier, delete_directory, fill, fingerprint, is_sharded, rank, read_json, reading, reshard,
+                 world_size, writing)
 
 import argparse
 import json
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # Not a buffer: casting the model to bfloat16 must not round the frequencies.
-        self.frequencies_E = rope_frequencies(config)
+        self.frequencies_P = rope_frequencies(config)
 
     def forward(self, tokens_BT, positions_BT=None, cache: KVCache | None = None,
                 slots: slice = slice(None), head=None, segments: list[tuple] | None = None,
@@ -89,10 +89,10 @@ class Transformer(nn.Module):
         view = None
         if cache is not None:
             view = CacheView(cache, slots, positions_BT, end)
-        self.frequencies_E = self.frequencies_E.to(tokens_BT.device)
+        self.frequencies_P = self.frequencies_P.to(tokens_BT.device)
 
         x_BTD = self.model.embed_tokens(tokens_BT)
-        rotation = rope(positions_BT, self.frequencies_E, x_BTD.dtype)
+        rotation = rope(positions_BT, self.frequencies_P, x_BTD.dtype)
         recompute = self.recompute and torch.is_grad_enabled()  # without gradients nothing is kept for a backward pass
         for block in self.model.layers:
             if recompute:
@@ -195,26 +195,26 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
     at position 16,000, and the logits drift.
     """
     # On the CPU, even where `load` and `unsharded` build the model without memory, on "meta".
-    exponent_E = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
-    freq_E = 1 / config.rope_theta ** (exponent_E / config.head_dim)
+    exponent_P = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
+    freq_P = 1 / config.rope_theta ** (exponent_P / config.head_dim)
     scaling = config.rope_scaling
     if scaling is None:
-        return freq_E
+        return freq_P
 
-    # keep_E is 1 for pairs that turn often within the pre-training context, 0 for those that hardly turn.
-    wavelength_E = 2 * math.pi / freq_E
-    turns_E = scaling["original_max_position_embeddings"] / wavelength_E
+    # keep_P is 1 for pairs that turn often within the pre-training context, 0 for those that hardly turn.
+    wavelength_P = 2 * math.pi / freq_P
+    turns_P = scaling["original_max_position_embeddings"] / wavelength_P
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]
-    keep_E = ((turns_E - low) / (high - low)).clamp(0, 1)
-    return (1 - keep_E) * freq_E / scaling["factor"] + keep_E * freq_E
+    keep_P = ((turns_P - low) / (high - low)).clamp(0, 1)
+    return (1 - keep_P) * freq_P / scaling["factor"] + keep_P * freq_P
 
 
-def rope(positions_BT, frequencies_E, dtype):
+def rope(positions_BT, frequencies_P, dtype):
     """`rotate`'s tables, (B, 1, T, E). A pair (a, b) becomes (a cos - b sin, b cos + a sin)."""
-    angle_B1TE = positions_BT[:, None, :, None].float() * frequencies_E  # (B, 1, T, E/2)
-    cos = angle_B1TE.cos()
-    sin = angle_B1TE.sin()
+    angle_B1TP = positions_BT[:, None, :, None].float() * frequencies_P
+    cos = angle_B1TP.cos()
+    sin = angle_B1TP.sin()
     cos_B1TE = torch.cat((cos, cos), dim=-1).to(dtype)
     sin_B1TE = torch.cat((-sin, sin), dim=-1).to(dtype)
     return cos_B1TE, sin_B1TE
@@ -239,11 +239,8 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     B, H, T, E = q_BHTE.shape
     _, K, C, _ = k_BKCE.shape
     if mask_B1TC is None and T > 1:
-        lower_right = None
-        if C > T:
-            lower_right = causal_lower_right(T, C)
-        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, attn_mask=lower_right,
-                                              is_causal=C == T, enable_gqa=H != K)
+        causal = causal_lower_right(T, C)
+        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, attn_mask=causal, enable_gqa=H != K)
 
     # T = 1 or a mask. The H / K query heads that share a key head become further queries of a single head. So both
     # sides have K heads, and no keys are copied.
@@ -470,7 +467,7 @@ SUPPORTED = {  # feature: the values that `forward` computes; (): refused if a c
     "model_type": ("llama", "qwen2", "qwen3"),
     "hidden_act": ("silu",),
     "rope_type": ("default", "llama3"),
-    "rope_scaling": (),  # without a type we would ignore its other keys
+    "rope_scaling": (),  # keys of it that nothing reads
     "partial_rotary_factor": (),
     "layer_types": (),  # other than full_attention
     "use_sliding_window": (),
@@ -564,10 +561,11 @@ def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
     # What the config asks for. A value that changes nothing counts as not asked for.
     asked = dict(raw)
     asked["rope_type"] = rope_type
-    asked["rope_scaling"] = None  # a type that we know reads its own keys
-    if rope_type == "default":  # and this one reads none: we would ignore them
-        unread = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        asked["rope_scaling"] = {key: rope[key] for key in unread}
+    unread = {}  # what nothing reads of rope_scaling: "llama3" reads all of its keys, "default" only these
+    if rope_type == "default":
+        read = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+        unread = {key: value for key, value in rope.items() if key not in read}
+    asked["rope_scaling"] = unread
     part = (raw | rope).get("partial_rotary_factor")
     asked["partial_rotary_factor"] = None if part == 1 else part
     asked["layer_types"] = set(raw.get("layer_types") or ()) - {"full_attention"}
@@ -582,8 +580,9 @@ def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
 
 # ------------------------------------------------------------- checkpoints in Hugging Face's layout
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                   "generation_config.json", "chat_template.jinja", "agent.json")
+# What `save` copies from the checkpoint that training began with.
+COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+              "chat_template.jinja", "agent.json")
 
 
 def resolve(path: str | Path) -> Path:
@@ -717,7 +716,7 @@ def save(model: Transformer, path: str | Path, like: str | Path | None = None, s
 
     With LoRA it holds the policy twice: as merged weights in float32, for any program, and in adapter/
     as trained, in PEFT's layout, for `load`, peft and vLLM. A merge in bfloat16 would lose small updates.
-    like: the checkpoint whose tokenizer files go along. settings: the run's, for config.json.
+    like: the checkpoint whose tokenizer, chat template and agent.json go along. settings: the run's, for config.json.
     """
     path = Path(path)
     config = config_json(model)
@@ -754,7 +753,7 @@ def write_checkpoint(path: Path, config: dict, state: dict, like: str | Path | N
     outdated = []
     if like:
         source = resolve(like)
-        for name in TOKENIZER_FILES:
+        for name in COMPANIONS:
             if (source / name).exists():
                 shutil.copy(source / name, fresh)
             else:
@@ -968,8 +967,8 @@ def shard(model: Transformer, precision: str | None = None) -> Transformer:
     """FSDP2: each block, then the rest, is cut into one part per rank, gathered just in time.
 
     The weights that train, their gradients and reductions are float32; forward and backward passes compute
-    in the `computing_dtype`. LoRA's frozen weights are opened in that dtype, without a float32 master. So
-    in a single process a model with adapters stays as it is.
+    in the `computing_dtype`. LoRA's frozen weights are opened in that dtype, without a float32 master, and
+    `LoRALinear` converts its adapters itself. So in a single process a model with adapters stays as it is.
     """
     if not dist.is_initialized() or (model.lora and world_size() == 1):
         return model
@@ -1011,7 +1010,7 @@ def unsharded(model: Transformer):
 
 def gathered(tensor):
     """A sharded tensor, whole. All ranks call it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def clip_gradients(model: Transformer, limit: float) -> float:

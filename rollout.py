@@ -163,7 +163,8 @@ FUNCTIONS = "|".join(["do", *SHORTHANDS])
 CALL_BEGINS = re.compile(rf"\s*({FUNCTIONS})\s*\(")
 NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT_ID = re.compile("[0-9]{1,6}")
-# There is one way to read a string, closed or not: with two, a response that was cut inside one could take minutes.
+# A string, closed or not, matches in one way only, so the search never backtracks. With two ways, a response that was
+# cut inside a string could take minutes.
 STRING_OR_COMMENT = re.compile(r"""
     \#[^\n]*                    # a comment: it may hold a quote
     | (["'])                    # or a string: its quote,
@@ -313,7 +314,8 @@ class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
     It knows token ids only. Each worker owns a cache slot, which keeps its keys and values between turns.
-    A turn's context is that of the turn before up to its page, which is a placeholder now (turns count from 0):
+    A context repeats the one before up to that one's page, where a placeholder stands now. Before the response of
+    turn 2 (turns count from 0):
 
         held:   system  s'_0 a_0  [whole page 1]  a_1
         next:   system  s'_0 a_0  [placeholder ]  a_1  [whole page 2]
@@ -362,9 +364,8 @@ class Engine:
 
                 # 2) Prefill the requests that have come, one by one.
                 while self.waiting:
-                    request = self.waiting[0]
+                    request = self.waiting.popleft()
                     await loop.run_in_executor(thread, self.prefill, request)
-                    self.waiting.popleft()
                     self.running.append(request)
 
                 # 3) Decode one token for all; wake those whose response is complete.
@@ -462,12 +463,11 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
     """Observes and acts until the agent exits, uses up its turns, or fills the context."""
     budget = settings.max_context - settings.max_new_tokens
     hosts = trajectory.task.get("hosts", {})  # WebArena: the host that the policy reads and writes -> the real address
-    error = ""
     while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
         # 1) Observe. What went wrong with the last action comes first.
         url, page = await session.observe()
-        if error:
-            page = f"error: {error}\n{page}"
+        if trajectory.turns and trajectory.turns[-1].error:
+            page = f"error: {trajectory.turns[-1].error}\n{page}"
         for host, address in hosts.items():
             page = page.replace(address, f"http://{host}")
         fitted = compress.fit_page(chat, trajectory, page, budget)
@@ -486,7 +486,6 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
         response = turn.response
         for host, address in hosts.items():
             response = response.replace(f"http://{host}", address)
-        error = ""
         try:
             call = parse(response)
             turn.action = str(call)
@@ -495,8 +494,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             else:
                 await session.execute(call.name, ACTIONS[call.name].method, *call.method_args())
         except ActionError as problem:
-            error = str(problem)
-            turn.error = error
+            turn.error = str(problem)
 
 
 async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, settings: Settings, *,
@@ -552,13 +550,12 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
         raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
                          f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
     jobs = []
-    finished = {}  # number of a job -> its episode
+    episodes = []  # in the order of their numbers; None: not played yet
     for number, (task, member) in enumerate(itertools.product(tasks, range(group_size))):
         known = env.recall(task, member)
+        episodes.append(known)
         if known is None:
             jobs.append(Job(number, task, member))
-        else:
-            finished[number] = known
     queue = iter(jobs)  # all workers draw from it
     played = []  # in the order in which they end
     start = time.monotonic()
@@ -581,7 +578,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             attempt = partial(episode, browser, chat, job.task, env, act, settings,
                               member=job.member, slot=slot, before_verdict=draw_ahead)
             trajectory = await with_retry(attempt)
-            finished[job.number] = trajectory
+            episodes[job.number] = trajectory
             env.keep(trajectory)
 
             # 2) Say how far we are, and go on.
@@ -604,7 +601,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             # What a worker has begun must end first: it could prepare one more site.
             await asyncio.gather(*workers, return_exceptions=True)
             await env.end_prepared()
-    return [finished[number] for number in sorted(finished)]
+    return episodes
 
 
 async def with_retry(attempt) -> Trajectory:

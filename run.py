@@ -269,12 +269,17 @@ def keep_rows(path: Path, keep):
 # --------------------------------------------------------------------------------- training state --
 
 
+def is_sharded(tensor) -> bool:
+    """Whether this rank holds only a part of it: FSDP2's weights are DTensors."""
+    return hasattr(tensor, "placements")
+
+
 @torch.no_grad()
 def fill(parameter, tensor):
     """Copies a whole tensor into a parameter; of a sharded one, this rank's part."""
     if tensor.shape != parameter.shape:
         raise ValueError(f"a tensor has shape {[*tensor.shape]}, the model {[*parameter.shape]}")
-    if hasattr(parameter, "placements"):
+    if is_sharded(parameter):
         from torch.distributed.tensor import distribute_tensor
         # src_data_rank None: no communication, since every rank has read the tensor.
         tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
@@ -321,7 +326,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
     reshard(model)
     path = Path(path)
     fresh = path / "tmp"
-    sharded = hasattr(next(model.parameters()), "device_mesh")
+    sharded = is_sharded(next(model.parameters()))
     parts = world_size() if sharded else 1
     with writing(path):
         if rank() == 0:
@@ -331,7 +336,7 @@ def save_training(path: str | Path, model, optimizer, extra: dict):
         if rank() < parts:
             local = {}
             for name, tensor in training_tensors(model, optimizer).items():
-                if hasattr(tensor, "to_local"):
+                if is_sharded(tensor):
                     tensor = tensor.to_local()
                 local[name] = tensor.detach().cpu().contiguous()
             save_file(local, fresh / f"part-{rank()}.safetensors")

@@ -85,7 +85,7 @@ class AWR(mgrpo.MGRPO):
         for row, V_j in zip(rows, V):
             tau = row.tau
             A = tau.reward - V_j
-            log_w = min(A / cfg.awr_beta, largest)
+            log_w = min(A / cfg.awr_beta, largest)  # before exp, which could overflow
             row.advantage = exp(log_w)  # w_j, where `likelihood` looks for it
             if row.turn is tau.turns[0]:
                 tau.advantage = row.advantage  # the first turn's weight, for trajectories.jsonl only

@@ -219,8 +219,8 @@ def checks_met(tau: Trajectory) -> dict[int, int | None]:
         passing = part.place in ("url_match", "last")
         # Who met a check that no look saw and that the judge finds met? An answer: the last turn. The address, or an
         # open page that looks can read: the last turn as well, unless it was an exit, which changes no page.
-        needs_no_other_page = can_read(part, url="")  # false for pages with an address of their own
-        by_last_turn = part.place == "answer" or (needs_no_other_page and tau.answer is None)
+        open_page_shows_it = can_read(part, url="")  # "": no page that a check opens has this address
+        by_last_turn = part.place == "answer" or (open_page_shows_it and tau.answer is None)
         by_judge = None
         if by_last_turn:
             by_judge = len(tau.turns) - 1
@@ -299,9 +299,9 @@ class Checklist(mgrpo.MGRPO):
         for tau in training:
             tau.advantage = tau.reward - baseline
             e = [0.0] * len(tau.turns)
-            for turn, gain in self.earnings(tau):  # of R, for f1 as well
-                if turn is not None and turn >= 0:
-                    e[turn] += gain
+            for j, gain in self.earnings(tau):  # of R, for f1 as well
+                if j is not None and j >= 0:
+                    e[j] += gain
             for turn, e_j in zip(tau.turns, e):  # a row's advantage is its episode's and its turn's
                 turn.advantage = self.cfg.turn_credit * (e_j - mean(e))
         return training

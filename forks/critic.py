@@ -39,7 +39,7 @@ import torch.nn.functional as F
 
 import mgrpo
 from forks.shared import add_heads
-from mgrpo import mgrpo_loss, per_token, sampled_logps
+from mgrpo import mgrpo_loss, per_row, per_token, sampled_logps
 
 
 @dataclass
@@ -76,16 +76,10 @@ class Critic(mgrpo.MGRPO):
 
         # 2) A as it was in the step's first update. Each step has new rows, but for PADDING, whose A stays that of
         #    an earlier step: it does no harm, since its weight is 0.
-        rewards = []
-        for row in micro_batch:
-            reward = 0.0
-            if row.tau:  # not PADDING
-                reward = row.tau.reward
-            rewards.append(reward)
+        rewards = [row.tau.reward if row.tau else 0.0 for row in micro_batch]  # PADDING has no episode
         r_N = per_token(rewards, micro_batch, device)
         new_A_N = r_N - V_N
-        counts = [row.n_action for row in micro_batch]
-        for row, A in zip(micro_batch, new_A_N.split(counts)):
+        for row, A in zip(micro_batch, per_row(new_A_N, micro_batch)):
             first_update = not hasattr(row, "A")
             if first_update:
                 failed = row.turn and row.turn.error

@@ -59,7 +59,7 @@ class Config(mgrpo.Config):
     """Every knob is a flag; the comment after it is its help text."""
     out: str = "runs/digirl"     # the run's directory; at the end it is also the checkpoint
     # DigiRL
-    offline: int = 3             # first steps in which only V_c and V_s learn; the policy does at the end of the last
+    offline: int = 3             # first steps, in which only V_c and V_s learn; the last of them trains the policy, too
     past: int = 768              # replayed episodes per step, over all ranks: as many as four steps play
     share: float = 0.1           # of the episodes to clone, those with the largest A_c (and ties)
     lam: float = 0.5             # w_j = lam^(turns still to come), the weight of the outcome
@@ -101,7 +101,7 @@ class DigiRL(mgrpo.MGRPO):
         super().__init__(cfg, chat, model, reference, optimizer, device)
         add_heads(model, optimizer, "V_c", "V_s", lr=cfg.head_lr)
 
-    def updates(self, step):
+    def n_updates(self, step):
         """None at first; then all that was left out at once; then as many as in mgrpo.py."""
         last_offline = self.cfg.offline - 1
         if step < last_offline:
@@ -126,7 +126,7 @@ class DigiRL(mgrpo.MGRPO):
 
         # 3) V_s chooses turns.
         rows = []
-        if self.updates(step):
+        if self.n_updates(step):
             rows = self.good_turns(chosen)
 
         # 4) Counts over all ranks.
@@ -166,8 +166,8 @@ class DigiRL(mgrpo.MGRPO):
         x_RD = states(self.model, rows, cfg, self.device)
         V_R = predict(self.model, "V_s", x_RD)
         A = []
-        turns = [sum(row.tau is tau for row in rows) for tau in episodes]
-        for tau, V in zip(episodes, V_R.split(turns)):
+        counts = [sum(row.tau is tau for row in rows) for tau in episodes]  # of each episode's rows
+        for tau, V in zip(episodes, V_R.split(counts)):
             A += turn_advantages(tau.reward, V.tolist(), cfg.lam)
         good = [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]
 

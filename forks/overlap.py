@@ -67,7 +67,7 @@ import torch
 import mgrpo
 from compress import Row, micro_batches, pack
 from evaluate import Environment
-from mgrpo import mgrpo_loss, per_token, sampled_logps
+from mgrpo import mgrpo_loss, per_row, per_token, sampled_logps
 from model import Transformer, token_logprobs, unsharded
 
 
@@ -183,14 +183,13 @@ class Overlap(mgrpo.MGRPO):
         self.in_flight = self.thread.submit(collect, player, tasks, self.env, step, self.tell)
 
     def tell(self, line: str):
-        """Tells `collect`'s tick, which is set only after the batch in flight was submitted."""
+        """Shows progress by the tick of the moment: `collect` sets self.tick only while it waits."""
         self.tick(line)
 
     def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
         # In the step's first update, logp_N is still pi_start's: keep it on the row. Each step has new rows, but for
         # bc.PADDING, whose logp_start stays that of an earlier step: it does no harm, since its weight is 0.
-        counts = [row.n_action for row in micro_batch]
-        for row, logp in zip(micro_batch, logp_N.detach().split(counts)):
+        for row, logp in zip(micro_batch, per_row(logp_N.detach(), micro_batch)):
             if not hasattr(row, "logp_start"):
                 row.logp_start = logp
         logp_start_N = torch.cat([row.logp_start for row in micro_batch])

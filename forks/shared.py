@@ -69,7 +69,7 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
     It is that of the last token before the response, or, with `end`, of the response's last token. All ranks
     call it, also one without rows: they gather the weights together.
     """
-    found = {}
+    found = {}  # row -> its state; `micro_batches` sorts the rows
     with unsharded(model) as whole:
         for micro_batch in micro_batches(rows, cfg.max_tokens):
             inputs = pack(micro_batch, device)
@@ -85,12 +85,12 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
 
             x_RD = whole(**inputs, head=at_edges).float()
             for row, x_D in zip(micro_batch, x_RD, strict=True):
-                found[id(row)] = x_D
+                found[row] = x_D
 
     if not rows:
         width = model.config.hidden_size
         return torch.zeros(0, width, device=device)
-    in_order = [found[id(row)] for row in rows]
+    in_order = [found[row] for row in rows]
     return torch.stack(in_order)
 
 
@@ -104,10 +104,8 @@ def fit(model: Transformer, optimizer, name: str,
     device = x_RD.device
     own = (x_RD.cpu(), y_R.cpu())
     shares = gather([own])
-    all_x_RD = torch.cat([x for x, _ in shares])
-    all_x_RD = all_x_RD.float().to(device)
-    all_y_R = torch.cat([y for _, y in shares])
-    all_y_R = all_y_R.float().to(device)
+    all_x_RD = torch.cat([x for x, _ in shares]).to(device)
+    all_y_R = torch.cat([y for _, y in shares]).to(device)
     if not len(all_y_R):
         return None, None
 
@@ -137,7 +135,7 @@ def predict(model: Transformer, name: str, x_RD):
 def rewards_of(episodes: list[Trajectory]):
     """Their rewards as a tensor, (R,)."""
     rewards = [tau.reward for tau in episodes]
-    return torch.tensor(rewards)
+    return torch.tensor(rewards, dtype=torch.float32)
 
 
 # ------------------------------------------------------------------------------------------- rows --
@@ -191,8 +189,8 @@ def likelihood(micro_batch: list[Row], logp_N):
 def past_records(cfg, among: int = 2000) -> list[dict]:
     """The newest valid episodes of the run's own training, as records. All ranks call it.
 
-    Only training counts: an evaluation may have written into the same file. Of a longer file only the last
-    gigabyte is read, which may hold fewer than `among`.
+    Only training counts: an evaluation may have written into the same file. Only the file's last
+    gigabyte is read; it may hold fewer than `among`.
     """
     barrier()  # until rank 0 has written them
     path = Path(cfg.out) / "trajectories.jsonl"

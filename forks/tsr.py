@@ -85,11 +85,8 @@ def rating(response: str, trajectory: Trajectory) -> int:
     for host, address in trajectory.task.get("hosts", {}).items():
         action = action.replace(f"http://{host}", address)  # as rollout.take_turns does before it acts
     is_shown = shows(page, response, call.element)
-    is_new = True
-    for turn in earlier:
-        same_page = without_messages(turn.observation) == page
-        if same_page and turn.action == action:
-            is_new = False
+    tried_here = [turn.action for turn in earlier if without_messages(turn.observation) == page]
+    is_new = action not in tried_here
     return 1 + int(is_shown) + int(is_new)
 
 
@@ -101,12 +98,12 @@ async def best_of(chat: Chat, cfg: Config, draws_per_turn: list[int], trajectory
     appended to draws_per_turn.
     """
     best = None
-    highest = None
+    highest = -1  # below every rating
     for n in range(1, cfg.candidates + 1):
         response = await draw()
         ids, _, _ = response
         rated = rating(chat.decode(ids), trajectory)
-        if highest is None or rated > highest:  # of equally rated responses the first one stays
+        if rated > highest:  # of equally rated responses the first one stays
             best = response
             highest = rated
         if rated == BEST:

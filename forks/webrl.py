@@ -56,7 +56,7 @@ import mgrpo
 from compress import Row, Trajectory, micro_batches, pack, trajectory_rows
 from forks.shared import (add_heads, fit, past_records, playable, predict, recall, response_rows, rewards_of,
                           states)
-from mgrpo import sampled_logps
+from mgrpo import per_row, sampled_logps
 from model import token_logprobs, unsharded
 
 HARD = 0.05  # at this success rate and below, a task is played less often
@@ -108,7 +108,7 @@ def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     """The step's tasks, drawn from the pool. The more often a template failed lately, the likelier are its tasks."""
     verdicts = defaultdict(list)
     for record in past_records(cfg):
-        template = record["template"]
+        template = (record.get("source"), record["template"])
         verdicts[template].append(verdict(record))
 
     # A weighted draw without replacement (Efraimidis and Spirakis 2006): each task gets the key u^(1/w), with u
@@ -116,7 +116,7 @@ def curriculum(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
     rng = random.Random(f"{cfg.seed}/tasks {step}")
     keyed = []
     for task in tasks:
-        template = task.get("intent_template_id")
+        template = (task.get("source"), task.get("intent_template_id"))
         w = weight_of(verdicts[template])
         u = rng.random()
         keyed.append((u ** (1 / w), task))
@@ -146,9 +146,7 @@ def squared_loss(micro_batch: list[Row], logp_N, beta: float):
     # The log-ratio of a response is the sum over its tokens.
     logp_ref_N = sampled_logps(micro_batch, logp_N.device)
     delta_N = logp_N - logp_ref_N
-    lengths = [row.n_action for row in micro_batch]
-    responses = delta_N.split(lengths)
-    ratio_R = torch.stack([delta.sum() for delta in responses])
+    ratio_R = torch.stack([delta.sum() for delta in per_row(delta_N, micro_batch)])
 
     A_R = ratio_R.new_tensor([row.advantage for row in micro_batch])
     weight_R = ratio_R.new_tensor([row.weight for row in micro_batch])
@@ -263,8 +261,7 @@ class WebRL(mgrpo.MGRPO):
             for micro_batch in micro_batches(old, cfg.max_tokens):
                 inputs = pack(micro_batch, self.device)
                 logp_N, _, _ = token_logprobs(whole, **inputs, temperature=cfg.temperature)
-                lengths = [row.n_action for row in micro_batch]
-                for row, logp in zip(micro_batch, logp_N.split(lengths)):
+                for row, logp in zip(micro_batch, per_row(logp_N, micro_batch)):
                     row.logps = logp.tolist()
 
         kept = []

@@ -356,6 +356,23 @@ def test_the_curriculum_draws_templates_that_fail_but_not_those_that_always_do(t
     assert share == pytest.approx(expected, abs=0.06)
 
 
+def test_the_curriculum_tells_the_templates_of_two_sources_apart(tmp_path):
+    """Two sources may number their templates alike. Template 0 always succeeds in the first and was never played in
+    the second."""
+    tasks = []
+    for source in (None, 1):
+        for i in range(100):
+            tasks.append({"task_id": i, "intent_template_id": 0, "source": source})
+    cfg = webrl.Config(out=str(tmp_path), batch=20)
+    record = {**recorded(0, True), "source": None}
+    (tmp_path / "trajectories.jsonl").write_text((json.dumps(record) + "\n") * 20)
+
+    drawn = Counter()
+    for step in range(20):
+        drawn.update(task["source"] for task in webrl.curriculum(tasks, step, cfg))
+    assert drawn[1] > 3 * drawn[None]  # the weights are 0.5 and 0.1 / 22
+
+
 def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, checkpoint, tmp_path, monkeypatch):
     """Bit for bit: the heads, what is replayed, and the curriculum, which the records decide."""
     without_browser(monkeypatch)

@@ -155,7 +155,8 @@ def origin(url: str) -> str:
     try:
         parts = urlsplit(url)
         host = parts.hostname.encode("idna").decode()  # as Chromium spells it
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        default_port = {"http": 80, "https": 443}[parts.scheme]
+        port = parts.port or default_port
     except (ValueError, KeyError, AttributeError):  # no web address, or "http://host:PORT" in prose
         return ""
     # The fence would take a star for a pattern.
@@ -251,7 +252,7 @@ def fence(sites: set[str]) -> list[str]:
 # --unsafe lets clients choose Chromium's flags, and even another program: whoever reaches that port can
 # run programs there. So keep it on loopback, behind ssh. Both machines need the same Playwright.
 
-# These keep in all name lookups (except 127.0.0.1, where Chromium talks to Playwright) and WebRTC's calls.
+# These stop all name lookups (except of 127.0.0.1, where Chromium talks to Playwright) and WebRTC's calls.
 KEEP_IN = ["--host-resolver-rules=MAP * ^NOTFOUND, EXCLUDE 127.0.0.1", WEBRTC]
 
 
@@ -292,7 +293,8 @@ async def require_flags(chromium, flags: list[str], address: str):
         answer = await devtools.send("Browser.getBrowserCommandLine")
         taken = answer["arguments"]
     except PlaywrightError as error:
-        if "--enable-automation" not in str(error):  # that one is a flag of ours
+        without_ours = "--enable-automation" in str(error)  # it did not take that one either, so `taken` stays empty
+        if not without_ours:
             raise EnvError(f"--browser {address}: {first_line(error)}") from None
     if not set(flags) <= set(taken):
         await chromium.close()
@@ -460,7 +462,7 @@ class Browser:
 # ------------------------------------------------------------------------------------ a session --
 
 
-DOWNLOAD = object()  # in place of the address of a tab that was opened for one
+DOWNLOAD = "download:"  # in place of the address of a tab that was opened for one; no page can announce it
 
 
 class Loading:
@@ -490,7 +492,7 @@ class Loading:
         self._update()
 
     def arrive(self, tab) -> str | None:
-        """A tab is here and loads from now on -> the address it was announced with, or DOWNLOAD; None: it was not."""
+        """A tab has come and loads from now on -> the address it was announced with, or DOWNLOAD; None: it was not."""
         if not self.announced:
             return None
         url = self.announced.popleft()
@@ -621,9 +623,11 @@ class Session:
         url = self.loading.arrive(page)
         if url is None:
             return
-        runs_script = url is not DOWNLOAD and url.startswith("javascript:")
-        # Such a tab stays empty, unless the page that opened it holds on to it.
-        if url is DOWNLOAD or runs_script and await page.evaluate("window.opener === null"):
+        stays_empty = url == DOWNLOAD
+        runs_script = url.startswith("javascript:")
+        if runs_script:  # its tab stays empty, unless the page that opened it holds on to it
+            stays_empty = await page.evaluate("window.opener === null")
+        if stays_empty:
             await page.close()
             return
         # Every tab begins empty, and an empty document counts as loaded.
@@ -697,7 +701,7 @@ class Session:
                 await self._close_old_tabs()
                 text = await self.ask("observe", settings.viewport_only, settings.max_page_chars)
             except PlaywrightError as error:
-                if "ontext was destroyed" in str(error) or self._closed_for_another(page):
+                if "Execution context was destroyed" in str(error) or self._closed_for_another(page):
                     continue
                 raise EnvError(first_line(error)) from None
             text = text or "[this page is empty]"
@@ -885,8 +889,8 @@ class Session:
         else:
             # By force, which means without waiting: `focus` has checked the field.
             await field.fill(text, force=True)
-            kept = await self.ask("typed", element, text)
-            if kept is True:  # a full field with a mask, as for a phone number, takes only keys
+            unchanged = await self.ask("typed", element, text)
+            if unchanged is True:  # a full field with a mask, as for a phone number, takes only keys
                 await field.select_text(force=True)
                 await self.page.keyboard.type(text)
 

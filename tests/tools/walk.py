@@ -445,7 +445,7 @@ def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
     # 3) The updates of the first step of training.
     walk.lr = lr or mgrpo.warmup_linear(STEP, cfg)
     method.optimizer.param_groups[0]["lr"] = walk.lr
-    updates = method.updates(STEP)
+    updates = method.n_updates(STEP)
     for _ in range(updates):
         walk.passes.append(mgrpo.update(method, walk.rows))
         walk.logps.append(score_rows(method.model, walk.rows, cfg))
