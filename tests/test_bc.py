@@ -14,10 +14,10 @@ import evaluate
 import rollout
 from bc import (Config, batches, lr_by_size, read_demonstrations, record_demonstrations,
                 warmup_cosine)
-from compress import Chat, replay, trajectory_rows
-from model import load, token_logprobs
+from compress import Chat, Trajectory, replay, trajectory_rows
+from model import load, load_tokenizer, token_logprobs
 from run import Run
-from worlds import sandbox
+from worlds import sandbox, webarena
 from worlds.webarena import WebRLPage
 
 FIRST = {
@@ -122,6 +122,13 @@ def test_every_pass_holds_every_response_once_and_keeps_a_trajectory_together():
             assert seen[i - 1] == (tau, t - 1)
 
 
+def test_another_seed_shows_demonstrations_in_another_order():
+    dataset = [[number] for number in range(30)]
+    first, second = (next(batches(dataset, 1, Config(batch=30, seed=seed))) for seed in (0, 1))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
 def test_a_pretrained_language_model_gets_a_smaller_learning_rate():
     """1e-3 destroys one: SmolLM2's loss went from 1.87 to 3.58."""
     small = torch.nn.Linear(1000, 1000)
@@ -137,6 +144,12 @@ def test_a_pretrained_language_model_gets_a_smaller_learning_rate():
     # Adapters start at 0 and bear more.
     assert rate(small, lora=4) == pytest.approx(1e-2)
     assert rate(large, lora=4) == pytest.approx(2e-4)
+
+
+def test_recompute_reaches_the_model(checkpoint):
+    for recompute in (False, True):
+        _, model = bc.open_policy(Config(model=str(checkpoint), recompute=recompute), torch.device("cpu"))
+        assert model.recompute == recompute
 
 
 @pytest.fixture
@@ -293,6 +306,25 @@ def test_skipped_steps_are_said_and_on_record(clone, capsys):
     assert capsys.readouterr().out.count("no update") == 6
 
 
+def test_without_lr_a_small_model_clones_at_its_own(clone, tmp_path):
+    clone_batch = bc.clone_batch
+    clone("x", lambda made, *given, **more: clone_batch(*given, **more), lr=None, epochs=1)
+    assert json.loads((tmp_path / "x/config.json").read_text())["run"]["lr"] == 5e-4
+
+
+def test_every_step_of_cloning_has_the_learning_rate_of_the_schedule(clone):
+    clone_batch = bc.clone_batch
+    rates = []
+
+    def look(made, model, optimizer, *given, **more):
+        rates.append(optimizer.param_groups[0]["lr"])
+        return clone_batch(model, optimizer, *given, **more)
+
+    assert clone("x", look, lr=0.01, warmup=0.25) == 12
+    expected = [warmup_cosine(step, 12, Config(lr=0.01, warmup=0.25)) for step in range(12)]
+    assert rates == pytest.approx(expected)
+
+
 def test_the_learning_rate_rises_and_falls():
     cfg = Config(lr=1.0, warmup=0.05)
     rates = [warmup_cosine(step, 100, cfg) for step in range(100)]
@@ -302,6 +334,11 @@ def test_the_learning_rate_rises_and_falls():
     assert rates[-1] < 0.01
     falling = rates[5:]
     assert falling == sorted(falling, reverse=True)
+
+
+def test_the_cosine_ends_where_a_further_step_would_have_rate_0():
+    assert warmup_cosine(40, 40, Config(lr=1.0, warmup=0.25)) == pytest.approx(0)
+    assert warmup_cosine(25, 40, Config(lr=1.0, warmup=0.25)) == pytest.approx(0.5)
 
 
 # ------------------------------------------------------------------------------ files of demonstrations
@@ -484,6 +521,43 @@ def test_blank_lines_and_a_byte_order_mark_are_no_demonstrations(chat, tmp_path)
     assert count(mark + " " + json.dumps([RECORD, RECORD])) == 2
 
 
+def rows_that_train(clone, out, **changes):
+    """The rows of one pass of the script."""
+    clone_batch = bc.clone_batch
+    seen = []
+
+    def look(made, model, optimizer, batch, *given, **more):
+        seen.extend(batch)
+        return clone_batch(model, optimizer, batch, *given, **more)
+
+    clone(out, look, epochs=1, **changes)
+    return seen
+
+
+def test_a_demonstration_that_brings_its_prompt_is_learned_under_it(clone, checkpoint, tmp_path):
+    """The exercises that pre-train worlds/base are such."""
+    agent = {"system": "Answer at once.", "think": False, "compress": False}
+    path = write(tmp_path / "own.jsonl", RECORD | {"agent": agent})
+    first, second = rows_that_train(clone, "x", data=str(path))
+    tokenizer = load_tokenizer(checkpoint)
+    for row in (first, second):
+        assert "Answer at once." in tokenizer.decode(row.ids)
+    longer = max(first, second, key=lambda row: len(row.ids))
+    assert RECORD["turns"][0]["observation"] in tokenizer.decode(longer.ids)  # pages of the past stay
+
+
+def test_a_response_is_learned_if_its_row_just_fits_and_else_left_out(clone):
+    lengths = sorted(len(row.ids) for row in rows_that_train(clone, "whole"))
+    shorter, longer = lengths
+
+    def learned(limit):
+        rows = rows_that_train(clone, f"at-most-{limit}", max_context=limit, batch=2)
+        return sorted(len(row.ids) for row in rows)
+
+    assert learned(longer) == [shorter, longer]
+    assert learned(longer - 1) == [shorter]
+
+
 # ---------------------------------------------------------------------------- recording demonstrations
 
 
@@ -570,6 +644,41 @@ def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(rec
     # another model, whose tokenizer may cut pages elsewhere
     assert not thinks(False, viewport_only=True, model="another")
     assert record.plays == 4
+
+
+@pytest.mark.parametrize("changes", [
+    {"text_only": True},
+    {"max_page_chars": 999},
+    {"max_context": 999},
+    {"max_new_tokens": 99},
+])
+def test_demonstrations_of_other_pages_or_sizes_are_recorded_again(changes, chat, tmp_path, monkeypatch):
+    plays = []
+
+    async def record(act, chat, tasks, **_):
+        plays.append(tasks)
+        return [Trajectory(task, success=1.0) for task in tasks]
+
+    monkeypatch.setattr(rollout, "play", record)
+    sites = dict.fromkeys(webarena.HOSTS, "http://127.0.0.1:1")
+    monkeypatch.setattr(sandbox, "start", lambda: contextlib.nullcontext(sites))
+    for more in ({}, {}, changes, changes):
+        cfg = Config(out=str(tmp_path), demos=2, **more)
+        record_demonstrations(chat, cfg, Run(tmp_path, {}), "demos.jsonl")
+    assert len(plays) == 2
+
+
+def test_demonstrations_are_on_record_in_the_order_of_their_tasks(chat, tmp_path, monkeypatch):
+    """Ranks gather theirs in another order; the next command would record them all again."""
+    async def record(act, chat, tasks, **_):
+        return [Trajectory(task, success=1.0) for task in reversed(tasks)]
+
+    monkeypatch.setattr(rollout, "play", record)
+    sites = dict.fromkeys(webarena.HOSTS, "http://127.0.0.1:1")
+    monkeypatch.setattr(sandbox, "start", lambda: contextlib.nullcontext(sites))
+    record_demonstrations(chat, Config(demos=3), Run(tmp_path, {}), "demos.jsonl")
+    found = [json.loads(line)["task_id"] for line in (tmp_path / "demos.jsonl").read_text().splitlines()]
+    assert found == [task["task_id"] for task in sandbox.tasks("train", 3)]
 
 
 # ------------------------------------------------------------------------------------------ WebRL's files

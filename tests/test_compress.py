@@ -807,6 +807,14 @@ def test_agent_json_sets_the_chat(chat, tmp_path):
         assert getattr(opened, name) == value
 
 
+def test_without_an_agent_json_a_checkpoint_thinks_and_compresses(chat, tmp_path):
+    chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = open_chat(tmp_path, "- go_back(): goes back")
+    assert opened.think
+    assert opened.compress
+    assert "- go_back(): goes back" in opened.system
+
+
 def output_of_savings(monkeypatch, capsys) -> list[str]:
     """The lines that savings.py prints about its own episode."""
     monkeypatch.setattr("sys.argv", ["savings.py"])

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 from conftest import GOOD, ROOT, answer, chat_server, fuzzy, make_task, target
@@ -173,6 +174,11 @@ def test_one_of_takes_one_pair_of_quotes_off_an_answer_and_the_other_kinds_two()
     assert string_match(twice, {"exact_match": "a"})
     assert string_match(twice, {"must_include": ["a"]})
     assert not string_match(twice, {"must_exclude": ["a"]})
+
+
+@pytest.mark.parametrize("inequality, answer, passes", [(">= 7.5", "7", False), ("<= 7.5", "7", True), (">= 7.5", "8", True)])
+def test_a_bound_may_lie_between_two_integers(inequality, answer, passes):
+    assert string_match(answer, {"required_values": [inequality]}) is passes
 
 
 def test_a_language_models_verdict_is_never_guessed():
@@ -643,6 +649,12 @@ def test_the_reward_is_the_product_and_why_names_the_factor_that_was_0(run, site
     assert "it is 4" in why[0].detail
 
 
+def test_a_task_that_checks_nothing_is_no_success(chat):
+    task = {"task_id": 3, "eval": {"eval_types": ["string_match"], "reference_answers": {}}}
+    with pytest.raises(ValueError, match="task 3 checks nothing"):
+        asyncio.run(score(task, "x", SimpleNamespace(url="http://h/")))
+
+
 # ------------------------------------------------------------------------------------------- the benchmark
 
 SHELF = """<title>shelf</title><h1>lamps</h1><a href="/red">red lamp</a> <a href="/blue">blue lamp</a>"""
@@ -853,6 +865,28 @@ def test_a_split_is_on_record_before_the_next_one_is_played(main, site, tmp_path
     summary, records = read_run(tmp_path / "run")
     assert list(summary["splits"]) == [good]
     assert len(records) == 1
+
+
+def test_the_flags_of_an_evaluation_reach_its_episodes(chat, site, tmp_path, monkeypatch):
+    given = []
+
+    async def play(policy, chat, tasks, **more):
+        given.append(more)
+        return [Trajectory(task, member) for task in tasks for member in range(more["group_size"])]
+
+    monkeypatch.setattr(evaluate, "rollout", play)
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([GOOD | {"start_url": site({"/": SHELF})}]))
+    cfg = Config(tasks=str(path), runs=3, seed=5, temperature=0.5, max_turns=[2, 4])
+    env = Environment({}, tmp_path, cfg)
+
+    evaluate.measure(None, chat, env, cfg, directory=runs.Run(tmp_path / "run", {}))
+
+    assert [more["settings"].max_turns for more in given] == [2, 4]
+    for more in given:
+        assert (more["group_size"], more["seed"], more["temperature"]) == (3, 5, 0.5)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["n"] == 3  # of the last limit, not of all
 
 
 def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
@@ -1168,6 +1202,20 @@ def test_runs_of_one_task_are_not_counted_as_independent():
 
     single = rate(episodes([1], [0], [0]))
     assert single["ci95"] == pytest.approx(wilson(1, 3))
+
+
+def test_few_tasks_with_repeated_runs_have_the_effective_size_of_their_spread():
+    """Means 3/4 and 1/4: their sample variance 1/8 is that of a rate of 1/2 in four independent episodes."""
+    assert rate(episodes([1, 1, 1, 0], [1, 0, 0, 0]))["ci95"] == pytest.approx(wilson(2, 4))
+
+
+def test_each_sentence_that_a_page_makes_up_is_a_task_of_its_own():
+    """MiniWoB++: four runs of one page are four tasks, not four runs of one."""
+    played = episodes([1, 1, 0, 0])
+    for tau, sentence in zip(played, ("press a", "press b", "press c", "press d")):
+        tau.task = tau.task | {"intent_from": "core.getUtterance()", "intent": sentence}
+    assert rate(played)["ci95"] == pytest.approx(wilson(2, 4))
+    assert pass_at(played) == {1: 0.5}
 
 
 def test_pass_at_k_is_the_chance_that_one_of_k_runs_succeeds():

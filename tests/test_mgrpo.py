@@ -21,7 +21,7 @@ import mgrpo
 import rollout
 import run as runs
 import worlds
-from compress import Trajectory, Turn, context, trajectory_rows
+from compress import Trajectory, Turn, context, pack, trajectory_rows
 from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, task_batch, update,
                    update_metrics, warmup_linear, weighted_rows)
 from model import generate, load, load_tokenizer, save, token_logprobs
@@ -482,6 +482,49 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     assert all(weight.grad is None for weight in model.parameters())
 
 
+def test_the_clip_range_is_that_of_the_flag(chat):
+    model = random_policy(chat)
+    kept = with_advantages(make_groups(chat))
+    take_logprobs(chat, model, episodes_of(kept), off=-0.3)  # every ratio is 1.35
+    for eps, clips in ((0.2, True), (0.5, False)):
+        _, metrics = gradient_of(chat, kept, Config(eps=eps, temperature=1.0), model=model)
+        assert (metrics["clip_frac"] > 0) == clips
+
+
+def test_kl_entropy_and_clipping_are_means_over_the_action_tokens(chat):
+    model = random_policy(chat)
+    reference = random_policy(chat, seed=1)
+    kept = with_advantages(make_groups(chat))
+    take_logprobs(chat, model, episodes_of(kept), off=-0.3)  # every ratio is 1.35: those with A > 0 are clipped
+    cfg = Config(beta=0.1, temperature=1.0, max_tokens=200)
+    rows = weighted_rows(kept, chat, cfg)
+    kls = []
+    entropies = []
+    clipped = []
+    for row in rows:
+        tokens_BT = torch.tensor([row.ids])
+        action_BT = torch.arange(len(row.ids))[None] >= row.n_context
+        logp_N, entropy_N, _ = token_logprobs(model, tokens_BT, action_BT)
+        delta_N = logprobs(reference, row) - logp_N
+        kls += (delta_N.exp() - delta_N - 1).tolist()
+        entropies += entropy_N.tolist()
+        clipped += [row.advantage > 0] * row.n_action
+
+    _, metrics = gradient_of(chat, kept, cfg, reference, model)
+
+    assert metrics["kl"] == pytest.approx(statistics.mean(kls), rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(statistics.mean(entropies), rel=1e-4)
+    assert metrics["clip_frac"] == pytest.approx(statistics.mean(clipped))
+
+
+def test_tokens_packed_counts_contexts_as_well(chat):
+    kept = with_advantages(make_groups(chat))
+    cfg = Config(temperature=1.0, max_tokens=10**6)
+    _, metrics = gradient_of(chat, kept, cfg)
+    packed = pack(sorted(weighted_rows(kept, chat, cfg), key=lambda row: row.ids))
+    assert metrics["tokens"] == packed["tokens_BT"].numel()
+
+
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
     """tests/tools/flat_sequence.py on a random model: only rows in their own contexts have the rollout's log-probs."""
     model = random_policy(chat)
@@ -719,6 +762,35 @@ def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypa
     assert len(calls) == 18
 
 
+def test_every_update_is_made_at_the_learning_rate_of_its_step(chat, play, monkeypatch):
+    """Without it Adam goes on at its own 1e-3, whatever --lr, --warmup and --decay say."""
+    rates = []
+
+    def look(method, *given):
+        rates.append(method.optimizer.param_groups[0]["lr"])
+        return update(method, *given)
+
+    monkeypatch.setattr(mgrpo, "update", look)
+    play(even_tasks_teach(chat), "x", steps=3, updates_per_batch=1, lr=0.03, warmup=0.0)
+    assert rates == pytest.approx([0.03, 0.02, 0.01])
+
+
+def test_without_lr_a_small_model_gets_its_own(chat, play, tmp_path):
+    play(even_tasks_teach(chat), "x", steps=1, updates_per_batch=1, lr=None)
+    assert config_of(tmp_path / "x")["run"]["lr"] == 3e-4
+
+
+@pytest.mark.parametrize("optimizer_of", [mgrpo.adamw, lambda model: bc.adamw(model, 1e-2)])
+def test_weights_without_a_gradient_stay(optimizer_of):
+    """torch's AdamW decays weights unless it is told not to."""
+    model = tiny_model()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    optimizer_of(model).step()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
 def test_steps_without_a_finite_loss_change_nothing_and_are_on_record(chat, play, checkpoint, tmp_path):
     teach = even_tasks_teach(chat)
 
@@ -792,6 +864,41 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, tmp
     a = load(tmp_path / "whole").state_dict()
     b = load(tmp_path / "parts").state_dict()
     assert same_weights(a, b)
+
+
+def test_an_episode_is_on_record_with_the_step_that_played_it(chat, play, tmp_path):
+    play(even_tasks_teach(chat), "x", steps=2, updates_per_batch=1)
+    lines = (tmp_path / "x/trajectories.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == [0] * 12 + [1] * 12
+
+
+def test_sites_are_reset_before_every_batch_that_is_played(chat, play, monkeypatch):
+    """--reset-url and --screenshots hang on it."""
+    begun = []
+    begin_batch = evaluate.Environment.begin_batch
+
+    def look(env, tasks, group_size=1, name=""):
+        begun.append((len(tasks), group_size, name))
+        begin_batch(env, tasks, group_size, name)
+
+    monkeypatch.setattr(evaluate.Environment, "begin_batch", look)
+    play(held_out_successes(chat, 5), "x", steps=1, held_out="theirs", seed=3)
+    assert begun == [(6, 2, "3/0"), (10, 1, "")]
+
+
+def test_another_seed_samples_other_episodes(chat, play):
+    """Else the seeds of an experiment would differ in the order of the tasks alone."""
+    teach = even_tasks_teach(chat)
+    sampled_with = []
+
+    async def look(*given, seed, **more):
+        sampled_with.append(seed)
+        return await teach(*given, seed=seed, **more)
+
+    play(look, "x", steps=2, updates_per_batch=1)
+    play(look, "y", steps=2, updates_per_batch=1, seed=1)
+    assert len(set(sampled_with)) == 4
 
 
 def held_out_successes(chat, *successes):
@@ -1446,6 +1553,16 @@ def test_a_task_file_that_is_not_there_is_told_before_anything_is_cloned_or_load
             mgrpo.main(cfg)
 
 
+def test_the_held_out_tasks_are_those_of_their_flag(monkeypatch, tmp_path):
+    def load_tasks(spec, sites, judge):
+        return [{"task_id": spec}]
+
+    monkeypatch.setattr(worlds, "load_tasks", load_tasks)
+    tasks, held_out = mgrpo.open_tasks(Config(tasks="a", held_out="b", batch=1), evaluate.Environment({}, tmp_path))
+    assert tasks == [{"task_id": "a"}]
+    assert held_out == [{"task_id": "b"}]
+
+
 def test_a_context_beyond_the_models_positions_is_refused(chat, play, tmp_path):
     with pytest.raises(ValueError, match="--max-context 5000: the model knows 4096 positions"):
         play(even_tasks_teach(chat), "x", steps=1, max_context=5000)
@@ -1504,6 +1621,11 @@ def test_responses_without_an_action_and_actions_that_fail_are_counted_apart(cha
     assert metrics["invalid_actions"] == 1
     assert metrics["failed_actions"] == 1
     assert metrics["env_errors"] == 1
+
+
+def test_a_steps_mean_reward_leaves_out_what_the_environment_broke(chat):
+    played = [trajectory(chat, 1.0, [2]), trajectory(chat, 0.0, [2], status="env_error")]
+    assert mgrpo.step_metrics(0, played, updates=[])["reward"] == 1.0
 
 
 @pytest.mark.parametrize("credit_errors", [False, True])
@@ -1588,6 +1710,15 @@ def test_a_pass_holds_no_task_twice_and_each_has_its_own_order(n, batch):
     once = task_batch(tasks, 3, cfg)
     again = task_batch(tasks, 3, cfg)
     assert once == again
+
+
+def test_another_seed_takes_the_tasks_in_another_order():
+    tasks = [{"task_id": number} for number in range(30)]
+    orders = []
+    for seed in (0, 1):
+        played = task_batch(tasks, 0, Config(batch=24, seed=seed))
+        orders.append([task["task_id"] for task in played])
+    assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize("sizes, batch", [
@@ -1706,6 +1837,11 @@ def test_a_group_of_one_is_refused(Method, G):
     with pytest.raises(ValueError, match=f"^--G {G}: [^\n]*at least 2") as refused:
         mgrpo.main(Config(G=G, model="/no/such/checkpoint"), Method)
     assert "\n" not in str(refused.value)
+
+
+def test_a_temperature_of_0_is_refused():
+    with pytest.raises(ValueError, match="--temperature 0: all episodes of a group would be the same"):
+        mgrpo.main(Config(temperature=0.0, model="/no/such/checkpoint"))
 
 
 def test_without_a_checkpoint_behavior_cloning_runs_first_on_the_same_pages(monkeypatch, tmp_path):

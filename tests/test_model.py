@@ -245,6 +245,16 @@ def test_a_graphed_step_equals_the_uncached_forward_at_every_length():
         step(tokens[:, :1], lengths, 41)
 
 
+def test_a_position_behind_the_caches_end_is_refused():
+    """The last slot was written over, and the logits were those of another text."""
+    model = tiny_model()
+    cache = KVCache(model.config, 1, 8)
+    tokens = torch.arange(9)[None]
+    model(tokens[:, :8], cache=cache)
+    with pytest.raises(AssertionError, match="position 8 does not fit the cache's 8"):
+        model(tokens[:, 8:], torch.tensor([[8]]), cache)
+
+
 def test_a_kernel_may_leave_its_result_transposed_in_memory(monkeypatch):
     """As CUDA's memory-efficient kernel does, which takes the masks of ragged rows."""
     q = torch.randn(3, 8, 1, 16)
@@ -336,6 +346,16 @@ def test_no_marked_token_is_no_error():
     logp_N.sum().backward()
     for p in model.parameters():
         assert not p.grad.any()
+
+
+def test_a_first_token_is_never_scored():
+    """Nothing predicts it: the score would come from the end of the row, or of another segment."""
+    tokens = torch.arange(9)[None]
+    for marked, segments in ((0, None), (5, [(0, 5, 0, 0), (5, 9, 0, 3)])):
+        action = torch.zeros(1, 9, dtype=torch.bool)
+        action[0, marked] = True
+        with pytest.raises(AssertionError, match="nothing predicts the first token"):
+            token_logprobs(tiny_model(), tokens, action, segments=segments)
 
 
 def test_the_hidden_states_that_come_along_predict_the_marked_tokens_and_carry_the_gradient():
@@ -553,6 +573,15 @@ def test_extreme_uniform_numbers_stay_inside_the_vocabulary():
     ids, logp = sample(logits, extremes)
     assert ids.tolist() == [2, 2]
     assert logp.tolist() == [0.0, 0.0]
+
+
+def test_a_token_without_probability_is_never_drawn():
+    """The float32 probabilities sum up to a little less than 1; behind that stands the last token."""
+    for n in range(2, 60):
+        logits = torch.zeros(1, n + 1)
+        logits[0, n] = -1e4
+        ids, _ = sample(logits, torch.tensor([1 - 1e-9], dtype=torch.float64))
+        assert ids.item() < n
 
 
 def test_a_random_number_just_below_1_is_not_rounded_to_the_last_token(monkeypatch):
@@ -922,6 +951,12 @@ def test_new_adapters_change_nothing_and_without_them_a_trained_model_is_the_fir
         for name, p in trained.items():
             assert "lora_" in name
             assert p.dtype == torch.float32
+
+
+def test_new_adapters_are_drawn_at_the_scale_of_their_inputs():
+    drawn = model_py.new_adapters({"x.lora_A": torch.empty(4, 2500), "x.lora_B": torch.empty(900, 4)})
+    assert drawn["x.lora_A"].std() == pytest.approx(2500 ** -0.5, rel=0.1)
+    assert not drawn["x.lora_B"].any()
 
 
 def test_adapters_are_on_again_after_an_error_without_them():
@@ -1650,6 +1685,16 @@ def test_both_spellings_of_rope_settings_mean_the_same():
     assert both.rope_scaling == LLAMA3
 
 
+def test_what_a_config_leaves_out_is_what_transformers_takes():
+    raw = tiny_config("llama", num_attention_heads=4)
+    for key in ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "tie_word_embeddings"):
+        del raw[key]
+    config = ModelConfig.from_dict(raw)
+    assert (config.num_key_value_heads, config.head_dim) == (4, 8)
+    assert (config.rms_norm_eps, config.rope_theta) == (1e-6, 1e4)
+    assert config.tie_word_embeddings is False
+
+
 def test_broken_checkpoints_say_what_is_wrong(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot use the checkpoint .*/nowhere: .*neither"):
         load(tmp_path / "nowhere")
@@ -1788,3 +1833,10 @@ def test_the_command_line_completes_a_prompt(checkpoint, tmp_path, monkeypatch, 
     assert bad.returncode != 0
     assert "/nowhere" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+def test_a_text_ends_at_any_of_the_chats_ends(tmp_path):
+    model = tiny_model(eos_token_id=3)
+    assert model_py.end_tokens(model, tmp_path) == [3]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
+    assert model_py.end_tokens(model, tmp_path) == [4, 5]

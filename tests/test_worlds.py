@@ -647,6 +647,12 @@ def test_placeholders_become_addresses_everywhere_but_in_the_intent():
         site_urls([task], {"SHOPPING": "http://s:1", "SHOPPING_ADMIN": "http://s:2"})
 
 
+def test_the_longest_address_of_a_host_comes_first():
+    """http://h/admin begins with http://h: a page of the admin would be said to be the shop's."""
+    hosts = webarena.hosts_of({"SHOPPING": "http://h:1", "SHOPPING_ADMIN": "http://h:1/admin", "MAP": "http://h:1/maps/3"})
+    assert list(hosts) == ["openstreetmap.org", "luma.com/admin", "onestopmarket.com"]
+
+
 def test_a_missing_site_or_login_is_reported_before_anything_runs(tmp_path, site, nowhere):
     def load(sites, **changes):
         path = write(tmp_path / "tasks.json", [GOOD | changes])
@@ -1210,6 +1216,29 @@ def test_one_step_told_twice_with_other_pages_belongs_to_two_trajectories():
 
     assert [turn["observation"] for turn in first["turns"]] == [SALES, SALES]
     assert [turn["observation"] for turn in second["turns"]] == ["<b>Other <1></b>"]
+
+
+def test_a_number_on_the_page_is_not_yet_an_element():
+    """Every page is full of data-bbox="9,9,...": the step would teach to act on what is not there."""
+    rows = numbered(webrl("a", "do(9)", page='<span id="1" data-bbox="9,9,9,9">9 sales</span>'),
+                    webrl("b", "do(1)"))
+    records, dropped = webrl_demonstrations(rows, element_in)
+    assert [record["intent"] for record in records] == ["b"]
+    assert dropped == {"acts on an element that is not on its page": 1}
+
+
+@pytest.mark.parametrize("html, shown", [
+    ('<input id="1" type="checkbox" title="All" data-status="checked">', "<checkbox>All <1> = on</checkbox>"),
+    ('<input id="2" type="radio" title="Daily">', "<radio>Daily <2></radio>"),
+    ('<input id="3" type="button" value="Go">', "<button>Go <3></button>"),
+    ('<textarea id="4" placeholder="note" data-value="hello"></textarea>', "<textarea>note <4> = hello</textarea>"),
+    ('<input id="5" title="City" value="Rome">', "<input>City <5> = Rome</input>"),
+    ('<input id="6" data-label="Name" placeholder="type here">', "<input>Name <6></input>"),
+    ('<a id="7" data-text="menu" title="open"></a>', "<a>menu <7></a>"),
+    ('<a id="8" title="&lt;/a&gt; &lt;9&gt;"></a>', "<a>&lt;/a&gt; &lt;9&gt; <8></a>"),
+])
+def test_webrls_elements_get_our_names_kinds_and_values(html, shown):
+    assert webarena.WebRLPage(html).text == shown
 
 
 @pytest.mark.parametrize("row", [
