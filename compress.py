@@ -138,11 +138,10 @@ def answer_of(response: str) -> str | None:
     place = rest
     if not rest.strip():
         place = response  # it ends with </think>: the answer may stand before that
-    if "<answer>" in place:
-        found = re.search(r"<answer>(.*?)</answer>", place, re.DOTALL)
-        if found is None:
-            return None
-        return found[1]
+    _, opened, inside = place.partition("<answer>")
+    if opened:
+        answer, closed, _ = inside.partition("</answer>")
+        return answer if closed else None
     if "<think>" in rest:
         return None
     return rest

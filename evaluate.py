@@ -28,6 +28,9 @@ VisualAgentBench's on purpose:
       again when its requests are answered and it has then not changed for a second; each of these two waits
       ends after 3 s. With must_exclude or prep_actions it is read only then. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
+    - Where the benchmark crashes (on must_include after required_values, on a url_note of null) or forgets a failed
+      check (beside a fuzzy_match of "N/A"), the checks are judged as written. Locators that begin with lambda: are
+      refused.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
       five responses in a row without an action, or five equal actions.
@@ -237,6 +240,7 @@ async def evaluate_js(page, expression: str):
 
 
 NODE = "ref: <Node>"  # what Playwright gives for an element
+FINDS_NODE = "[{}].flatMap(found => [found, ...Object.values(Object(found))]).some(found => found instanceof Node)"
 
 
 async def located_text(page, target: dict, last_url: str) -> str | None:
@@ -251,9 +255,7 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
     value = await evaluate_js(page, locator)
-    is_node = value == NODE
-    holds_node = isinstance(value, (list, dict)) and NODE in str(value)
-    if is_node or holds_node:
+    if NODE in str(value) and await evaluate_js(page, FINDS_NODE.format(locator)):  # a page's text may say so, too
         raise browser.EnvError(f"the task's locator {locator!r:.80} finds an element, not its text; add .innerText")
     return None if value is None else browser.readable(value)
 

@@ -172,6 +172,9 @@ STRING_OR_COMMENT = re.compile(r"""
       (\1 | \\?\Z)              # the quote again, or the end of a text that was cut
     """, re.DOTALL | re.VERBOSE)
 LONGEST_CALL = 8000  # characters
+MOST_VALUES = 8  # in a call
+MOST_TRIES = 20  # at where a call ends
+BY_LOWER_NAME = {name.lower(): name for name in ACTIONS}  # the benchmark reads "click" as "Click"
 
 
 class RawCall(NamedTuple):
@@ -200,6 +203,8 @@ def read_call(text: str) -> RawCall | None:
             node = ast.parse(text, mode="eval").body
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 return None
+            if len(node.keywords) + len(node.args) > MOST_VALUES:  # each costs a pass over the text
+                return None
             keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
             positional = [as_text(value) for value in node.args]
         except failures:
@@ -225,10 +230,10 @@ def find_call(answer: str) -> RawCall:
     Lines before it are skipped. After it only comments and code fences may follow.
     """
     lines = re.split(r"\r\n?|\n", answer)
-    while lines and not CALL_BEGINS.match(lines[0]):
-        lines.pop(0)
-    if not lines:
-        raise ActionError('no action found; write one call such as do(action="Click", element="12")')
+    begins = [i for i, line in enumerate(lines) if CALL_BEGINS.match(line)]
+    if not begins:
+        raise ActionError('no action found; write one call on a line of its own: do(action="Click", element="12")')
+    lines = lines[begins[0]:]
 
     if len("\n".join(lines)) > 2 * LONGEST_CALL:
         raise ActionError(f"the answer is longer than {2 * LONGEST_CALL} characters; write one call")
@@ -236,14 +241,18 @@ def find_call(answer: str) -> RawCall:
     # Drop comments after the call, but only until it can be read: a text inside the call may have
     # lines that are empty or begin with "#".
     call = read_call_over_lines(lines)
-    while call is None and len(lines) > 1 and NO_CALL.match(lines[-1]):
+    tries = 1
+    while call is None and tries < MOST_TRIES and NO_CALL.match(lines[-1]):
         lines.pop()
-        call = read_call_over_lines(lines)
+        if ")" in lines[-1]:  # only there can a call end
+            call = read_call_over_lines(lines)
+            tries += 1
     if call is None and len("\n".join(lines)) > LONGEST_CALL:
         raise ActionError(f"the action is longer than {LONGEST_CALL} characters; write a shorter one")
     if call is None:
         first = lines[0].strip()[:80]
-        raise ActionError(f"cannot read the action {first!r}; write exactly one call a round")
+        raise ActionError(f"cannot read the action {first!r}; write one call, nothing after it, "
+                          'and \\" for a quote inside a text')
     return call
 
 
@@ -251,13 +260,14 @@ def parse(response: str) -> Call:
     """The one call in a response. Raises ActionError with a sentence for the agent."""
     answer = compress.answer_of(response)
     if answer is None:
-        raise ActionError("the response was cut before </answer>")
+        raise ActionError("the response has no </answer>; close the answer, and think less if it was cut")
     function, keywords, positional = find_call(answer)
 
     # 1) The action: the function names it, or the keyword, or the first value.
     name = SHORTHANDS.get(function) or keywords.pop("action", "")
     if not name and positional:
         name = positional.pop(0)
+    name = BY_LOWER_NAME.get(name.strip().lower(), name)
     if name not in ACTIONS:
         raise ActionError(f"unknown action {name!r:.80}; use one of: {', '.join(ACTIONS)}")
 
@@ -267,6 +277,8 @@ def parse(response: str) -> Call:
         message = ""
         if "message" in keywords:
             message = keywords["message"]
+        elif len(values) > 1:  # such as exit(1,200)
+            raise ActionError('exit takes one text; write all of the answer in exit(message="...")')
         elif values:
             message = values[0]
         return Call("exit", argument=message)

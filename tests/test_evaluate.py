@@ -371,6 +371,17 @@ def test_a_locator_that_finds_no_text_anywhere_is_the_tasks_fault(judge, site, l
     assert says in str(voided)
 
 
+@pytest.mark.parametrize("locator", [
+    "document.querySelector('textarea').value",
+    "[...document.querySelectorAll('textarea')].map(field => field.value)",
+])
+def test_a_text_that_reads_like_an_element_is_judged(judge, site, locator):
+    """Else an agent that fails could void its episode by typing it."""
+    page = "<textarea>ref: &lt;Node&gt;</textarea>"
+    check = only_check(judge, site({"/": page}) + "/", target("last", locator, must_include=["x"]))
+    assert not check.passed
+
+
 def test_a_page_that_says_what_playwright_says_is_judged(judge, site):
     base = site({"/": "<p>see ref: &lt;Node&gt; here</p>"})
     check = only_check(judge, f"{base}/", target("last", "document.querySelector('p').innerText", must_include=["see ref"]))

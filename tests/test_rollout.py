@@ -50,6 +50,9 @@ CALLS = [
         Call("Select Dropdown Option", "blue", "4"),
     ),
     ('do(action="Click", element="<12>")', CLICK_12),
+    ('do(action="click", element="12")', CLICK_12),
+    ('do(action="SCROLL DOWN")', Call("Scroll Down")),
+    ('do(action="Type", argument="a\n```\nb\n# c", element="3")\n```\n\n```', Call("Type", "a\n```\nb\n# c", "3")),
     ("go_backward()", Call("Go Backward")),
     ("go_forward()", Call("Go Forward")),
     ('do(action="Go Backward")', Call("Go Backward")),
@@ -98,6 +101,11 @@ NO_ACTIONS = [
     ('do("x y' + "\n" * 60_000, "longer than 16000 characters"),  # each blank line was tried as the call's last
     ("do(action=1)[0]", "cannot read"),
     ("<answer>do(action=", "was cut"),
+    ('<think>a</think><answer>do(action="Click", element="3")', "close the answer"),
+    ('Action: do(action="Click", element="3")', "on a line of its own"),
+    ('do(action="Click", element="3")\nThis clicks the lamp.', "nothing after it"),
+    ("exit(1,200)", "exit takes one text"),
+    ('exit("Paris", "Rome")', "exit takes one text"),
     ('exit(message={{"price": 5}})', "cannot read"),
     ('do(action="Click", element={1: [2]}[0])', "cannot read"),
 ]
@@ -117,6 +125,21 @@ def test_a_string_that_was_cut_is_read_at_once_however_many_backslashes_it_holds
         with pytest.raises(ActionError, match="cannot read"):
             parse(text)
     assert parse(f'{cut}")').argument == "a line\n" * 400
+
+
+@pytest.mark.parametrize("text, says", [
+    ("do(" + "#\n" * 3900, "cannot read"),  # 4.3 s: each comment was tried as what follows the call
+    ("do(" + "#)\n" * 2600, "cannot read"),
+    ("do(" + "1," * 3990 + ")", "cannot read"),  # 6.6 s: each number was looked up in the whole text
+    ("<answer>" * 10_000, "no </answer>"),  # 7.0 s: each was tried as the one that is closed
+    ("\n" * 100_000 + "x", "no action found"),  # 0.9 s
+])
+def test_an_unreadable_response_is_refused_at_once(text, says):
+    """All episodes wait meanwhile."""
+    began = time.process_time()
+    with pytest.raises(ActionError, match=says):
+        parse(text)
+    assert time.process_time() - began < 0.5
 
 
 def test_line_breaks_count_once_towards_the_longest_call():

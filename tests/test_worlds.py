@@ -533,6 +533,52 @@ def test_an_address_that_no_browser_shows_gets_a_remark(reference, is_shown):
     assert len(remarks) == (not is_shown)
 
 
+def page_with(**more):
+    """A task that looks at one page."""
+    task = target("last", "document.title", must_include=["x"])
+    [page] = task["eval"]["program_html"]
+    del page["prep_actions"]
+    page.update(more)
+    return task
+
+
+@pytest.mark.parametrize("task, remark", [
+    (answers(must_exclude=["red |OR| blue"])[1], "'red |OR| blue', which is compared as it stands"),
+    (answers(exact_match="red |OR| blue")[1], "'red |OR| blue', which is compared as it stands"),
+    (answers(must_include=["red|or|blue"])[1], "'red|or|blue', which is compared as it stands"),
+    (answers(must_include=["red "])[1], "'red ', which no word is equal to"),
+    (page_with(prep_action=["document.body.click()"]), "[0].prep_action is not read; did you mean prep_actions?"),
+    (page_with(required_contents={"must_include": ["__SHOPING__"]}), "__SHOPING__ stands for no site"),
+    (ends_at("__SHOPING__/a", url_note="GOLD in PRED")[1], "__SHOPING__ stands for no site"),
+    (GOOD | {"STORAGE_STATE": None}, "STORAGE_STATE is not read; did you mean storage_state?"),
+    (GOOD | {"eval": GOOD["eval"] | {"stringNote": ""}}, "eval.stringNote is not read; did you mean string_note?"),
+])
+def test_what_is_hardly_meant_gets_a_remark(task, remark):
+    _, remarks, faults = check_row(task)
+    assert len(remarks) == 1
+    assert remark in remarks[0]
+    assert faults == []
+
+
+@pytest.mark.parametrize("task", [
+    answers(must_include=["red |OR| blue"])[1],
+    page_with(locator="document.querySelector('.card__title__main').innerText"),
+    page_with(url="func:shopping_get_latest_order_url('__SHOPPING__')"),
+    page_with(locator="func:reddit_get_post_url('__last_url__')"),
+])
+def test_what_is_meant_gets_no_remark(task):
+    assert check_row(task)[1:] == ([], [])
+
+
+@pytest.mark.parametrize("name", ["a\0b.json", json.dumps({"cookies": [{"name": "session", "value": "x" * 300}]})])
+def test_a_login_that_no_file_can_be_named_after_is_a_fault_of_its_row(name, tmp_path):
+    tasks, _, faults = read_tasks(write(tmp_path / "tasks.json", [GOOD, GOOD | {"storage_state": name}]))
+    assert len(tasks) == 1
+    assert len(faults) == 1
+    assert "does not exist" in faults[0]
+    assert "x" * 250 not in faults[0]  # it may be a secret
+
+
 def test_a_misspelt_field_gets_a_remark_and_a_field_of_other_tools_none():
     task = GOOD | {"privat": ["/api/"], "storage-state": None, "difficulty": "easy", "site": "shopping"}
     task["eval"] = GOOD["eval"] | {"url_not": "EXACT", "raw_annotation": ""}

@@ -15,6 +15,7 @@ import difflib
 import http.client
 import inspect
 import json
+import os.path
 import re
 import socket
 import textwrap
@@ -197,10 +198,15 @@ REQUIRED = {
 }
 FIELDS = (*REQUIRED, "storage_state", "serve", "cwd", "ready", "clock", "private", "script", "world", "agent",
           "intent_template", "intent_template_id")
-CHECK_FIELDS = ("eval_types", "reference_answers", "reference_url", "url_note", "program_html", "verify")
+CHECK_FIELDS = ("eval_types", "reference_answers", "reference_url", "url_note", "program_html", "verify",
+                "string_note")
+PAGE_FIELDS = ("url", "locator", "required_contents", "prep_actions")
 START = re.compile(rf"https?://[^/\s]|{PLACEHOLDER.pattern}")
 TARGET = re.compile(rf"last$|func:|{START.pattern}")
 LOCATOR = re.compile(r"\s*$|document\.|\[\.\.\.document\.|func:")
+LIKE_OR = re.compile(r"\|\s*(or|and)\s*\|", re.IGNORECASE)
+LIKE_PLACEHOLDER = re.compile(r"(?<!\w)__[A-Za-z][A-Za-z_]*?__(?!\w)")
+FOR_HELPERS = {"__page__", "__last_url__"}  # what a task gives a helper for the page, or for its address
 INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 
@@ -234,11 +240,23 @@ def check_references(kind: str, value, name: str, found: Findings) -> list:
     parts = []
     for reference in references:
         parts += alternatives(reference)
+    texts = parts if kind in ("must_include", "required_values") else references
+    for text in texts:
+        check_text(kind, text, name, found)
     if not parts or not all(parts):
         found.faults.append(f"{name} is {value!r:.60}; make it a list of non-empty strings")
     elif kind == "required_values" and not all(map(INEQUALITY.fullmatch, parts)):
         found.faults.append(f'{name} is {value!r:.60}; write an operator and a number: "<= 700"')
     return references
+
+
+def check_text(kind: str, text, name: str, found: Findings):
+    """Remarks on a reference that hardly means what it says."""
+    if LIKE_OR.search(str(text)):
+        found.remarks.append(f"{name} has {text!r:.60}, which is compared as it stands; "
+                             'only must_include and required_values read " |OR| "')
+    if kind in ("must_include", "must_exclude") and str(text) != str(text).strip():
+        found.remarks.append(f"{name} has {text!r:.60}, which no word is equal to; leave out the space at its end")
 
 
 def check_contents(contents, where: str, found: Findings):
@@ -255,6 +273,7 @@ def check_contents(contents, where: str, found: Findings):
             found.faults.append(f"{name} is an unknown check; use one of {kinds}")
         elif kind == "exact_match":
             contents[kind] = str(value)
+            check_text(kind, value, name, found)
             if not isinstance(value, (str, int, float)):
                 found.faults.append(f"{name} is {value!r:.60}; make it a string")
         elif kind == "fuzzy_match" and value == "N/A":
@@ -295,6 +314,7 @@ def check_target(target, where: str, found: Findings):
         if isinstance(target.get(key), str) and target[key].startswith("func:"):
             target[key] = check_call(target[key], where, found)
     check_contents(target.get("required_contents"), f"{where}.required_contents", found)
+    check_names(target, PAGE_FIELDS, f"{where}.", found)
 
 
 # In an address: characters that a browser escapes, a scheme's own port, capitals in the host's name.
@@ -349,7 +369,7 @@ def check_eval(spec: dict, found: Findings):
 def check_names(fields: dict, known: tuple, where: str, found: Findings):
     """Remarks on keys that nobody reads and that look like one that is missing."""
     for key in fields:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
         if key not in known and near and near[0] not in fields:
             found.remarks.append(f"{where}{key} is not read; did you mean {near[0]}?")
 
@@ -437,6 +457,10 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
     if isinstance(task.get("eval"), dict):
         check_eval(task["eval"], found)
         check_names(task["eval"], CHECK_FIELDS, "eval.", found)
+    written = json.dumps([task.get("start_url"), task.get("eval")])
+    for name in sorted({*LIKE_PLACEHOLDER.findall(written)} - FOR_HELPERS):
+        if not PLACEHOLDER.fullmatch(name):
+            found.remarks.append(f"{name} stands for no site; known are {', '.join(f'__{site}__' for site in HOSTS)}")
     for key in ("intent_template_id", "flaw"):
         if not isinstance(task.get(key), (int, str, type(None))):
             found.faults.append(f"{key} is {task[key]!r:.60}; make it a number or a text")
@@ -463,27 +487,30 @@ def read_rows(path: str) -> list:
 
 
 def anchor(task: dict, folder: Path) -> list[str]:
-    """Makes the file names in a task absolute, in place; returns faults. They are relative to folder."""
+    """Makes the file names in a task absolute, in place; returns faults. They are relative to folder.
+
+    os.path.isfile says no to a text that no file can be named; Path's own methods raise.
+    """
     faults = []
     if "serve" in task:
-        cwd = (folder / task.get("cwd", ".")).resolve()
-        task["cwd"] = str(cwd)
-        if not cwd.is_dir():
+        cwd = os.path.abspath(folder / task.get("cwd", "."))
+        task["cwd"] = cwd
+        if not os.path.isdir(cwd):
             faults.append(f"cwd {cwd} is not a folder")
     if "verify" in task["eval"]["eval_types"]:
-        file = (folder / task["eval"]["verify"]).resolve()
-        task["eval"]["verify"] = str(file)
-        if not file.is_file():
+        file = os.path.abspath(folder / task["eval"]["verify"])
+        task["eval"]["verify"] = file
+        if not os.path.isfile(file):
             faults.append(f"eval.verify {file} does not exist")
     state = task.get("storage_state")
     if isinstance(state, str) and not accounts_of(state):
-        file = (folder / state).resolve()
-        task["storage_state"] = str(file)
-        if not file.is_file():
-            faults.append(f"storage_state {file} does not exist; write it with Playwright, name it after some "
+        file = os.path.abspath(folder / state)
+        task["storage_state"] = file
+        if not os.path.isfile(file):
+            faults.append(f"storage_state {file:.200} does not exist; write it with Playwright, name it after some "
                           f"of {', '.join(ACCOUNTS)}, or set it to null")
         else:
-            faults += login_faults(file, task)
+            faults += login_faults(Path(file), task)
     return faults
 
 
