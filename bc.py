@@ -417,6 +417,10 @@ def main(cfg: Config, make_optimizer=adamw):
     if first_step > 0:
         said += f"; step {first_step + 1} is next"
     run.print0(said)
+    cut = sum(row.n_action > cfg.max_new_tokens for rows in dataset for row in rows)
+    if cut:
+        run.print0(f"warning: {cut} of them are longer than --max-new-tokens {cfg.max_new_tokens}, "
+                   "where the policy's own responses are cut")
 
     # 4) Train, and leave a checkpoint.
     directory.begin(config_json(model), first_step)

@@ -519,6 +519,8 @@ def require_verdicts(played: list[Trajectory], out: Path):
     remedy = "open the site in a browser"
     if "is not valid JavaScript" in reason or "add .innerText" in reason:
         remedy = "correct the task's locator"
+    elif "RemoteDisconnected" in reason:
+        remedy = "see what the endpoint printed"
     elif "/chat/completions" in reason:
         remedy = "check the endpoint's address, its model's name and OPENAI_API_KEY"
     elif (out / "servers.log").exists():

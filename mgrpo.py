@@ -81,7 +81,7 @@ import worlds
 from compress import Chat, Row, Trajectory, to_record
 from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, require_verdicts
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
-from rollout import rollout
+from rollout import rollout, task_key
 from worlds.browser import BrowserSettings
 
 
@@ -396,8 +396,8 @@ class MGRPO:
 
         hidden_ND: the last hidden states that predict the action tokens, for a fork's own heads. All
         ranks call this equally often: one with fewer micro-batches gets PADDING, whose weight is 0. The
-        metrics have the same names in the same order each time. To keep something from a step's first
-        update for the later ones, put it on the row.
+        metrics have the same names in the same order each time; a fork's own are logged as they are in the
+        step's first update. To keep something from that update for the later ones, put it on the row.
         """
         logp_old_N = sampled_logps(micro_batch, logp_N.device)
         A_N = per_token([row.advantage for row in micro_batch], micro_batch, logp_N.device)
@@ -736,6 +736,10 @@ def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory
     Sites may be down for a while, so a step is played again if none of its episodes could be judged. If the sites
     stay down, raises ValueError; the run resumes with this step.
     """
+    keys = {task_key(task) for task in tasks}
+    if len(keys) < len(tasks):
+        raise ValueError(f"{type(method).__name__}.choose_tasks chose a task twice; "
+                         "its two groups would be the same episodes.")
     for _ in range(PATIENCE):
         tick = run.ticker(f"step {step + 1}/{method.cfg.steps}: ")
         episodes = method.collect(tasks, env, step, tick)

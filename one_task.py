@@ -367,7 +367,11 @@ def possible_checks(untouched: Snapshot, finished: Snapshot, answer: str, typed:
     if state:
         possible.append(on_page(finished.address, TEXT, {"must_include": state}))
     elif gone:
-        possible.append(on_page(finished.address, TEXT, {"must_exclude": gone}))
+        contents = {"must_exclude": gone}
+        stays = [line for line in finished.state if line in untouched.state]
+        if stays:  # a page that asks for a login, or is not there, lacks it
+            contents["must_include"] = [max(stays, key=len)]
+        possible.append(on_page(finished.address, TEXT, contents))
     for locator, value in finished.settings.items():
         if untouched.settings.get(locator, value) != value:
             possible.append(on_page(finished.address, locator, {"exact_match": value}))

@@ -646,6 +646,13 @@ def test_demonstrations_are_recorded_again_for_another_prompt_or_other_pages(rec
     assert record.plays == 4
 
 
+def test_responses_that_the_policy_could_not_say_are_counted(clone, capsys):
+    limit = min(row.n_action for row in rows_that_train(clone, "x")) - 1
+    assert "warning" not in capsys.readouterr().out
+    rows_that_train(clone, "y", max_new_tokens=limit)
+    assert f"warning: 2 of them are longer than --max-new-tokens {limit}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("changes", [
     {"text_only": True},
     {"max_page_chars": 999},

@@ -807,6 +807,9 @@ def test_where_servers_failed_their_output_is_named(tmp_path):
     broken.checks = [["environment", False, "the task's locator 'x' finds an element, not its text; add .innerText"]]
     with pytest.raises(ValueError, match="add .innerText; correct the task's locator"):
         evaluate.require_verdicts([broken], tmp_path)
+    broken.checks = [["environment", False, "http://x/chat/completions: RemoteDisconnected('closed')"]]
+    with pytest.raises(ValueError, match="see what the endpoint printed"):
+        evaluate.require_verdicts([broken], tmp_path)
 
 
 def test_a_checkpoint_is_evaluated_end_to_end(main, checkpoint, tmp_path, capsys):

@@ -1208,6 +1208,16 @@ def test_sites_that_stay_down_stop_the_run(chat, play, save_every):
     assert lines == expected
 
 
+def test_a_task_that_a_fork_chooses_twice_is_refused(chat, play):
+    """Both of its groups would be the same episodes, whose random numbers depend on the task."""
+    class Twice(MGRPO):
+        def choose_tasks(self, tasks, step):
+            return [tasks[3], tasks[3]]
+
+    with pytest.raises(ValueError, match="Twice.choose_tasks chose a task twice"):
+        play(even_tasks_teach(chat), "x", Method=Twice)
+
+
 def test_a_finished_run_says_so_and_touches_nothing(chat, play, tmp_path, monkeypatch, capsys):
     """It once said "saved" and stamped the commit of newer code into the config.json of the old weights."""
     play(even_tasks_teach(chat), "x", steps=2)

@@ -613,7 +613,16 @@ def test_what_is_gone_is_checked_where_nothing_new_is_read(recorded, tmp_path):
     recorded("drop rome", [open_settings, presses("#news"), open_settings, close], page=f"flies to rome{gone}")
     [task] = kept_tasks(tmp_path)
     [target] = task["eval"]["program_html"]
-    assert target["required_contents"] == {"must_exclude": ["flies to rome"]}
+    assert target["required_contents"] == {"must_exclude": ["flies to rome"], "must_include": ["settings"]}
+
+
+def test_what_is_gone_is_not_missed_on_a_page_that_asks_for_a_login():
+    before = Look(["your bookings", "saw on monday", "log out"])
+    after = Look(["your bookings", "log out"])
+    [check] = possible_checks(before, after, "", [])
+    [target] = check["program_html"]
+    contents = target["required_contents"]
+    assert contents == {"must_exclude": ["saw on monday"], "must_include": ["your bookings"]}
 
 
 def test_a_recording_after_a_dropped_one_gets_a_number_of_its_own(recorded, tmp_path):

@@ -271,6 +271,13 @@ def test_a_broken_world_is_no_failure_of_the_agent(site, run_episode):
     tau = run_episode("http://127.0.0.1:9/", ["exit()"])
     assert tau.status == "env_error"
 
+    # A start page that is not there: the task's address is wrong. That of a later page is for the agent to read.
+    base = site({"/": '<a href="/none">x</a>'})
+    tau = run_episode(base + "/nothing", ["exit()"])
+    assert tau.checks[0][2].endswith("/nothing answered 404")
+    tau = run_episode(base, ['do(action="Click", element="0")', "exit()"])
+    assert tau.status == "ok"
+
     # A later page that breaks off.
     def drop(handler):
         handler.close_connection = True

@@ -724,7 +724,7 @@ def test_a_login_of_ones_own_is_named_relative_to_the_task_file(tmp_path, site, 
     """It was once looked for in the working directory."""
     login = tmp_path / "shop/ada.json"
     login.parent.mkdir()
-    login.write_text("{}")
+    login.write_text('{"cookies": [{"domain": "127.0.0.1"}]}')
     start = site({"/": PAGE}) + "/"
     path = write(tmp_path / "shop/tasks.json", [GOOD | {"start_url": start, "storage_state": "ada.json"}])
     monkeypatch.chdir(tmp_path)
@@ -740,6 +740,11 @@ def test_a_login_of_ones_own_is_named_relative_to_the_task_file(tmp_path, site, 
     ({"cookies": [{"domain": "localhost", "name": "s"}]}, "cookies for localhost, but the task starts at 127.0.0.1"),
     ({"cookies": [{"domain": "127.0.0.1", "name": "s"}, {"domain": "localhost", "name": "s"}]}, ""),
     ({"cookies": [{"domain": "login.example.com", "name": "s"}], "origins": []}, ""),
+    ({"cookies": [{"domain": "127.0.0.1", "name": "s", "expires": 1.7e9}]}, "has expired; log in"),
+    ({"cookies": [{"domain": "127.0.0.1", "expires": 1.7e9}, {"domain": "127.0.0.1", "expires": -1}]}, ""),
+    ({"cookies": [{"domain": "127.0.0.1", "expires": 1.7e9}, {"domain": "127.0.0.1", "expires": 9e9}]}, ""),
+    ({"cookies": [], "origins": []}, "holds no cookie; log in"),
+    ({"cookies": [], "origins": [{"origin": "http://127.0.0.1:80", "localStorage": []}]}, ""),
     ({"cookies": [5]}, "not a login as Playwright saves it"),
     ([], "not a login as Playwright saves it"),
 ])

@@ -544,7 +544,7 @@ class Session:
             raise EnvError(f"the start page {url} did not open: {problem}") from None
         await self.settle()
         # Later pages with an error are for the agent to read: it may have caused the error.
-        if answer and answer.status >= 500:
+        if answer and (answer.status in (404, 410) or answer.status >= 500):
             raise EnvError(f"the start page {url} answered {answer.status}")
 
     async def close(self):

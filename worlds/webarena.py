@@ -515,13 +515,21 @@ def anchor(task: dict, folder: Path) -> list[str]:
 
 
 def login_faults(file: Path, task: dict) -> list[str]:
-    """What is wrong with a saved login: it cannot be read, or it is for this machine's other name."""
+    """What is wrong with a saved login: it cannot be read, has expired, or is for this machine's other name."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
-        hosts = {cookie["domain"] for cookie in saved.get("cookies", [])}
-        hosts |= {urlsplit(place["origin"]).hostname for place in saved.get("origins", [])}
+        cookies = saved.get("cookies", [])
+        places = saved.get("origins", [])
+        hosts = {cookie["domain"] for cookie in cookies}
+        hosts |= {urlsplit(place["origin"]).hostname for place in places}
+        last = max((cookie.get("expires", -1) for cookie in cookies), default=-1)  # -1: when the browser is closed
+        some_stay = any(cookie.get("expires", -1) == -1 for cookie in cookies)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return [f"storage_state {file} is not a login as Playwright saves it ({first_line(error)}); save it again"]
+    if not cookies and not places:
+        return [f"storage_state {file} holds no cookie; log in, then save it again"]
+    if not places and not some_stay and last < time.time():
+        return [f"storage_state {file} has expired; log in, then save it again"]
     starts = {origin(page.replace("{port}", "80")).rpartition(":")[0] for page in start_pages(task)}
     for here, other in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):
         if starts == {f"http://{here}"} and hosts == {other}:
