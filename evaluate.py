@@ -240,7 +240,8 @@ async def evaluate_js(page, expression: str):
 
 
 NODE = "ref: <Node>"  # what Playwright gives for an element
-FINDS_NODE = "[{}].flatMap(found => [found, ...Object.values(Object(found))]).some(found => found instanceof Node)"
+FINDS_NODE = ("Promise.resolve({}).then(function holds(found) {{ return found instanceof Node || "
+              "Object(found) === found && Object.values(found).some(holds) }})")
 
 
 async def located_text(page, target: dict, last_url: str) -> str | None:

@@ -368,9 +368,11 @@ def possible_checks(untouched: Snapshot, finished: Snapshot, answer: str, typed:
         possible.append(on_page(finished.address, TEXT, {"must_include": state}))
     elif gone:
         contents = {"must_exclude": gone}
-        stays = [line for line in finished.state if line in untouched.state]
-        if stays:  # a page that asks for a login, or is not there, lacks it
-            contents["must_include"] = [max(stays, key=len)]
+        above = untouched.state[:untouched.state.index(gone[0])]
+        common = [line for line in above if line in finished.state]
+        stays = [line for line in common if 2 < len(line) < 120 and not re.search(r"\d", line)]
+        if stays:  # a page that asks for a login, or is not there, lacks what stands above, such as a heading
+            contents["must_include"] = stays[-1:]
         possible.append(on_page(finished.address, TEXT, contents))
     for locator, value in finished.settings.items():
         if untouched.settings.get(locator, value) != value:

@@ -172,8 +172,8 @@ STRING_OR_COMMENT = re.compile(r"""
       (\1 | \\?\Z)              # the quote again, or the end of a text that was cut
     """, re.DOTALL | re.VERBOSE)
 LONGEST_CALL = 8000  # characters
-MOST_VALUES = 8  # in a call
-MOST_TRIES = 20  # at where a call ends
+MOST_VALUES = 50  # in a call
+MOST_TRIES = 20  # to find where a call ends
 BY_LOWER_NAME = {name.lower(): name for name in ACTIONS}  # the benchmark reads "click" as "Click"
 
 
@@ -273,7 +273,7 @@ def parse(response: str) -> Call:
 
     # 2) The answer of an exit, whatever its keyword is called.
     if name == "exit":
-        values = [*positional, *keywords.values()]
+        values = [value for value in [*positional, *keywords.values()] if value]
         message = ""
         if "message" in keywords:
             message = keywords["message"]

@@ -176,7 +176,11 @@ def test_one_of_takes_one_pair_of_quotes_off_an_answer_and_the_other_kinds_two()
     assert not string_match(twice, {"must_exclude": ["a"]})
 
 
-@pytest.mark.parametrize("inequality, answer, passes", [(">= 7.5", "7", False), ("<= 7.5", "7", True), (">= 7.5", "8", True)])
+@pytest.mark.parametrize("inequality, answer, passes", [
+    (">= 7.5", "7", False),
+    ("<= 7.5", "7", True),
+    (">= 7.5", "8", True),
+])
 def test_a_bound_may_lie_between_two_integers(inequality, answer, passes):
     assert string_match(answer, {"required_values": [inequality]}) is passes
 
@@ -362,6 +366,8 @@ NO_TEXT = "finds an element, not its text; add .innerText"
     ("document.(", NO_JAVASCRIPT),
     ("document.querySelector('p')", NO_TEXT),
     ("document.querySelectorAll('p')", NO_TEXT),
+    ("[...document.querySelectorAll('p')].map(found => [found])", NO_TEXT),
+    ("document.fonts.ready.then(() => document.body)", NO_TEXT),
 ])
 def test_a_locator_that_finds_no_text_anywhere_is_the_tasks_fault(judge, site, locator, says):
     """An element was once judged as the text "ref: <Node>", which holds nothing that a task excludes."""

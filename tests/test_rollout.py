@@ -65,6 +65,8 @@ CALLS = [
     ('do("exit", "N/A")', Call("exit", "N/A")),
     ("exit(message=-3.50)", Call("exit", "-3.50")),
     ("exit(message=None)", Call("exit", "")),
+    ('exit("Paris", "")', Call("exit", "Paris")),
+    ('do(action="exit", answer="Paris", element="")', Call("exit", "Paris")),
     ('exit(answer="12")', Call("exit", "12")),
     ('exit(message="\\ud83d\\ude00 \\ud83d")', Call("exit", "\U0001f600 \ufffd")),
     ('do(\n  action="Click",  # the lamp\n  element="3"\n)', Call("Click", None, "3")),
@@ -105,6 +107,7 @@ NO_ACTIONS = [
     ('Action: do(action="Click", element="3")', "on a line of its own"),
     ('do(action="Click", element="3")\nThis clicks the lamp.', "nothing after it"),
     ("exit(1,200)", "exit takes one text"),
+    ("exit(1,2,3,4,5,6,7,8,9)", "exit takes one text"),
     ('exit("Paris", "Rome")', "exit takes one text"),
     ('exit(message={{"price": 5}})', "cannot read"),
     ('do(action="Click", element={1: [2]}[0])', "cannot read"),
@@ -136,10 +139,10 @@ def test_a_string_that_was_cut_is_read_at_once_however_many_backslashes_it_holds
 ])
 def test_an_unreadable_response_is_refused_at_once(text, says):
     """All episodes wait meanwhile."""
-    began = time.process_time()
+    began = time.thread_time()
     with pytest.raises(ActionError, match=says):
         parse(text)
-    assert time.process_time() - began < 0.5
+    assert time.thread_time() - began < 0.5
 
 
 def test_line_breaks_count_once_towards_the_longest_call():
@@ -274,7 +277,7 @@ def test_a_broken_world_is_no_failure_of_the_agent(site, run_episode):
     # A start page that is not there: the task's address is wrong. That of a later page is for the agent to read.
     base = site({"/": '<a href="/none">x</a>'})
     tau = run_episode(base + "/nothing", ["exit()"])
-    assert tau.checks[0][2].endswith("/nothing answered 404")
+    assert tau.checks[0][2].endswith("/nothing answered 404; is start_url right?")
     tau = run_episode(base, ['do(action="Click", element="0")', "exit()"])
     assert tau.status == "ok"
 

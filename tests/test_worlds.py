@@ -548,7 +548,7 @@ def page_with(**more):
     (answers(must_include=["red|or|blue"])[1], "'red|or|blue', which is compared as it stands"),
     (answers(must_include=["red "])[1], "'red ', which no word is equal to"),
     (page_with(prep_action=["document.body.click()"]), "[0].prep_action is not read; did you mean prep_actions?"),
-    (page_with(required_contents={"must_include": ["__SHOPING__"]}), "__SHOPING__ stands for no site"),
+    (page_with(required_contents={"must_include": ["__SHOPING__"]}), "__SHOPING__ stands for no site; did you mean __SHOPPING__?"),
     (ends_at("__SHOPING__/a", url_note="GOLD in PRED")[1], "__SHOPING__ stands for no site"),
     (GOOD | {"STORAGE_STATE": None}, "STORAGE_STATE is not read; did you mean storage_state?"),
     (GOOD | {"eval": GOOD["eval"] | {"stringNote": ""}}, "eval.stringNote is not read; did you mean string_note?"),
@@ -562,6 +562,8 @@ def test_what_is_hardly_meant_gets_a_remark(task, remark):
 
 @pytest.mark.parametrize("task", [
     answers(must_include=["red |OR| blue"])[1],
+    answers(must_include=["Qty 1 "])[1],  # not "Qty 12"
+    page_with(locator="document.getElementById('__NEXT_DATA__').textContent"),
     page_with(locator="document.querySelector('.card__title__main').innerText"),
     page_with(url="func:shopping_get_latest_order_url('__SHOPPING__')"),
     page_with(locator="func:reddit_get_post_url('__last_url__')"),
@@ -695,7 +697,8 @@ def test_placeholders_become_addresses_everywhere_but_in_the_intent():
 
 def test_the_longest_address_of_a_host_comes_first():
     """http://h/admin begins with http://h: a page of the admin would be said to be the shop's."""
-    hosts = webarena.hosts_of({"SHOPPING": "http://h:1", "SHOPPING_ADMIN": "http://h:1/admin", "MAP": "http://h:1/maps/3"})
+    hosts = webarena.hosts_of({"SHOPPING": "http://h:1", "SHOPPING_ADMIN": "http://h:1/admin",
+                               "MAP": "http://h:1/maps/3"})
     assert list(hosts) == ["openstreetmap.org", "luma.com/admin", "onestopmarket.com"]
 
 
@@ -743,8 +746,10 @@ def test_a_login_of_ones_own_is_named_relative_to_the_task_file(tmp_path, site, 
     ({"cookies": [{"domain": "127.0.0.1", "name": "s", "expires": 1.7e9}]}, "has expired; log in"),
     ({"cookies": [{"domain": "127.0.0.1", "expires": 1.7e9}, {"domain": "127.0.0.1", "expires": -1}]}, ""),
     ({"cookies": [{"domain": "127.0.0.1", "expires": 1.7e9}, {"domain": "127.0.0.1", "expires": 9e9}]}, ""),
-    ({"cookies": [], "origins": []}, "holds no cookie; log in"),
+    ({"cookies": [], "origins": []}, "holds no cookie and no storage; log in"),
     ({"cookies": [], "origins": [{"origin": "http://127.0.0.1:80", "localStorage": []}]}, ""),
+    ({"cookies": [{"domain": "127.0.0.1", "name": "s", "expires": "2030-01-01"}]}, "not a login as Playwright saves"),
+    ({"cookies": [{"domain": "127.0.0.1", "name": "s", "expires": None}]}, "not a login as Playwright saves it"),
     ({"cookies": [5]}, "not a login as Playwright saves it"),
     ([], "not a login as Playwright saves it"),
 ])

@@ -545,7 +545,7 @@ class Session:
         await self.settle()
         # Later pages with an error are for the agent to read: it may have caused the error.
         if answer and (answer.status in (404, 410) or answer.status >= 500):
-            raise EnvError(f"the start page {url} answered {answer.status}")
+            raise EnvError(f"the start page {url} answered {answer.status}; is start_url right?")
 
     async def close(self):
         with contextlib.suppress(PlaywrightError, EnvError):

@@ -206,7 +206,6 @@ TARGET = re.compile(rf"last$|func:|{START.pattern}")
 LOCATOR = re.compile(r"\s*$|document\.|\[\.\.\.document\.|func:")
 LIKE_OR = re.compile(r"\|\s*(or|and)\s*\|", re.IGNORECASE)
 LIKE_PLACEHOLDER = re.compile(r"(?<!\w)__[A-Za-z][A-Za-z_]*?__(?!\w)")
-FOR_HELPERS = {"__page__", "__last_url__"}  # what a task gives a helper for the page, or for its address
 INEQUALITY = re.compile(r"\s*(<=|>=|==|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 
@@ -255,8 +254,8 @@ def check_text(kind: str, text, name: str, found: Findings):
     if LIKE_OR.search(str(text)):
         found.remarks.append(f"{name} has {text!r:.60}, which is compared as it stands; "
                              'only must_include and required_values read " |OR| "')
-    if kind in ("must_include", "must_exclude") and str(text) != str(text).strip():
-        found.remarks.append(f"{name} has {text!r:.60}, which no word is equal to; leave out the space at its end")
+    if kind in ("must_include", "must_exclude") and re.fullmatch(r"\s+\w+\s*|\s*\w+\s+", str(text)):
+        found.remarks.append(f"{name} has {text!r:.60}, which no word is equal to; leave out the spaces around it")
 
 
 def check_contents(contents, where: str, found: Findings):
@@ -273,7 +272,8 @@ def check_contents(contents, where: str, found: Findings):
             found.faults.append(f"{name} is an unknown check; use one of {kinds}")
         elif kind == "exact_match":
             contents[kind] = str(value)
-            check_text(kind, value, name, found)
+            if isinstance(value, str):
+                check_text(kind, value, name, found)
             if not isinstance(value, (str, int, float)):
                 found.faults.append(f"{name} is {value!r:.60}; make it a string")
         elif kind == "fuzzy_match" and value == "N/A":
@@ -458,9 +458,10 @@ def check_row(row) -> tuple[dict, list[str], list[str]]:
         check_eval(task["eval"], found)
         check_names(task["eval"], CHECK_FIELDS, "eval.", found)
     written = json.dumps([task.get("start_url"), task.get("eval")])
-    for name in sorted({*LIKE_PLACEHOLDER.findall(written)} - FOR_HELPERS):
-        if not PLACEHOLDER.fullmatch(name):
-            found.remarks.append(f"{name} stands for no site; known are {', '.join(f'__{site}__' for site in HOSTS)}")
+    for name in sorted(set(LIKE_PLACEHOLDER.findall(written))):
+        near = difflib.get_close_matches(name.strip("_").upper(), HOSTS, n=1, cutoff=0.8)
+        if near and not PLACEHOLDER.fullmatch(name):
+            found.remarks.append(f"{name} stands for no site; did you mean __{near[0]}__?")
     for key in ("intent_template_id", "flaw"):
         if not isinstance(task.get(key), (int, str, type(None))):
             found.faults.append(f"{key} is {task[key]!r:.60}; make it a number or a text")
@@ -489,7 +490,7 @@ def read_rows(path: str) -> list:
 def anchor(task: dict, folder: Path) -> list[str]:
     """Makes the file names in a task absolute, in place; returns faults. They are relative to folder.
 
-    os.path.isfile says no to a text that no file can be named; Path's own methods raise.
+    os.path.isfile is False for a text that cannot be a file's name; Path's own methods raise.
     """
     faults = []
     if "serve" in task:
@@ -524,11 +525,13 @@ def login_faults(file: Path, task: dict) -> list[str]:
         hosts |= {urlsplit(place["origin"]).hostname for place in places}
         last = max((cookie.get("expires", -1) for cookie in cookies), default=-1)  # -1: when the browser is closed
         some_stay = any(cookie.get("expires", -1) == -1 for cookie in cookies)
+        has_expired = bool(cookies) and not places and not some_stay and last < time.time()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return [f"storage_state {file} is not a login as Playwright saves it ({first_line(error)}); save it again"]
     if not cookies and not places:
-        return [f"storage_state {file} holds no cookie; log in, then save it again"]
-    if not places and not some_stay and last < time.time():
+        return [f"storage_state {file} holds no cookie and no storage; log in, then save it again, or set "
+                "storage_state to null"]
+    if has_expired:
         return [f"storage_state {file} has expired; log in, then save it again"]
     starts = {origin(page.replace("{port}", "80")).rpartition(":")[0] for page in start_pages(task)}
     for here, other in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):

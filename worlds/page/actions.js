@@ -158,7 +158,7 @@ const wayToType = id => {
 
 // browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
 // the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
-// nearest value that it has: the agent reads that as a refusal. Returns whether a text field has kept what it held.
+// nearest value that it has: the agent reads that as a refusal. Returns whether a text field is unchanged.
 const typed = (id, text) => {
   const el = numbered(id), key = text.slice(-1) || 'Backspace';
   const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
@@ -167,11 +167,11 @@ const typed = (id, text) => {
     window[REFUSALS]?.set(el, () => `it takes the format ${formats[el.type]}, and is empty now`);
   if (el?.type === 'range' && Number(el.value) !== Number(text))
     window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
-  const kept = !!held && held !== text && el?.value === held && el.localName === 'input' && el.selectionStart !== null;
+  const unchanged = !!held && held !== text && el?.value === held && el.localName === 'input' && el.selectionStart !== null;
   for (const type of ['keydown', 'keyup']) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }
-  return kept;
+  return unchanged;
 };
 
 // What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).
