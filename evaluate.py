@@ -962,7 +962,7 @@ def main(cfg: Config) -> int | None:
     worlds.check_files(cfg.tasks)
     if cfg.watch:
         cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
-    device = run.init_dist(cfg.precision)
+    device = run.init_dist()
     out = Path(cfg.out)
     begun = (out / "lock").exists()  # an evaluation, perhaps beside a checkpoint that is not ours
     if not begun and not run.holds_run(out):

@@ -116,7 +116,7 @@ def ending(trajectory: Trajectory, cfg: Config) -> str:
 
 def play_once(cfg: Config, task: dict):
     checkpoint = checkpoint_of(cfg)
-    device = run.init_dist(cfg.precision)
+    device = run.init_dist()
     chat = open_chat(checkpoint, actions_help())
     policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
     model.check_fit(policy, chat.tokenizer, cfg.max_context)
