@@ -817,24 +817,41 @@ def test_the_lead_of_filtered_cloning_on_the_long_tier_is_that_of_the_raw_files(
 def test_the_longest_run_on_the_long_tier_has_the_figures_of_the_raw_files():
     page = (ROOT / "assets/results.md").read_text()
     raw = ROOT / "assets/results/long/longer"
-    clone, trained = [json.loads((raw / f"{name}.json").read_text())["splits"] for name in ("clone", "r1")]
+    most = ("82", "87", "88")  # the templates that gain with both seeds
+    gains = []  # of each seed, by template
+    for seed, end in ((31, ""), (32, "-seed32")):
+        clone, trained = [json.loads((raw / f"{name}{end}.json").read_text())["splits"] for name in ("clone", "r1")]
+        before, after = [splits["sandbox:long-test"]["per_template"] for splits in (clone, trained)]
+        gains.append({number: 100 * (after[number]["success_rate"] - before[number]["success_rate"])
+                      for number in before})
+        gained = table.shown([*gains[-1].values()])
+        unseen = [f"{100 * splits['sandbox:long-test-unseen']['success_rate']:.1f}" for splits in (clone, trained)]
+        cloned = rate_and_interval(clone["sandbox:long-test"])
+        assert f"| {seed} | 55 demonstrations | 836 | {cloned} | | {unseen[0]} |" in page
+        assert f"| {rate_and_interval(trained['sandbox:long-test'])} | {gained} | {unseen[1]} |" in page
 
-    before, after = [splits["sandbox:long-test"]["per_template"] for splits in (clone, trained)]
-    gains = [100 * (after[number]["success_rate"] - before[number]["success_rate"]) for number in before]
-    unseen = [f"{100 * splits['sandbox:long-test-unseen']['success_rate']:.1f}" for splits in (clone, trained)]
-    assert f"| {rate_and_interval(clone['sandbox:long-test'])} | | {unseen[0]} |" in page
-    assert f"| {rate_and_interval(trained['sandbox:long-test'])} | {table.shown(gains)} | {unseen[1]} |" in page
-    assert f"{table.shown(gains).replace(' [', ' points [')} in 24 steps" in (ROOT / "README.md").read_text()
-    unparsable = [splits["sandbox:long-test"]["invalid_actions"] for splits in (clone, trained)]
-    assert "{} responses of the clone are unparsable there, and {} of M-GRPO".format(*unparsable) in page
+        steps = read_lines(raw / f"r1{end}-metrics.jsonl")
+        assert len(steps) == 24
+        assert f"| {seed} | then {sum(step['groups_kept'] for step in steps)} groups of eight" in page
+        thirds = [mean(100 * step["success_rate"] for step in steps[first:first + 8]) for first in (0, 8, 16)]
+        on_the_way = [100 * step["held_out_success"] for step in steps if "held_out_success" in step]
+        unparsable = [splits["sandbox:long-test"]["invalid_actions"] for splits in (clone, trained)]
+        sampled = "{:.1f}, {:.1f} and {:.1f}%".format(*thirds)
+        dev = "{:.1f} and {:.1f}%".format(*on_the_way)
+        assert f"| {seed} | {sampled} | {dev} | {unparsable[0]} and {unparsable[1]} |" in page
 
-    steps = read_lines(raw / "r1-metrics.jsonl")
-    thirds = [mean(100 * step["success_rate"] for step in steps[first:first + 8]) for first in (0, 8, 16)]
-    assert len(steps) == 24
-    assert "is {:.1f}% over steps 1 to 8, {:.1f} over 9 to 16, and {:.1f} over 17 to 24".format(*thirds) in page
-    assert f"then {sum(step['groups_kept'] for step in steps)} groups of eight" in page
-    on_the_way = [100 * step["held_out_success"] for step in steps if "held_out_success" in step]
-    assert "`long-dev` stands at {:.1f} and {:.1f}% after 9 and 18 steps".format(*on_the_way) in page
+        for number in most:
+            rates = "{:.0f} to {:.0f}%".format(*[100 * one[number]["success_rate"] for one in (before, after)])
+            assert re.search(rf"\({number}, [^)]*{rates}[^)]*\)", page)
+
+    first, second = gains
+    both = table.shown([(first[number] + second[number]) / 2 for number in first])
+    assert f"| mean of the two seeds | | | | | {both} | |" in page
+    others = [mean(gain for number, gain in of_seed.items() if number not in most) for of_seed in gains]
+    assert "other eight change by {:.1f} and {:.1f} points".format(*others) in page
+    alone = " and ".join(f"{mean(of_seed.values()):.1f}" for of_seed in gains)
+    readme = (ROOT / "README.md").read_text()
+    assert f"{alone} points in its longest runs (24 steps, two seeds), on average {both}" in readme
 
 
 def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
@@ -1391,7 +1408,9 @@ def rate_and_interval(figures):
 
 @pytest.mark.parametrize("raw", [
     "longer/clone",
+    "longer/clone-seed32",
     "longer/r1",
+    "longer/r1-seed32",
     "more-cloning/bc-22-epochs",
     "more-cloning/filtered-demonstrated",
     "more-cloning/filtered-from-22-epochs",
