@@ -239,8 +239,11 @@ def attend(q_BHTE, k_BKCE, v_BKCE, mask_B1TC=None):
     B, H, T, E = q_BHTE.shape
     _, K, C, _ = k_BKCE.shape
     if mask_B1TC is None and T > 1:
-        causal = causal_lower_right(T, C)
-        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, attn_mask=causal, enable_gqa=H != K)
+        lower_right = None
+        if C > T:
+            lower_right = causal_lower_right(T, C)
+        return F.scaled_dot_product_attention(q_BHTE, k_BKCE, v_BKCE, attn_mask=lower_right,
+                                              is_causal=C == T, enable_gqa=H != K)
 
     # T = 1 or a mask. The H / K query heads that share a key head become further queries of a single head. So both
     # sides have K heads, and no keys are copied.
