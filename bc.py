@@ -403,10 +403,12 @@ def main(cfg: Config, make_optimizer=adamw):
     # 3) Their rows, as far as they fit.
     dataset = []
     too_long = 0
+    cut = 0  # longer than the policy's own responses may be
     for demonstration in demonstrations:
         rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
         fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
         too_long += len(rows) - len(fitting)
+        cut += sum(row.n_action > cfg.max_new_tokens for row in fitting)
         dataset.append(fitting)
     responses = sum(len(rows) for rows in dataset)
     if not responses:
@@ -417,8 +419,7 @@ def main(cfg: Config, make_optimizer=adamw):
     if first_step > 0:
         said += f"; step {first_step + 1} is next"
     run.print0(said)
-    cut = sum(row.n_action > cfg.max_new_tokens for rows in dataset for row in rows)
-    if cut:
+    if cut > 0:
         run.print0(f"warning: {cut} of them are longer than --max-new-tokens {cfg.max_new_tokens}, "
                    "where the policy's own responses are cut")
 

@@ -141,7 +141,9 @@ def answer_of(response: str) -> str | None:
     _, opened, inside = place.partition("<answer>")
     if opened:
         answer, closed, _ = inside.partition("</answer>")
-        return answer if closed else None
+        if not closed:
+            return None
+        return answer
     if "<think>" in rest:
         return None
     return rest

@@ -9,9 +9,9 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
         "locator": "document.querySelector('h1').outerText",          read what this JavaScript finds ("": all)
         "required_contents": {"exact_match": "Done"}}]                about that text
 
-    score -> checks -> judged_checks of the answer  -> MATCHERS
-                    -> html_checks  of pages       -> judged_checks of what a locator finds
-                    -> url_match    of the address
+    score -> checks -> judged_checks of the answer -> MATCHERS
+                    -> html_checks of pages -> judged_checks of what a locator finds -> MATCHERS
+                    -> url_match of the address
                     -> verify, a program that judges
 
 `score` is both the training reward and the benchmark's metric. It follows VisualAgentBench's
@@ -239,9 +239,11 @@ async def evaluate_js(page, expression: str):
     raise LookupError(reason)
 
 
-NODE = "ref: <Node>"  # what Playwright gives for an element
-FINDS_NODE = ("Promise.resolve({}).then(function holds(found) {{ return found instanceof Node || "
-              "Object(found) === found && Object.values(found).some(holds) }})")
+NODE = "ref: <Node>"  # what Playwright gives for an element; a page's text may say so, too
+# Whether the value of an expression is an element, or holds one.
+FINDS_NODE = """Promise.resolve(%s).then(function holds(found) {
+    return found instanceof Node || Object(found) === found && Object.values(found).some(holds);
+})"""
 
 
 async def located_text(page, target: dict, last_url: str) -> str | None:
@@ -256,7 +258,7 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
         for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
             await evaluate_js(page, action)
     value = await evaluate_js(page, locator)
-    if NODE in str(value) and await evaluate_js(page, FINDS_NODE.format(locator)):  # a page's text may say so, too
+    if NODE in str(value) and await evaluate_js(page, FINDS_NODE % locator):
         raise browser.EnvError(f"the task's locator {locator!r:.80} finds an element, not its text; add .innerText")
     return None if value is None else browser.readable(value)
 

@@ -813,7 +813,12 @@ def test_ports_of_servers_may_be_allowed_at_another_name_of_this_machine():
     assert sites == {f"http://localhost:{port}" for port in SERVED_PORTS}
 
 
-@pytest.mark.parametrize("allowed", ["cdn.example.com", "*.example.com", "http://127.0.0.1:9,ftp://files"])
+@pytest.mark.parametrize("allowed", [
+    "cdn.example.com",
+    "*.example.com",
+    "http://127.0.0.1:9,ftp://files",
+    "ftp://files:21",
+])
 def test_what_is_allowed_and_is_no_web_address_is_refused(allowed):
     """It was once left out without a word."""
     with pytest.raises(ValueError, match="--allow .*: write http://HOST or http://HOST:PORT"):

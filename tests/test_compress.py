@@ -469,6 +469,9 @@ def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(
     assert record["success"] == 1.0
     assert record["reward"] == -0.4
     assert record["step"] == 3
+    assert record["source"] is None
+    trajectory.task = trajectory.task | {"source": 1}  # of the second source of --tasks
+    assert to_record(trajectory, chat)["source"] == 1
     assert replay(chat, record).success == 1.0
     del record["success"]  # as in demonstrations from elsewhere
     assert replay(chat, record).success == 0.0

@@ -17,7 +17,7 @@ from test_scripts import ENV, METRICS, read, script
 import bc
 import mgrpo
 import run as runs
-from compress import context, to_record, trajectory_rows
+from compress import Trajectory, context, to_record, trajectory_rows
 from forks import awr, checklist, critic, digirl, feedback, gigpo, klong, losses, overlap, shared, stops, tsr, webrl
 from model import full_state, load
 
@@ -106,6 +106,12 @@ def test_states_are_those_of_each_context_alone(chat, model):
     assert found([]).shape == (0, 32)
     task = chat.decode(tasks[0].ids[:-1])
     assert task.endswith("Task: find the lamp")
+
+
+def test_rewards_are_float32_even_if_a_fork_gives_whole_numbers():
+    """Cross-entropy refuses others."""
+    r_R = shared.rewards_of([Trajectory({}, reward=1), Trajectory({}, reward=0)])
+    assert r_R.dtype == torch.float32
 
 
 def test_a_head_minimizes_the_cross_entropy_on_success(chat, model):

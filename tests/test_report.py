@@ -168,6 +168,14 @@ def test_held_out_success_stands_beside_that_of_the_sampled_episodes(look_at, tm
         assert seen.startswith("Successsampled 50% · held out 75% at 1")
 
 
+def test_a_chart_of_one_step_names_that_step(look_at, tmp_path):
+    """The axis is widened by a step on either side, and its end was taken for the newest step."""
+    write_run(tmp_path)
+    write_rows(tmp_path / "metrics.jsonl", [{"step": 4, "success_rate": 0.25}])
+    seen, _, _ = look_at(report(tmp_path), "() => textOf('.chart')")
+    assert seen.startswith("Successsampled 25% at 4")
+
+
 def test_an_episodes_outcome_is_its_success_whatever_its_reward_is(look_at, tmp_path):
     """Records of older versions have only a reward, which was the success."""
     write_run(tmp_path)
@@ -541,6 +549,15 @@ def test_a_group_stands_side_by_side_with_rewards_and_where_its_members_part(loo
     assert turn == "Turn 2 of 3"
     assert closed is True
     assert complaints == []
+
+
+@pytest.mark.parametrize("turn, width", [(1, "161.29%"), (2, "100%")])
+def test_a_picture_without_a_frame_is_shown_whole(turn, width, look_at, tmp_path):
+    """Of one with a frame a part is shown, to be read: 0.62 of its width."""
+    path = write_group(tmp_path / "run")
+    fragment = f"#split=train&step=3&task=17&member=1&turn={turn}"
+    seen, _, _ = look_at(path, "() => node('#stage .shot > span').style.width", fragment)
+    assert float(seen.rstrip("%")) == pytest.approx(float(width.rstrip("%")), abs=0.01)
 
 
 def test_hostile_text_is_inert_in_the_player_and_in_the_group(look_at, tmp_path):

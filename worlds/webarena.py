@@ -523,15 +523,14 @@ def login_faults(file: Path, task: dict) -> list[str]:
         places = saved.get("origins", [])
         hosts = {cookie["domain"] for cookie in cookies}
         hosts |= {urlsplit(place["origin"]).hostname for place in places}
-        last = max((cookie.get("expires", -1) for cookie in cookies), default=-1)  # -1: when the browser is closed
-        some_stay = any(cookie.get("expires", -1) == -1 for cookie in cookies)
-        has_expired = bool(cookies) and not places and not some_stay and last < time.time()
+        now = time.time()
+        valid = [cookie for cookie in cookies if not 0 <= cookie.get("expires", -1) < now]  # -1: until Chromium ends
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return [f"storage_state {file} is not a login as Playwright saves it ({first_line(error)}); save it again"]
     if not cookies and not places:
         return [f"storage_state {file} holds no cookie and no storage; log in, then save it again, or set "
                 "storage_state to null"]
-    if has_expired:
+    if not valid and not places:
         return [f"storage_state {file} has expired; log in, then save it again"]
     starts = {origin(page.replace("{port}", "80")).rpartition(":")[0] for page in start_pages(task)}
     for here, other in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):

@@ -167,7 +167,8 @@ const typed = (id, text) => {
     window[REFUSALS]?.set(el, () => `it takes the format ${formats[el.type]}, and is empty now`);
   if (el?.type === 'range' && Number(el.value) !== Number(text))
     window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
-  const unchanged = !!held && held !== text && el?.value === held && el.localName === 'input' && el.selectionStart !== null;
+  const isText = el?.localName === 'input' && el.selectionStart !== null;
+  const unchanged = isText && !!held && held !== text && el.value === held;
   for (const type of ['keydown', 'keyup']) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }
