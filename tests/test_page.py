@@ -186,6 +186,9 @@ READ = {  # how real pages are built -> what the agent reads
     "a hint in an empty editor": (
         "<style>.empty::before{content:attr(data-hint)}.note::before{content:''}</style><div contenteditable class=note>"
         "<p class=empty data-hint='Write something'><br></div>", "<div>Write something <0></div>"),
+    "empty editors in frames": (
+        "<iframe title=Text srcdoc='<body contenteditable>'></iframe><iframe srcdoc='<body contenteditable>'></iframe>",
+        "<body>Text <0></body> <body> <1></body>"),
     "labels that look usable": ("<label style='cursor:pointer'>Gift <input type=checkbox aria-label=wrap></label>",
                                 "Gift <checkbox>wrap <0> = off</checkbox>"),
     "nothing chosen": ("<select multiple><option>a<option>b</select>", "<select> <0> = (a | b)</select>"),

@@ -281,6 +281,92 @@ def test_what_stands_in_a_slot_is_used_apart(site, browse):
     browse(test, site({"/": page}))
 
 
+ROW = """<script>customElements.define('x-row', class extends HTMLElement {
+    connectedCallback() {
+      this.attachShadow({mode: 'open'}).innerHTML = `<p><a href=/${this.id}>row ${this.id}</a></p>`;
+    }
+  });
+  const add = (box, tag) => {
+    for (let i = 0; i < 20; i++) box.append(Object.assign(document.createElement(tag), {id: i}));
+  }</script>"""
+PANEL = """<script>customElements.define('x-panel', class extends HTMLElement {
+    constructor() {
+      super();
+      this.attachShadow({mode: 'open'}).innerHTML = '<div style="height: 200px; overflow: auto"><slot></slot></div>';
+    }
+  })</script>"""
+SCROLLED = {  # what scrolls, and 20 links in it
+    "a panel around shadow roots": ROW + "<div id=box style='height: 200px; overflow: auto'></div>below<script>add(box, 'x-row')</script>",
+    "a panel in a shadow root around slots": (ROW + PANEL + "<x-panel id=box></x-panel><div style='height: 600px'>below</div><script>add(box, 'p');"
+                                              "for (const p of box.children) p.innerHTML = `<a href=/>row ${p.id}</a>`</script>"),
+    "a page under a header that stays": (ROW + "<header style='position: sticky; top: 0; height: 60px; background: white'>"
+                                         "head</header><div id=box></div><p style='height: 900px'></p><script>add(box, 'x-row')</script>"),
+}
+
+
+@pytest.mark.parametrize("name", SCROLLED)
+def test_what_is_scrolled_out_of_sight_past_a_shadow_root_is_still_there(site, browse, name):
+    """Its links were gone: whether something scrolls to them was asked within the shadow root alone."""
+    async def test(session):
+        for _ in range(3):
+            seen = (await session.observe())[1]
+            assert seen.count("<a>row ") == 20, seen
+            await act(session, 'do(action="Scroll Down")')
+        assert "row 0" in await click(session, 0) or session.page.url.endswith("/0")
+    browse(test, site({"/": "<!doctype html>" + SCROLLED[name], "/0": "row 0"}))
+
+
+def test_a_dialog_drawn_in_a_shadow_root_covers_the_page(site, browse):
+    """Shoelace's: what dims the page and the panel stand in the shadow root, the dialog's content in its slot."""
+    page = """<a href=/>shop</a><x-dialog>Sure? <button onclick="document.title = 'done'">Yes</button></x-dialog>
+        <script>document.querySelector('x-dialog').attachShadow({mode: 'open'}).innerHTML =
+          `<style>:host { display: contents } .all { position: fixed; inset: 0 } .dim { background: #0008 }
+           .panel { position: relative; width: 300px; margin: 200px auto; z-index: 2 }</style>
+           <div class=all><div class='all dim'></div><div class=panel><h2>Delete</h2><slot></slot></div></div>`</script>"""
+
+    async def test(session):
+        assert (await session.observe())[1] == BEHIND + "\n## Delete\nSure? <button>Yes <0></button>"
+        assert "title: done" in await click(session, 0)
+    browse(test, site({"/": page}))
+
+
+def test_a_box_at_the_top_of_a_shadow_root_that_shows_a_hand_is_used(site, browse):
+    page = """<div id=host></div><script>
+        const root = host.attachShadow({mode: 'open'});
+        root.innerHTML = '<p style="cursor: pointer">open</p>';
+        root.addEventListener('click', () => document.title = 'opened');</script>"""
+
+    async def test(session):
+        assert "<p>open <0></p>" in (await session.observe())[1]
+        assert "title: opened" in await click(session, 0)
+    browse(test, site({"/": page}))
+
+
+@pytest.mark.parametrize("row", ["<p oncontextmenu='opened(event)'>Ann</p>",
+                                 "<p id=ann>Ann</p><script>ann.addEventListener('contextmenu', opened)</script>"])
+def test_what_opens_a_menu_at_a_right_click_is_used(site, browse, row):
+    script = "<script>const opened = event => { event.preventDefault(); document.title = 'menu'; }</script>"
+
+    async def test(session):
+        assert (await session.observe())[1] == "<p>Ann <0></p>"
+        assert "title: menu" in await act(session, 'do(action="Right Click", element="0")')
+    browse(test, site({"/": script + row}))
+
+
+def test_a_page_that_asks_for_service_workers_goes_on_without(site, browse):
+    page = """<p id=said>starting</p><script type=module>
+        if ('serviceWorker' in navigator) {
+          const registration = await navigator.serviceWorker.register('/sw.js');
+          registration.addEventListener('updatefound', () => 0);
+          await navigator.serviceWorker.ready;
+        }
+        said.textContent = 'started';</script>"""
+
+    async def test(session):
+        assert (await session.observe())[1] == "started"
+    browse(test, site({"/": page, "/sw.js": ""}))
+
+
 def test_a_switch_that_people_see_is_on_when_it_is_checked(site, browse):
     """Its aria-checked may be left from the beginning."""
     async def test(session):

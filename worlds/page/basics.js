@@ -15,6 +15,7 @@ const real = (type, name) => {  // a property of the prototype, whatever an inst
 const nodeType = real(Node, 'nodeType'), childNodes = real(Node, 'childNodes');
 const parentOf = real(Node, 'parentElement'), contains = real(Node, 'contains');
 const rootOf = real(Node, 'getRootNode'), shadowRoot = real(Element, 'shadowRoot');
+const slotOf = real(Element, 'assignedSlot');
 const attributeOf = real(Element, 'getAttribute');
 const matches = real(Element, 'matches'), closest = real(Element, 'closest');
 const elementsIn = real(Element, 'children'), bodyOf = real(Document, 'body');
@@ -44,6 +45,13 @@ const inside = (selector, el) => [...el.querySelectorAll(selector)];
 const wordless = el => !tidy(el.textContent);
 // What a text stands in: an element, or the host of a shadow root.
 const holderOf = text => parentOf(text) ?? rootOf(text).host;
+// What an element is drawn in: also the slot of a shadow root.
+const outerOf = el => slotOf(el) ?? holderOf(el);
+// Whether el is outer, or is drawn somewhere in it.
+const drawnIn = (el, outer) => {
+  while (el && el !== outer) el = outerOf(el);
+  return !!el;
+};
 
 // Some answers take a search of the page and are needed again in the same call: a name, what the mouse hits.
 const caches = [];

@@ -208,6 +208,11 @@
   };
   Object.defineProperty(window, Symbol.for('work'), {value: {done, settled, busy}});
 
+  // ---- service workers
+
+  // They are off. A page that asks whether there are any shall not wait for one.
+  delete Navigator.prototype.serviceWorker;
+
   // ---- click handlers
 
   const shared = (name, value) => {  // a frame adds to its page's, so that they are all in one place
@@ -219,7 +224,7 @@
   };
   const heard = shared('click handlers', new WeakSet()), add = EventTarget.prototype.addEventListener;
   EventTarget.prototype.addEventListener = function (type, ...rest) {
-    if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
+    if (/^(click|contextmenu|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
         && this !== document.body && this !== document.documentElement) heard.add(this);
     return add.call(this, type, ...rest);
   };

@@ -236,6 +236,12 @@ const textOfIds = (el, name) => {
 const hint = el => [el, ...inside('*', el)].map(each => getComputedStyle(each, '::before').content)
   .find(content => /^"[^"]/.test(content))?.slice(1, -1);
 
+// What the frame is called whose whole page is an editor.
+const frameName = el => {
+  const frame = el === bodyOf(el.ownerDocument) && el.ownerDocument.defaultView.frameElement;
+  return frame ? ariaOrTooltip(frame) : '';
+};
+
 const textOrLabel = el => {
   const text = ownText(el);
   return text.length > 1 ? text : labelsText(el) || text;  // a drawn checkbox may hold no more than its tick
@@ -254,7 +260,7 @@ const nameOf = remembered(el => {
     || tooltipOf(el)
     || textOfIds(el, 'aria-describedby')
     || picture(el)
-    || (editable(el) ? tidy(hint(el)) : '')
+    || (editable(el) ? tidy(hint(el)) || frameName(el) : '')
     || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
     || (field ? hiddenLabel(el) : '')
     || tidy(el.name)

@@ -118,7 +118,7 @@ const clipsOf = (el, style, outer) => {
 
 // What stays in its place while the page scrolls: a header, a banner, a dialog. el, or what it stands in.
 const layerOf = (el, position) => {
-  while (el && !position.test(getComputedStyle(el).position)) el = parentOf(el);
+  while (el && !position.test(getComputedStyle(el).position)) el = outerOf(el);
   return el;
 };
 
@@ -132,7 +132,7 @@ const hitAt = (el, x, y) => {
   return allInShadow(root, x, y).find(hit => !hosts.some(host => contains(host, hit))) ?? null;
 };
 // The box that el moves with and that may cut it off.
-const boxAround = el => /fixed|absolute/.test(getComputedStyle(el).position) ? el.offsetParent : parentOf(el);
+const boxAround = el => /fixed|absolute/.test(getComputedStyle(el).position) ? el.offsetParent : outerOf(el);
 
 // Parked outside of its document, where nobody can scroll to.
 const parked = el => {
@@ -238,13 +238,13 @@ const coveredInMiddle = (el, x) => {
   if (!staysInMiddle(document)) return false;
   const there = atPoint(document, x, innerHeight / 2);
   const layer = layerOf(there, /fixed/);
-  return aimOf(el).root === document && !!layer && !contains(layer, el);
+  return aimOf(el).root === document && !!layer && !drawnIn(el, layer);
 };
 // Of an element that something lies on: whether scrolling one of the panels around it, or the page, frees it.
 const scrollingFrees = el => {
   const {x, y, hit} = aimOf(el);
   const layer = layerOf(hit, /fixed|sticky/);
-  const layerStays = layer && !contains(layer, el);
+  const layerStays = layer && !drawnIn(el, layer);
   const page = scrollerOf(el.ownerDocument);
   for (let panel = boxAround(el); panel; panel = boxAround(panel)) {
     const edges = panel.getBoundingClientRect();
@@ -310,6 +310,16 @@ const dims = el => el.checkVisibility({opacityProperty: true}) && ['', '::before
   const {backgroundColor, backgroundImage, backdropFilter} = getComputedStyle(el, pseudo);
   return backgroundColor !== 'rgba(0, 0, 0, 0)' || backgroundImage !== 'none' || backdropFilter !== 'none';
 });
+// What the mouse hits at a point of the window, down into shadow roots.
+const deepestAt = (x, y) => {
+  let hit = atPoint(document, x, y);
+  while (hit && shadowRoot(hit)) {
+    const inner = inShadow(shadowRoot(hit), x, y);
+    if (!inner || rootOf(inner) !== shadowRoot(hit)) break;
+    hit = inner;
+  }
+  return hit;
+};
 // The layer that keeps the mouse from all of the page: a dialog with what dims the rest. 25 points show it.
 // Most pages have no fixed layer in their first corner, so they pay for one point.
 const coverOf = () => {
@@ -317,7 +327,7 @@ const coverOf = () => {
   const layers = new Set();
   for (const down of steps) {
     for (const across of steps) {
-      const layer = layerOf(atPoint(document, across * innerWidth, down * innerHeight), /fixed/);
+      const layer = layerOf(deepestAt(across * innerWidth, down * innerHeight), /fixed/);
       const background = layer && getComputedStyle(layer).zIndex < 0;  // the page is painted over it
       if (!layer || background) return null;
       layers.add(layer);
@@ -326,7 +336,7 @@ const coverOf = () => {
   const atCenter = allAtPoint(document, innerWidth / 2, innerHeight / 2);
   const below = [...layers].map(layer => layer.previousElementSibling);  // the mouse may go through it
   // What closes a menu when it is pressed may be as large, but people read the page through it.
-  const dimmed = [...atCenter, ...below].some(el => el && fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
+  const dimmed = [...atCenter, ...below, ...layers].some(el => el && fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
   return dimmed ? [...layers].find(fillsWindow) : null;
 };
 // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.
@@ -335,7 +345,7 @@ const inFront = (el, style, cover) => {
   if (style.position === 'static') return false;
   const {hit} = aimOf(el);
   const layer = hit && layerOf(hit, /fixed/);
-  return contains(el, hit) && (!layer || layer === el || !contains(el, layer));
+  return contains(el, hit) && (!layer || layer === el || !drawnIn(layer, el));
 };
 
 // Whether a modal dialog is open in a document. No selector finds one in a shadow root, so init.js keeps them.

@@ -6,7 +6,7 @@ const ROLES = new RegExp('^(button|link|tab|checkbox|radio|switch|option|combobo
 const clickHandlers = window[Symbol.for('click handlers')];
 const role = el => el.getAttribute('role') || '';
 const native = el => el.matches(CONTROLS);
-const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
+const HANDLERS = ['onclick', 'oncontextmenu', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
 // Svelte and Solid listen on the document, and keep the handlers on the elements.
 const isDelegated = el => !!(el.__click ?? el.$$click)
   || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events' && el[symbol]?.click);
@@ -133,7 +133,7 @@ const opensOnHover = el => {
 
 // Without a role or a listener of its own, for instance because the document hears all clicks.
 const looksClickable = el => {
-  const outer = parentOf(el);
+  const outer = holderOf(el);
   const {cursor} = getComputedStyle(el);
   const {hoverHands} = rulesOf(el.ownerDocument);
   // A rule for a:hover is meant for links, not for anchors.
