@@ -100,7 +100,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str
     such as --max-turns is too small, or the sandbox has a bug.
     """
     tasks = sandbox.tasks(cfg.split, cfg.demos)
-    recorded_with = {"model": cfg.model, "think": chat.think}  # its tokens decide where a page is cut
+    recorded_with = {"model": cfg.model, "think": chat.think}  # the model's tokenizer decides where a page is cut
     for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
         recorded_with[knob] = getattr(cfg, knob)
     if recorded_already(directory.path / name, tasks, recorded_with):
@@ -259,7 +259,7 @@ def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple
     """Clips the gradient and steps; skips the step if loss or gradient is not finite.
 
     A fork's heads step as well, but are not clipped. Returns (gradient norm, skipped). Loss and norm come
-    from all ranks, so the ranks decide alike.
+    from all ranks, so all ranks decide the same.
     """
     average_head_gradients(model)
     grad_norm = clip_gradients(model, max_grad_norm)
@@ -296,8 +296,9 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
     """Yields every step's batch of rows; dataset holds one list of rows per trajectory.
 
     Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
-    neighbors: then packing reads their common history once. What is left at the end of an epoch begins the next
-    batch, which may therefore hold a response twice. What is left at the end of the last epoch is not trained.
+    neighbors: then packing writes their common history once. Rows left over at the end of a pass begin the next
+    batch, which may therefore hold a response twice. A pass counts as (responses // batch) steps, so a run may show
+    a response fewer times than --epochs says.
     """
     order = []
     for step in range(steps):
@@ -311,7 +312,7 @@ def batches(dataset: list[list[Row]], steps: int, cfg: Config):
 
 
 def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
-    """One optimizer step on a batch; returns (loss, gradient norm, skipped), alike on all ranks."""
+    """One optimizer step on a batch; returns (loss, gradient norm, skipped), the same on all ranks."""
     # 1) This rank's share of the batch.
     begin = run.rank() * len(batch) // run.world_size()
     end = (run.rank() + 1) * len(batch) // run.world_size()
@@ -402,25 +403,25 @@ def main(cfg: Config, make_optimizer=adamw):
 
     # 3) Their rows, as far as they fit.
     dataset = []
-    too_long = 0
-    cut = 0  # longer than the policy's own responses may be
+    over_context = 0  # responses left out, since their rows are longer than --max-context
+    over_response = 0  # responses learned, but longer than the policy's own may be
     for demonstration in demonstrations:
         rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
         fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
-        too_long += len(rows) - len(fitting)
-        cut += sum(row.n_action > cfg.max_new_tokens for row in fitting)
+        over_context += len(rows) - len(fitting)
+        over_response += sum(row.n_action > cfg.max_new_tokens for row in fitting)
         dataset.append(fitting)
     responses = sum(len(rows) for rows in dataset)
     if not responses:
         raise ValueError(f"no response that fits --max-context {cfg.max_context} is left to learn; "
-                         f"{too_long} are longer.")
+                         f"{over_context} are longer.")
     said = (f"{len(demonstrations)} demonstrations, {responses} responses to learn "
-            f"({too_long} over --max-context left out)")
+            f"({over_context} over --max-context left out)")
     if first_step > 0:
         said += f"; step {first_step + 1} is next"
     run.print0(said)
-    if cut > 0:
-        run.print0(f"warning: {cut} of them are longer than --max-new-tokens {cfg.max_new_tokens}, "
+    if over_response > 0:
+        run.print0(f"warning: {over_response} of them are longer than --max-new-tokens {cfg.max_new_tokens}, "
                    "where the policy's own responses are cut")
 
     # 4) Train, and leave a checkpoint.

@@ -46,7 +46,7 @@ CUT = "\n[the page goes on; it was cut here to fit the context]"
 class Turn:
     """One page and one response. The whole response, its thought included, is the action a_j.
 
-    What trains is exactly response_ids: no mask is inferred from pad or end ids.
+    Exactly response_ids train. No mask is inferred from pad or end ids.
     """
     url: str
     observation: str            # the page as the policy saw it, including a leading error line
@@ -65,21 +65,21 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """One episode: tau_i of the paper. status "env_error": the world failed, nothing was judged."""
+    """One episode: tau_i of the paper. status "env_error": the environment failed, nothing was judged."""
     task: dict
     member: int = 0             # index within its group
     turns: list[Turn] = field(default_factory=list)
     answer: str | None = None   # exit's message; None if the episode never exited
-    success: float = 0.0        # what the judge said, 0 or 1; statistics count this
+    success: float = 0.0        # 1 if every check passed, else 0; statistics count this
     reward: float = 0.0         # what training maximizes; the success unless a fork says otherwise
     status: str = "ok"
-    fault: str = ""             # how the world broke the first attempt, if this is the second
+    fault: str = ""             # how the environment broke the first attempt, if this is the second
     advantage: float = 0.0
-    checks: list = field(default_factory=list)  # of the judge: (name, passed, detail); or how the world failed
+    checks: list = field(default_factory=list)  # (name, passed, detail) of each; or how the environment failed
 
     @property
     def broken_by(self) -> str:
-        """How the world failed, of an episode whose status is "env_error"."""
+        """How the environment failed, if the status is "env_error"."""
         _, _, detail = self.checks[0]
         return detail
 
@@ -151,8 +151,7 @@ def answer_of(response: str) -> str | None:
 
 # --------------------------------------------------------- chat formats: how messages become ids
 #
-# To support another family of models, add a Format to FORMATS. No other file knows control tokens,
-# or what a family calls its roles.
+# To support another family of models, add a Format to FORMATS. No other file knows control tokens.
 
 
 @dataclass(frozen=True)
@@ -171,9 +170,6 @@ class Format:
     known_by: str = ""            # control token that only this member of the family has
     preface: str = ""             # text that the template puts before the system prompt
     trim: bool = False            # whether the template strips contents
-    system: str = "system"        # what the family calls the three roles
-    user: str = "user"
-    assistant: str = "assistant"
 
     def control_tokens(self) -> list[str]:
         tokens = (self.begin, self.start, self.role_end, self.end, self.known_by)
@@ -273,7 +269,6 @@ class Chat:
     def opening(self, role: str, content: str = "") -> list[int]:
         """A message without its end. role: "system", "user" or "assistant"."""
         family = self.format
-        name = getattr(family, role)
         if family.trim:
             content = content.strip()
         is_system = role == "system"
@@ -283,11 +278,11 @@ class Chat:
         ids = self.control(family.start)
         # Texts that stand next to each other are encoded in one piece: a token may span both.
         if family.role_end:
-            ids += self.encode(name)
+            ids += self.encode(role)
             ids += self.control(family.role_end)
             ids += self.encode(family.gap + content, tags=is_system)
         else:
-            ids += self.encode(name + family.gap + content, tags=is_system)
+            ids += self.encode(role + family.gap + content, tags=is_system)
         return ids
 
     def message(self, role: str, content: str) -> list[int]:
@@ -457,7 +452,7 @@ def replay(chat: Chat, record: dict) -> Trajectory:
 
     A turn whose "observation" is None keeps its response in the history; its page is not known.
     """
-    # Types are checked only where another one would become part of a text, such as "None", without an error.
+    # Only these types are checked: a wrong one would raise nothing, and become text such as "None".
     if not isinstance(record["intent"], str):
         raise ValueError("the intent is not text")
     task = {key: record[key] for key in ("intent", "task_id", "sites")}
@@ -524,15 +519,15 @@ def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
 
 
 def shared_length(a: list[int], b: list[int]) -> int:
-    """How many ids two lists begin with alike."""
+    """Length of the longest common prefix of two lists of ids."""
     for i, (id_of_a, id_of_b) in enumerate(zip(a, b)):
         if id_of_a != id_of_b:
             return i
     return min(len(a), len(b))
 
 
-def common_length(before: Row, row: Row) -> int:
-    """How many ids at the beginning of `row` are those of `before`: what `pack` need not write again.
+def written_length(before: Row, row: Row) -> int:
+    """Length of the common prefix of `before` and `row`, which `pack` need not write again.
 
     The id right before the action never counts. The model predicts an id from the one written before it,
     so an action that began a segment would be predicted from the end of another row.
@@ -543,7 +538,7 @@ def common_length(before: Row, row: Row) -> int:
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Splits rows so that `pack` writes a batch in at most max_tokens ids. A longer row has one of its own.
+    """Splits rows so that `pack` writes a batch in at most max_tokens ids. A longer row gets a batch of its own.
 
     The rows are sorted by their ids, lexicographically. Then no earlier row shares more with a row than
     the one right before it: the rows of a task stand together, and among them those with the same
@@ -557,7 +552,7 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     for row in sorted(rows, key=lambda row: row.ids):
         needed = len(row.ids)
         if before is not None:
-            needed -= common_length(before, row)
+            needed -= written_length(before, row)
         if needed > room:
             batches.append([])
             room = max_tokens
@@ -593,7 +588,7 @@ def pack(batch: list[Row], device="cpu") -> dict:
         # 1) How many of its ids are written already?
         n_shared = 0
         if i > 0:
-            n_shared = common_length(batch[i - 1], row)
+            n_shared = written_length(batch[i - 1], row)
 
         # 2) Where? Drop the previous row's segments that begin after the shared ids. The last one that
         #    stays holds the last shared id; its ids up to that one are the context.

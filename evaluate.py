@@ -24,9 +24,9 @@ VisualAgentBench's on purpose:
     - A missing element fails its check. A site that does not answer, and a locator that is not
       valid JavaScript, raise: the episode is void.
     - The page that the episode left open is judged first; other pages are then opened in its tab.
-    - Pages are read once they have loaded (within --timeout) and settled. If a check fails, the page is read
-      again when its requests are answered and it has then not changed for a second; each of these two waits
-      ends after 3 s. With must_exclude or prep_actions it is read only then. The benchmark waits 3 s.
+    - A page is read as soon as it has loaded (within --timeout) and settled. If a check fails, we wait until the
+      page's requests are answered, then until it has not changed for a second, each for 3 s at most, and read
+      it again. With must_exclude or prep_actions it is read only this second time. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - Where the benchmark crashes (on must_include after required_values, on a url_note of null) or forgets a failed
       check (beside a fuzzy_match of "N/A"), the checks are judged as written. Locators that begin with lambda: are
@@ -139,7 +139,7 @@ def required_values(ref: str, text: str) -> bool:
     return any(satisfies(one, text) for one in alternatives(ref))
 
 
-MATCHERS = {  # check -> matcher(reference, text). All references must pass, of one_of's any
+MATCHERS = {  # check -> matcher(reference, text). All references must pass; for one_of, any of them
     "exact_match": exact_match,
     "must_include": must_include,
     "must_exclude": must_exclude,
@@ -254,8 +254,9 @@ async def located_text(page, target: dict, last_url: str) -> str | None:
     if locator.startswith("func:"):
         return browser.readable(await webarena.call_helper(locator, page, last_url))
 
-    with suppress(LookupError):  # a failed one ends the rest, as in the benchmark
-        for action in target.get("prep_actions") or []:  # clicks that unfold what the locator reads
+    # Clicks that unfold what the locator reads. The first one that fails ends the loop, as in the benchmark.
+    with suppress(LookupError):
+        for action in target.get("prep_actions") or []:
             await evaluate_js(page, action)
     value = await evaluate_js(page, locator)
     if NODE in str(value) and await evaluate_js(page, FINDS_NODE % locator):
@@ -301,8 +302,8 @@ async def html_checks(task: dict, target: dict, page, *, last_url: str, judge=No
             reason = f" ({error})"
         return await judged_checks(task, contents, text, subject=subject + reason, judge=judge)
 
-    # 2) Look at once: what is found is there. What is missing may still come, so must_exclude has
-    #    to wait. prep_actions must run only once, since a second click may undo the first.
+    # 2) Look at once, with two exceptions. Text that is missing may still come, so must_exclude has to wait. And
+    #    prep_actions must run only once, since a second click may undo the first.
     has_to_wait = target.get("prep_actions") or "must_exclude" in contents
     if not has_to_wait:
         results = await look()
@@ -392,6 +393,7 @@ class Environment:
         self.pictured = {}  # this batch's episodes that get pictures: (task key, member) -> name
         self.batch_name = ""
         self.unfinished = None  # in an evaluation: the `Unfinished` that keeps its episodes
+        self.told = set()  # the origins that `tell_stopped` has named
 
     def begin_batch(self, tasks: list[dict], group_size: int = 1, name: str = ""):
         """Call this on all ranks before a batch, which plays each of the tasks `group_size` times.
@@ -424,7 +426,7 @@ class Environment:
             state = await stack.enter_async_context(holding)
             yield {**task, "storage_state": state}
 
-    def recall(self, task: dict, member: int) -> Trajectory | None:
+    def earlier(self, task: dict, member: int) -> Trajectory | None:
         """The episode, if it was judged before the evaluation was interrupted."""
         if self.unfinished is None:
             return None
@@ -443,6 +445,14 @@ class Environment:
     async def end_prepared(self):
         """Ends the servers that were started for episodes which are not played after all."""
         await self.servers.end_prepared()
+
+    def tell_stopped(self, origins: set[str]):
+        """Names each origin once in a run that pages could not reach because of the fence."""
+        news = sorted(origins - self.told)
+        self.told.update(news)
+        if news:
+            run.print0("pages sent requests to other sites than the tasks', and the fence stopped them; if your site "
+                       f"needs these, add --allow {','.join(news)}")
 
     async def watch(self, session, trajectory: Trajectory):
         """Called before each action: keeps a picture of the page, or shows it in the window."""
@@ -522,6 +532,8 @@ def require_verdicts(played: list[Trajectory], out: Path):
     remedy = "open the site in a browser"
     if "is not valid JavaScript" in reason or "add .innerText" in reason:
         remedy = "correct the task's locator"
+    elif reason.startswith("the verifier"):
+        remedy = "correct the verifier"
     elif "RemoteDisconnected" in reason:
         remedy = "see what the endpoint printed"
     elif "/chat/completions" in reason:
@@ -809,7 +821,7 @@ def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
 
 
 def evaluation_key(cfg: Config, sites: dict, tasks: list[dict]) -> str:
-    """A hash of what decides the episodes of an evaluation of tasks. Our code, and that of sites, is not in it."""
+    """A hash of everything that an evaluation's episodes depend on, except for our code and the sites' code."""
     settings = asdict(cfg)
     for knob in (*run.PLACE_AND_PACE, "model", "watch", "validate", "report", "compare"):
         settings.pop(knob, None)
@@ -846,7 +858,7 @@ class Unfinished:
         for file in files:
             self.read(file)
 
-        # 2) Begin a file: the last line of another one may be cut off. No rank begins before all have read.
+        # 2) Name a new file, since the last line of an old one may be cut off. First, all ranks read the old ones.
         run.barrier()
         self.file = own / f"{len(files)}-{run.rank()}.jsonl"
         with run.writing(self.file):
@@ -966,8 +978,8 @@ def main(cfg: Config) -> int | None:
         cfg = replace(cfg, concurrency=1)  # a person can follow one episode at a time
     device = run.init_dist()
     out = Path(cfg.out)
-    begun = (out / "lock").exists()  # an evaluation, perhaps beside a checkpoint that is not ours
-    if not begun and not run.holds_run(out):
+    claimed = (out / "lock").exists()  # by a run of ours, perhaps in the folder of another program's checkpoint
+    if not claimed and not run.holds_run(out):
         run.refuse_foreign(out, ("unfinished", "screenshots", "trajectories.jsonl", "summary.json", "report.html"))
     chat, policy = open_policy(cfg, device)
     directory = run.Run(cfg.out, run.describe_run(cfg, device))

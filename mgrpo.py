@@ -104,7 +104,7 @@ class Config(SiteSettings):
     temperature: float = 0.7     # of sampling and of training's log-probs
     # Optimization
     lr: float | None = None      # peak; None: 3e-4, or 1e-6 above 10 million parameters; LoRA: x 10
-    warmup: float = 0.2          # fraction of the steps that warm up: Adam's first steps are noisy
+    warmup: float = 0.2          # share of the steps in which lr rises: Adam's first steps are noisy
     decay: bool = True           # after the warm-up lr falls linearly; one step after the last it would be 0
     max_grad_norm: float = 1.0   # a longer gradient is scaled down to this norm
     max_tokens: int = 8192       # per micro-batch: lower it when memory runs out
@@ -213,7 +213,7 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
 def weighted_rows(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> list[Row]:
     """The training rows of the groups that train, each with the weight of its action tokens in L.
 
-    The means are over the groups and tokens of all ranks: all of them call it, also without groups of their own.
+    The means are over the groups and tokens of all ranks, so every rank calls it, even one without groups.
     """
     own_tokens = 0  # this rank's
     for group in groups:
@@ -325,7 +325,7 @@ class MGRPO:
         """Refuses a fork's flags that cannot work, before anything is loaded or trained."""
 
     def choose_tasks(self, tasks: list[dict], step: int) -> list[dict]:
-        """The step's tasks, cfg.batch of them, alike on all ranks and after a resume.
+        """The step's tasks, cfg.batch of them, the same on all ranks and after a resume.
 
         A fork that draws them uses random.Random(f"{cfg.seed}/tasks {step}"), and no task twice: what is
         sampled depends on (seed, step, task, member) alone, so the second group would repeat the first.
@@ -352,7 +352,7 @@ class MGRPO:
         return episodes
 
     def reward(self, tau: Trajectory) -> float:
-        """What training maximizes, of an episode that was judged. Statistics count tau.success.
+        """The number that training maximizes, for a judged episode. Statistics count tau.success.
 
         tau.answer is None unless the episode called exit. tau.turns may be empty; `compress.Turn` says what
         each holds.
@@ -425,7 +425,7 @@ def fill_missing_logps(rows: list[Row], logp_N):
 def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
     """One optimizer step on the rows of all ranks; returns its metrics.
 
-    logp_gap is the mean |log pi - log pi_old|. Before the first update it is rounding alone.
+    logp_gap is the mean |log pi - log pi_old|. In a step's first update it is rounding alone.
     show(share): called with the share of the micro-batches that are done.
     """
     cfg = method.cfg
@@ -527,11 +527,11 @@ def warm_start(cfg: Config) -> str:
 
 
 def open_reference(cfg: Config, model, device):
-    """The policy as it is now, for the KL term, sharded over the ranks; None if there is no such term."""
+    """The policy that training began with, for the KL term, sharded over the ranks; None without that term."""
     if not cfg.beta:
         return None
     if cfg.lora:
-        return model  # its frozen weights, with the adapters as they are now: see `as_reference`
+        return model  # `as_reference` computes with its frozen weights and the adapters of --model
     return load_for_training(cfg.model, device, precision=cfg.precision).requires_grad_(False)
 
 
@@ -624,11 +624,11 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The state is saved last: a run that is killed before that resumes from the state before and repeats its
-        # steps. Only a run's first state comes first, since `refuse_lost_state` refuses a policy that has none.
-        # If that run is killed in between, its next save or `finish` writes the policy.
-        has_none = run.rank() == 0 and not run.saved_states(directory.path / "state")
-        first_save = run.all_max(has_none)
+        # The state is saved last. A run that is killed before that resumes from its previous state and repeats the
+        # steps since then. A run's first state is saved first: `refuse_lost_state` refuses a policy without a state.
+        # If the run is killed in between, its next save or `finish` writes the policy.
+        no_state = run.rank() == 0 and not run.saved_states(directory.path / "state")
+        first_save = run.all_max(no_state)
         if first_save:
             save_state(method, directory, step + 1)
         save_as(directory.path)
@@ -771,15 +771,15 @@ def main(cfg: Config, Method=MGRPO):
             kept_best(directory.path)  # if it is damaged, say so before a step is played
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first_step + 1} on")
-        start = time.monotonic()
+        run_start = time.monotonic()
         for step in range(first_step, cfg.steps):
             # 1) Collect. Each episode has a browser context of its own.
-            began = time.monotonic()
+            step_start = time.monotonic()
             batch = method.choose_tasks(tasks, step)
             episodes, all_episodes = play_step(method, batch, env, step, directory)
 
             # 2) Advantages: which episodes did better than the others of their group?
-            rolled = time.monotonic()
+            rollout_end = time.monotonic()
             rows, measured = method.training_rows(episodes, step)
 
             # 3) Update: forward, loss, backward, step. From the second update on, rho differs from 1 and
@@ -796,14 +796,14 @@ def main(cfg: Config, Method=MGRPO):
                     updates.append(metrics)
 
             # 4) Log.
-            ended = time.monotonic()
+            train_end = time.monotonic()
             line = step_metrics(step, all_episodes, updates)
             line.update(measured)
-            line["seconds_rollout"] = rolled - began
-            line["seconds_train"] = ended - rolled
+            line["seconds_rollout"] = rollout_end - step_start
+            line["seconds_train"] = train_end - rollout_end
             line["tokens_per_second"] = line["tokens_packed"] / line["seconds_train"]
             done = step + 1
-            seconds_a_step = (ended - start) / (done - first_step)
+            seconds_a_step = (train_end - run_start) / (done - first_step)
             minutes_left = seconds_a_step * (cfg.steps - done) / 60
             print_step(line, cfg, device, minutes_left)
 

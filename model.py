@@ -557,6 +557,9 @@ def refuse_impossible(config: ModelConfig):
     longest = config.raw.get("max_position_embeddings")
     if longest is not None and type(longest) is not int:
         raise ValueError(f"max_position_embeddings is {longest!r:.60}, not of type int")
+    frequencies_P = rope_frequencies(config)
+    if not all(0 < frequency < math.inf for frequency in frequencies_P.tolist()):
+        raise ValueError(f"rope_scaling {config.rope_scaling} turns pairs at speeds that are not finite and above 0")
 
 
 def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
@@ -687,7 +690,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def load_for_training(path: str | Path, device, lora: int = 0, precision: str | None = None) -> Transformer:
-    """Opens a checkpoint in parts, with float32 weights; with LoRA, frozen ones in the computing dtype."""
+    """`load`, sharded over the ranks, with float32 weights; LoRA's frozen ones have the computing dtype."""
     dtype = computing_dtype(device, precision) if lora else torch.float32
     return load(path, dtype, device, sharded=True, lora=lora, precision=precision)
 
@@ -836,7 +839,7 @@ def new_adapters(state: dict) -> dict:
     for name, tensor in state.items():
         if "lora_" not in name:
             continue
-        noise = torch.randn(tensor.shape, generator=generator)  # for B, too: a seed's values of A depend on it
+        noise = torch.randn(tensor.shape, generator=generator)  # drawn for B as well, or A's values would differ
         scale = 0  # of B, so the product B A is 0
         if name.endswith("lora_A"):
             scale = tensor.shape[1] ** -0.5

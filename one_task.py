@@ -47,6 +47,7 @@ class Config(Settings):
     record: str | None = None  # show it yourself, in a window; the demonstration goes into this file
     serve: str | None = None  # the command that starts the site, such as "python3 site.py --port {port}"
     cwd: str = "."  # the folder in which that command runs
+    storage_state: str | None = None  # a saved login, as `playwright open --save-storage FILE` writes it
     temperature: float = 0.0  # 0: greedy
     seed: int = 0  # of sampling, at a temperature above 0
 
@@ -73,7 +74,7 @@ def task_of(cfg: Config) -> dict:
         "sites": [host or "site"],
         "intent": cfg.task,
         "start_url": cfg.url,
-        "storage_state": None,
+        "storage_state": cfg.storage_state,
         "eval": {"eval_types": ["url_match"], "reference_url": cfg.url},
     }
     if cfg.serve:

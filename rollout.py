@@ -17,12 +17,13 @@ This file knows the browser (worlds/browser.py) as something to observe and to a
 side as one object, `env`:
 
     env.enter(chromium, task)     an async context manager: starts the site, logs in, yields the task
-    env.recall(task, member)      an episode that an interrupted evaluation has played already, or None
+    env.earlier(task, member)     the episode that an interrupted evaluation has judged already, or None
     env.prepare(task)             the task is played next: its site may start while an episode is judged
     env.end_prepared()            awaited when all is played: stops sites that were started ahead and not used
     env.watch(session, tau)       awaited after each response, before its action: for pictures
     env.score(task, answer, page, why) -> 0.0 or 1.0, awaited once, at the end; appends its checks to `why`
     env.keep(tau)                 called with each finished episode
+    env.tell_stopped(origins)     called when all is played: where pages sent requests that the browser stopped
     env.visible                   whether to play in a window
 
 Words: a worker plays one episode after another. Its number is its slot, its row in the KV cache.
@@ -207,13 +208,15 @@ def read_call(text: str) -> RawCall | None:
                 return None
             keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
             positional = [as_text(value) for value in node.args]
+            if len(keywords) < len(node.keywords):  # one was given twice
+                return None
         except failures:
             return None
     return RawCall(node.func.id, keywords, positional)
 
 
 def read_call_over_lines(lines: list[str]) -> RawCall | None:
-    """A call over several lines; None if they are none, or too long.
+    """Parses lines that are one call; None if they are not, or are too long.
 
     A line break inside a string, which Python forbids, is read as \\n.
     """
@@ -326,14 +329,15 @@ class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
     It knows token ids only. Each worker owns a cache slot, which keeps its keys and values between turns.
-    A context repeats the one before up to that one's page, where a placeholder stands now. Before the response of
-    turn 2 (turns count from 0):
+    A context begins like the previous turn's, up to that turn's page, which is a placeholder now. Before the
+    response of turn 2 (turns count from 0):
 
         held:   system  s'_0 a_0  [whole page 1]  a_1
         next:   system  s'_0 a_0  [placeholder ]  a_1  [whole page 2]
                 ----- kept -----  ----------- computed again ----------
 
-    What another slot holds of a context is copied: episodes of one task begin with the same page.
+    If another slot holds more of a context, its keys and values are copied: episodes of one task begin with the same
+    page.
     length: the most ids that a context and its response have together.
     """
 
@@ -396,12 +400,12 @@ class Engine:
         slot = request.slot
         ids = request.context_ids[:-1]
 
-        # 1) Keep what is computed already; positions after it get overwritten. Another slot may hold more of
-        #    it: the system prompt, or the first page of an episode of the same task.
-        common = [shared_length(held, ids) for held in self.held]  # with each slot, how many ids
-        kept = max(common)
-        if kept > common[slot]:
-            other = common.index(kept)
+        # 1) Keep the longest prefix that any slot holds; the positions after it get overwritten. Another slot may hold
+        #    more than this one: the system prompt, or the first page of an episode of the same task.
+        prefixes = [shared_length(held, ids) for held in self.held]  # how many ids each slot holds
+        kept = max(prefixes)
+        if kept > prefixes[slot]:
+            other = prefixes.index(kept)
             for part in (self.cache.k, self.cache.v):
                 part[:, slot, :, :kept] = part[:, other, :, :kept]
 
@@ -511,14 +515,14 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
 
 async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, settings: Settings, *,
                   member: int, slot: int, before_verdict=run.ignore) -> Trajectory:
-    """Plays one task to its end and judges it once. Neither the world nor the agent makes it raise.
+    """Plays one task to its end and judges it once. Neither the environment nor the agent makes it raise.
 
     before_verdict(): called between the last turn and the verdict.
     """
     trajectory = Trajectory(task, member)
     timeout = settings.timeout
-    async with contextlib.AsyncExitStack() as stack:
-        try:
+    try:
+        async with contextlib.AsyncExitStack() as stack:
             # 1) Start the site, log in, and open the start page. `timeout` is for one page; opening and judging
             #    may load several, so they get a multiple of it.
             await browser.revive()
@@ -534,16 +538,16 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, setti
             # 2) Play.
             await take_turns(session, chat, trajectory, env=env, act=act, settings=settings, slot=slot)
 
-            # 3) Observe once more, since the last action may still be loading or have hit the fence. Judge.
+            # 3) Judge. First observe once more: this waits for what the last action loads, and leaves an error page.
             before_verdict()
             await session.observe()
             session.private = []  # the judge may open what the agent may not
             judging = env.score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
             trajectory.success = await bounded(judging, 10 * timeout, "judging the episode")
             trajectory.reward = trajectory.success
-        except ENV_FAILED as problem:
-            trajectory.status = "env_error"
-            trajectory.checks = [["environment", False, first_line(problem)]]
+    except ENV_FAILED as problem:
+        trajectory.status = "env_error"
+        trajectory.checks = [["environment", False, first_line(problem)]]
     return trajectory
 
 
@@ -564,7 +568,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
     jobs = []
     episodes = []  # in the order of their numbers; None: not played yet
     for number, (task, member) in enumerate(itertools.product(tasks, range(group_size))):
-        known = env.recall(task, member)
+        known = env.earlier(task, member)
         episodes.append(known)
         if known is None:
             jobs.append(Job(number, task, member))
@@ -610,14 +614,15 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
         finally:
             for worker in workers:
                 worker.cancel()
-            # What a worker has begun must end first: it could prepare one more site.
+            # Wait until all workers have stopped: until then one could prepare another site.
             await asyncio.gather(*workers, return_exceptions=True)
             await env.end_prepared()
+    env.tell_stopped(browser.stopped)
     return episodes
 
 
 async def with_retry(attempt) -> Trajectory:
-    """An episode; played once more if the world failed, since most failures pass."""
+    """An episode; played once more if the environment failed, since most failures pass."""
     trajectory = await attempt()
     if trajectory.status != "ok":
         fault = trajectory.broken_by
@@ -627,7 +632,7 @@ async def with_retry(attempt) -> Trajectory:
 
 
 def progress(played: list[Trajectory], total: int, seconds: float) -> str:
-    """One line: how far, how well, how fast, and how the world failed."""
+    """One line: how far, how well, how fast, and how the environment failed."""
     ok = [tau for tau in played if tau.status == "ok"]
     success = sum(tau.success for tau in ok) / max(len(ok), 1)
     turns = sum(len(tau.turns) for tau in played)

@@ -5,8 +5,8 @@ Nothing here plays, judges or learns. Two rules hold throughout:
     - Nothing earned is lost. Files are written under another name and renamed when they are complete,
       so a reader finds the old file or the new one, never half of one, whenever the process dies.
       The .jsonl files are appended to; readers skip a last line that is cut off.
-    - What a user can fix is one sentence (a ValueError that we raise) that names the file or the flag. A bug
-      keeps its traceback.
+    - A user's error prints one sentence that names the file or the flag (a ValueError that we raise). A bug
+      prints its traceback.
 
 A run's directory, runs/NAME/:
 
@@ -81,7 +81,7 @@ def init_dist(precision: str | None = None) -> torch.device:
         torch.cuda.set_device(device)
         torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan every new row length again
 
-    # 2) The group. bc.py joins it a second time where mgrpo.py calls it.
+    # 2) The group, once: mgrpo.py may run bc.main, which calls this function again.
     alone = "RANK" not in os.environ
     needs_group = cuda or not alone or precision == "bfloat16"
     if dist.is_initialized() or not needs_group:
@@ -294,7 +294,7 @@ def reshard(model):
 
 
 def training_tensors(model, optimizer) -> dict:
-    """What trains, and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq.
+    """The trained parameters and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq.
 
     An optimizer that has not stepped yet gets its first state, zeros.
     """
@@ -868,7 +868,7 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     """
     script = Path(sys.argv[0]).name
     sys.stdout = sys.stdout or open(os.devnull, "w")
-    # A signal leaves no time to flush, and half a surrogate in a file must not end the run that names it.
+    # Flush every line, since a signal leaves no time for it. Escape a lone surrogate instead of failing to print it.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     # Ctrl-C ends the process at once. Python's own handler could not run in a rank that waits in C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -885,8 +885,8 @@ def command_line(main, Config, description: str, presets: dict[str, dict] = {}, 
     if not dist.is_initialized():
         sys.exit(status)
 
-    # In a process group, also of one. Torch keeps its threads until Python is torn down under them, which
-    # now and then aborts a rank whose work is done; destroy_process_group() does not stop them.
+    # A process group, even of one rank, has threads that destroy_process_group() does not stop. A normal exit
+    # tears Python down under them, which now and then aborts a rank whose work is done. So skip that.
     if isinstance(status, str):
         print(status, file=sys.stderr)
     sys.stdout.flush()

@@ -21,7 +21,7 @@ always succeeds no longer teaches the shorter way; and a page is compared as the
 line included.
 
 Differs from mgrpo.py: `advantages` adds to what mgrpo.py sets. turns_compared: the share of the training
-groups' turns that got an advantage of their own, since another turn saw the same page and R differs between them.
+groups' turns that got an advantage of their own other than 0: another turn saw the same page, and R differs.
 """
 import sys
 from dataclasses import dataclass

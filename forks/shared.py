@@ -67,7 +67,7 @@ def states(model: Transformer, rows: list[Row], cfg, device, end: bool = False):
     """The last hidden state of each row, (R, D), float32, in the order of rows.
 
     It is that of the last token before the response, or, with `end`, of the response's last token. All ranks
-    call it, also one without rows: they gather the weights together.
+    call it, even one without rows: they gather the weights together.
     """
     found = {}  # row -> its state; `micro_batches` sorts the rows
     with unsharded(model) as whole:

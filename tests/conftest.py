@@ -313,7 +313,7 @@ class Env:
     async def enter(self, browser, task):
         yield task
 
-    def recall(self, task, member):
+    def earlier(self, task, member):
         return None
 
     def keep(self, trajectory):
@@ -323,6 +323,9 @@ class Env:
         pass
 
     async def end_prepared(self):
+        pass
+
+    def tell_stopped(self, origins):
         pass
 
     async def watch(self, session, trajectory):

@@ -23,7 +23,7 @@ from playwright.async_api import BrowserType, async_playwright
 
 from rollout import Call, Settings, play
 from worlds.browser import (SERVED_PORTS, ActionError, Browser, BrowserSettings, EnvError, PlaywrightError, Session,
-                            find_chromium, sites_of)
+                            find_chromium, origin, sites_of)
 
 SETTINGS = BrowserSettings(timeout=5)
 
@@ -875,8 +875,9 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site, anywhere):
                 assert "is not one of the task's sites" in seen and "still here" in seen, (element, seen)
                 assert len(session.browser_context.pages) == 1
             await session.close()
+            return browser.stopped
 
-    asyncio.run(run())
+    assert asyncio.run(run()) == {origin(outside)}
     assert reached == []
 
 

@@ -800,6 +800,16 @@ def test_a_policy_that_never_answers_ends_the_evaluation_with_one_sentence(main,
         main(policy_url=url, policy_model="p", tasks=tasks, out=str(tmp_path / "run"))
 
 
+def test_what_the_fence_stopped_is_told_once(tmp_path, capsys):
+    env = Environment({}, tmp_path, SiteSettings())
+    env.tell_stopped(set())
+    env.tell_stopped({"http://b:2", "http://a:1"})
+    env.tell_stopped({"http://b:2", "http://c:3"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("add --allow http://a:1,http://b:2")
+    assert second.endswith("add --allow http://c:3")
+
+
 def test_where_servers_failed_their_output_is_named(tmp_path):
     why = ["environment", False, "the server ended"]
     broken = Trajectory({"task_id": 0}, status="env_error", checks=[why])
@@ -812,6 +822,9 @@ def test_where_servers_failed_their_output_is_named(tmp_path):
     evaluate.require_verdicts([broken, judged], tmp_path)
     broken.checks = [["environment", False, "the task's locator 'x' finds an element, not its text; add .innerText"]]
     with pytest.raises(ValueError, match="add .innerText; correct the task's locator"):
+        evaluate.require_verdicts([broken], tmp_path)
+    broken.checks = [["environment", False, "the verifier v.py ended without a verdict"]]
+    with pytest.raises(ValueError, match="correct the verifier"):
         evaluate.require_verdicts([broken], tmp_path)
     broken.checks = [["environment", False, "http://x/chat/completions: RemoteDisconnected('closed')"]]
     with pytest.raises(ValueError, match="see what the endpoint printed"):

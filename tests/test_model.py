@@ -1645,6 +1645,9 @@ def test_values_of_the_wrong_type_are_refused_by_name(key, value, kind):
     ({"rope_theta": math.nan}, "rope_theta is nan"),
     ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
     ({"max_position_embeddings": math.inf}, "max_position_embeddings is inf, not of type int"),
+    ({"rope_scaling": LLAMA3 | {"factor": 0.0}}, "rope_scaling .* not finite and above 0"),
+    ({"rope_scaling": LLAMA3 | {"factor": -8.0}}, "rope_scaling .* not finite and above 0"),
+    ({"rope_scaling": LLAMA3 | {"factor": math.nan}}, "rope_scaling .* not finite and above 0"),
 ])
 def test_sizes_that_no_model_can_have_are_refused(changes, says):
     with pytest.raises(ValueError, match=f"cannot use a/config.json: .*{says}"):

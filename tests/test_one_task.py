@@ -793,6 +793,17 @@ def test_the_policy_computes_in_the_precision_that_was_asked_for(checkpoint, mon
         one_task.play_once(cfg, {})
 
 
+def test_one_task_may_start_logged_in(site, tmp_path):
+    url = site({"/": "x"})
+    login = tmp_path / "ada.json"
+    cookie = {"name": "user", "value": "ada", "domain": "127.0.0.1", "path": "/", "expires": -1}
+    login.write_text(json.dumps({"cookies": [cookie], "origins": []}))
+    task = one_task.task_of(Config(url=url, task="look", storage_state=str(login)))
+    assert task["storage_state"] == str(login)
+    with pytest.raises(ValueError, match="storage_state .*eve.json does not exist"):
+        one_task.task_of(Config(url=url, task="look", storage_state="eve.json"))
+
+
 def test_what_is_wrong_is_one_sentence():
     done = command()
     assert done.returncode

@@ -110,6 +110,7 @@ NO_ACTIONS = [
     ("exit(1,2,3,4,5,6,7,8,9)", "exit takes one text"),
     ('exit("Paris", "Rome")', "exit takes one text"),
     ('exit(message={{"price": 5}})', "cannot read"),
+    ('exit(message="Paris", message="Rome")', "cannot read"),
     ('do(action="Click", element={1: [2]}[0])', "cannot read"),
 ]
 
@@ -406,6 +407,20 @@ def test_a_progress_line_says_how_far_how_fast_and_what_broke():
         "3/5 episodes (60%), success 50%, 1.5 turns/s, 1 s left, env errors 1; "
         "2 x the page crashed; 1 x refused")
     assert "(99%)" in progress([success] * 999, 1000, 2.0)  # a line that says (100%) is the last one
+
+
+def test_the_tasks_side_hears_what_the_fence_stopped(site, chat):
+    heard = []
+
+    class Hearing(Env):
+        def tell_stopped(self, origins):
+            heard.append(origins)
+
+    outside = site({"/api": "x"})
+    inside = site({"/": f"<p>here<script>fetch('{outside}/api').catch(() => 0); fetch('/gone')</script>"})
+    for settings in (SETTINGS, replace(SETTINGS, allow=outside)):
+        asyncio.run(play(scripted(chat, ["exit('bye')"]), chat, [task_at(inside)], Hearing(), settings))
+    assert heard == [{outside}, set()]
 
 
 # ------------------------------------------------------------------------------------------- engine

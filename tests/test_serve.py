@@ -215,6 +215,15 @@ def test_the_output_of_a_server_that_hangs_is_kept_without_a_verdict(shop, tmp_p
     assert nothing_left(tmp_path)
 
 
+def test_what_a_server_printed_is_kept_if_its_start_page_has_an_error(shop, tmp_path, chat, run):
+    tau, = run(play([shop("talks", start_url="http://127.0.0.1:{port}/down")], ["exit()"], tmp_path, chat))
+    assert "/down answered 503" in tau.broken_by
+    log = (tmp_path / "servers.log").read_text()
+    assert log.count("/down answered 503") == 2  # it was tried twice
+    assert log.count("sold 3 lamps") == 2
+    assert nothing_left(tmp_path)
+
+
 def test_a_killed_chromium_leaves_no_server(shop, tmp_path, chat):
     killed = []
     others = chromium("browser")  # the one that tests share
@@ -758,6 +767,25 @@ def test_what_is_wrong_with_a_served_task_is_said(shop, tmp_path, capsys, change
     (tmp_path / "tasks.json").write_text(json.dumps([shop(**changes)]))
     assert worlds.validate(str(tmp_path / "tasks.json")) == 1
     assert says in capsys.readouterr().out.replace("\n    ", " ")
+
+
+@pytest.mark.parametrize("host, is_remarked", [("localhost", True), ("127.0.0.1", False)])
+def test_a_check_at_another_host_than_the_start_page_is_remarked(shop, tmp_path, capsys, host, is_remarked):
+    """It would look at the page without the agent's login."""
+    looks = {"url": f"http://{host}:{{port}}/", "locator": "", "required_contents": {"must_include": ["n is 1"]}}
+    row = shop(eval={"eval_types": ["program_html"], "program_html": [looks]})
+    (tmp_path / "tasks.json").write_text(json.dumps([row]))
+    assert worlds.validate(str(tmp_path / "tasks.json")) == 0
+    said = capsys.readouterr().out.replace("\n    ", " ")
+    assert ("eval looks at http://localhost:{port}, which does not share the cookies" in said) == is_remarked
+
+
+def test_a_login_of_localstorage_alone_is_refused_for_a_served_task(shop, tmp_path, capsys):
+    place = {"origin": "http://127.0.0.1:5000", "localStorage": [{"name": "token", "value": "ada"}]}
+    (tmp_path / "ada.json").write_text(json.dumps({"cookies": [], "origins": [place]}))
+    (tmp_path / "tasks.json").write_text(json.dumps([shop(storage_state="ada.json")]))
+    assert worlds.validate(str(tmp_path / "tasks.json")) == 1
+    assert "only localStorage, which a copy of the site on another port does not see" in capsys.readouterr().out.replace("\n    ", " ")
 
 
 def test_verify_counts_among_the_checks_of_a_task(site, tmp_path, browse):

@@ -346,6 +346,7 @@ class Browser:
         self.settings = settings
         self.sites = sites
         self.visible = visible
+        self.stopped = set()  # the origins that pages asked for in vain, because of the fence
         self.one_at_a_time = asyncio.Lock()  # starting Chromium again, and each login (webarena.Logins)
 
     async def __aenter__(self):
@@ -441,6 +442,7 @@ class Browser:
             storage_state=task.get("storage_state"), accept_downloads=False, service_workers="block",
             permissions=["clipboard-write"])  # "copy link", which a person's click allows
         browser_context.set_default_timeout(1000 * self.settings.timeout)
+        browser_context.on("requestfailed", self._failed)
 
         session = Session(browser_context, self.settings, self.sites, task.get("private", []))
         async with contextlib.AsyncExitStack() as stack:  # closes the session if a start page fails
@@ -457,6 +459,12 @@ class Browser:
             await session.page.bring_to_front()
             stack.pop_all()
         return session
+
+    def _failed(self, request):
+        """Remembers the site of a request that failed because of the fence."""
+        site = origin(request.url)
+        if site and self.sites is not None and site not in self.sites:
+            self.stopped.add(site)
 
 
 # ------------------------------------------------------------------------------------ a session --

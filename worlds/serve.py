@@ -42,7 +42,7 @@ import uuid
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .browser import SERVED_PORTS, EnvError, TookTooLong, bounded, first_line, origin, start_pages
+from .browser import ENV_FAILED, SERVED_PORTS, EnvError, TookTooLong, bounded, first_line, origin, start_pages
 
 GRACE = 1.0   # seconds: to answer after an episode; to end before it is killed
 TRIES = 5     # ports that a start tries
@@ -293,7 +293,12 @@ class Servers:
         start = self.take(task, seconds)
         try:
             server = await start
-            yield with_port(task, server.port)
+            try:
+                yield with_port(task, server.port)
+            except ENV_FAILED as error:  # the server may have printed why
+                problem = await server.problem() or first_line(error)
+                self.keep_output(task, server, problem)
+                raise
             problem = await server.problem()
             if problem:
                 self.keep_output(task, server, problem)

@@ -415,6 +415,13 @@ def check_served(task: dict, found: Findings):
     for address in LOOPBACK.findall(json.dumps(task.get("eval"))):
         found.faults.append(f"eval names {address}, where this task's server is not; write its port as {{port}}, at "
                             "the host of start_url")
+    checks = task.get("eval")
+    looked_at = json.dumps(checks.get("program_html")) if isinstance(checks, dict) else ""
+    for host in ("127.0.0.1", "localhost"):
+        address = f"http://{host}:{{port}}"
+        if address in looked_at and not str(start_url).startswith(address):
+            found.remarks.append(f"eval looks at {address}, which does not share the cookies of start_url's host; "
+                                 "write the same host in both")
     ready = task.get("ready", "/")
     if not isinstance(ready, str) or not ready.startswith("/"):
         found.faults.append(f'ready is {ready!r:.60}; make it a path on the server, such as "/"')
@@ -532,6 +539,9 @@ def login_faults(file: Path, task: dict) -> list[str]:
                 "storage_state to null"]
     if not valid and not places:
         return [f"storage_state {file} has expired; log in, then save it again"]
+    if not valid and "serve" in task:
+        return [f"storage_state {file} has only localStorage, which a copy of the site on another port does not see; "
+                "let the task's script set it"]
     starts = {origin(page.replace("{port}", "80")).rpartition(":")[0] for page in start_pages(task)}
     for here, other in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):
         if starts == {f"http://{here}"} and hosts == {other}:

@@ -43,7 +43,7 @@ from playwright.async_api import async_playwright
 import model as model_py
 import rollout as rollout_py
 from compress import Row, Trajectory, context, micro_batches, open_chat, pack, replay, trajectory_rows
-from conftest import descendants, pad
+from conftest import Env, descendants, pad
 from model import (KVCache, ModelConfig, GraphedStep, Transformer, adapt, as_reference, attend, clip_gradients,
                    computing_dtype, load, load_for_training, sample, shard, token_logprobs, unsharded)
 from plan import GIB, plan, shape_config
@@ -653,33 +653,6 @@ def step(args):
 # --------------------------------------------------------------------------------------------------------- rollout.py --
 
 
-class Benign:
-    """The task's side of an episode, as evaluate.Environment is: no login, no pictures, every task succeeds."""
-    visible = False
-
-    @contextlib.asynccontextmanager
-    async def enter(self, browser, task):
-        yield task
-
-    def recall(self, task, member):
-        return None
-
-    def keep(self, trajectory):
-        pass
-
-    def prepare(self, task):
-        pass
-
-    async def end_prepared(self):
-        pass
-
-    async def watch(self, session, trajectory):
-        pass
-
-    async def score(self, task, answer, page, checks):
-        return 1.0
-
-
 async def our_steps(tasks: list[dict], steps: int, visited: list) -> float:
     """Every task's session observes and clicks a link, `steps` times; seconds without opening and closing.
 
@@ -805,7 +778,7 @@ def count_prefilled(tasks: list[dict]):
     chat = open_chat(base, actions_help())
     settings = Settings(max_turns=10, max_new_tokens=64, max_context=1536)
     with patch.object(rollout_py, "Engine", CountingEngine):
-        asyncio.run(rollout_py.rollout(load(base), chat, tasks, Benign(), settings))
+        asyncio.run(rollout_py.rollout(load(base), chat, tasks, Env(), settings))
     turns = CountingEngine.turns
     whole = CountingEngine.whole / turns
     new = CountingEngine.new / turns
