@@ -529,6 +529,28 @@ def test_tokens_take_the_advantages_colour_and_more_of_it_the_less_probable_they
     assert seen == [["down", "0.44"], ["down tag", "0.00"], ["up", "0.44"]]  # 0.7 times 1 - 1/e
 
 
+@pytest.mark.parametrize("config, kind", [({}, "even"), ({"credit_errors": True}, "up")])
+def test_a_response_that_failed_is_not_shown_as_made_likelier(config, kind, look_at, tmp_path):
+    """It gets no credit for its episode's success."""
+    path = write_group(tmp_path / "run").parent
+    rows = read_rows(path / "trajectories.jsonl")
+    rows[1]["advantage"] = 0.7
+    write_rows(path / "trajectories.jsonl", rows)
+    (path / "config.json").write_text(json.dumps({"run": config}))
+    third = "#step=3&task=17&member=1&turn=3"  # no action could be read
+    seen, _, _ = look_at(report(path), "() => nodes('.said span')[1].className", third)
+    assert seen == kind
+
+
+def test_an_episode_without_a_group_is_played_after_one_side_by_side(look_at, tmp_path):
+    """It once showed neither the group nor the player."""
+    path = write_group(tmp_path / "run", steps=(3, 4)).parent
+    rows = read_rows(path / "trajectories.jsonl")
+    write_rows(path / "trajectories.jsonl", rows[1:])  # the first step's group has one member left
+    seen, _, _ = look_at(report(path), "() => [node('.side') !== null, textOf('#turn')]", keys=["g", "j", "j"])
+    assert seen == [False, "Turn 1 of 3"]
+
+
 def test_a_group_stands_side_by_side_with_rewards_and_where_its_members_part(look_at, tmp_path):
     path = write_group(tmp_path / "run")
     seen, complaints, _ = look_at(path, """() => {
