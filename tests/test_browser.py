@@ -1215,3 +1215,37 @@ def test_what_a_script_checks_by_itself_is_no_refusal(site, browse):
         await session.page.evaluate("e.form.reportValidity()")
         assert 'refuses "Phone"' in (await session.observe())[1]
     browse(test, site({"/": page}))
+
+
+def test_a_field_that_is_locked_is_not_typed_over(site, browse):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match="element 0 does not take text: it is locked"):
+            await execute(session, 'do(action="Type", argument="9", element="0")')
+        assert "<input>total <0> = 42</input>" in (await session.observe())[1]
+    browse(test, site({"/": "<input aria-label=total readonly value=42>"}))
+
+
+def test_a_slider_says_how_far_it_goes(site, browse):
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Type", argument="99", element="0")')
+        assert text.startswith('note: the browser refuses "size": it goes from 0 to 10, and is 10 now'), text
+    browse(test, site({"/": "<input type=range aria-label=size max=10 value=3>"}))
+
+
+@pytest.mark.parametrize("status", [404, 410, 500, 503])
+def test_a_start_page_with_an_error_is_an_environment_error(site, browse, status):
+    async def test(session):
+        raise AssertionError("it was played")
+    base = site({"/": lambda request: answer(request, b"an error", status)})
+    with pytest.raises(EnvError, match=f"answered {status}; is start_url right"):
+        browse(test, base)
+
+
+def test_waiting_takes_a_second(site, browse):
+    async def test(session):
+        start = time.monotonic()
+        await execute(session, 'do(action="Wait")')
+        assert time.monotonic() - start > 0.9
+    browse(test, site({"/": "x"}))

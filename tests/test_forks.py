@@ -1008,3 +1008,75 @@ def test_help_names_the_flags_of_a_fork(name, monkeypatch, capsys):
     assert "--updates-per-batch" in said
     assert HELP[name] in said
     assert fork.__doc__.splitlines()[0] in said
+
+
+def test_awr_trains_on_past_episodes_as_well(chat, monkeypatch):
+    fresh = trajectory(chat, 1.0, [3])
+    past = trajectory(chat, 0.0, [2, 4], member=7)
+    asked = []
+
+    def recall(chat, cfg, count, step):
+        asked.append((count, step))
+        return [past]
+
+    def known_values(self, rows):
+        return [0.5] * len(rows), {}
+    monkeypatch.setattr(awr, "recall", recall)
+    monkeypatch.setattr(awr.AWR, "fit_value", known_values)
+    monkeypatch.setattr(awr, "add_heads", lambda *_, **__: None)
+    method = method_of(chat, None, awr.Config(past=5), Method=awr.AWR)
+
+    rows, metrics = method.training_rows([fresh], 4)
+
+    assert asked == [(5, 4)]  # another step draws others
+    assert [row.tau for row in rows] == [fresh, past, past]
+    assert metrics["episodes_trained"] == 2
+
+
+@pytest.mark.parametrize("fork, Method", [
+    (awr, awr.AWR),
+    (critic, critic.Critic),
+    (digirl, digirl.DigiRL),
+    (webrl, webrl.WebRL),
+])
+def test_heads_have_a_learning_rate_of_their_own(chat, model, fork, Method):
+    optimizer = optimizer_of(model, lr=0.5)
+    method_of(chat, model, fork.Config(head_lr=0.02), optimizer, reference=model, Method=Method)
+    policy, *heads = [group["lr"] for group in optimizer.param_groups]
+    assert policy == 0.5
+    assert heads
+    assert set(heads) == {0.02}
+
+
+def test_awr_fits_its_value_as_often_as_a_flag_says(chat, model, monkeypatch):
+    rows = shared.response_rows(chat, episodes_of(ragged_groups(chat)))
+    seen = []
+
+    def fit(model, optimizer, name, x_RD, y_R, updates):
+        seen.append((name, y_R.tolist(), updates))
+        return None, None
+    monkeypatch.setattr(awr, "fit", fit)
+    method = method_of(chat, model, awr.Config(head_updates=7), optimizer_of(model), Method=awr.AWR)
+    method.fit_value(rows)
+    assert seen == [("value", [row.tau.reward for row in rows], 7)]
+
+
+def test_the_row_of_an_instruction_is_the_beginning_of_an_episodes_first_context(chat):
+    row = shared.instruction(chat, {"intent": "find the lamp"})
+    beginning = chat.system_ids() + chat.opening("user", "Task: find the lamp")
+    assert row.ids == beginning + [chat.end_id]
+    assert row.n_action == 1
+
+
+def test_the_newest_two_thousand_episodes_may_be_replayed(tmp_path, monkeypatch):
+    """digirl.py alone draws 768 a step."""
+    lines = []
+    for i in range(2003):
+        record = {"split": "train", "status": "ok", "turns": [1], "member": i}
+        lines.append(json.dumps(record) + "\n")
+    (tmp_path / "trajectories.jsonl").write_text("".join(lines))
+    monkeypatch.setattr(shared, "remember", lambda chat, record: record["member"])
+    cfg = mgrpo.Config(out=str(tmp_path))
+
+    assert [record["member"] for record in shared.past_records(cfg)] == list(range(3, 2003))
+    assert sorted(shared.recall(None, cfg, 9999, 0)) == list(range(3, 2003))

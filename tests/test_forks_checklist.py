@@ -743,3 +743,18 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(chat, play, mon
     continued = load(tmp_path / "parts").state_dict()
     for name, weight in weights.items():
         assert torch.equal(weight, continued[name])
+
+
+def test_parts_have_the_judges_order():
+    """An answer with two texts that a model judges is one check: the verdicts are told apart by their places."""
+    contents = {"must_include": ["a", "b"], "fuzzy_match": ["c", "d"]}
+    elsewhere = {"url": "http://h/cart", "locator": "", "required_contents": {"exact_match": "x"}}
+    task = make_task(
+        eval_types=["program_html", "verify", "url_match", "string_match"],
+        reference_answers=contents,
+        reference_url="http://h/a",
+        verify="judge.py",
+        program_html=[elsewhere, elsewhere | {"url": "last"}],
+    )
+    places = [(part.place, part.n_checks) for part in checklist.parts(task)]
+    assert places == [("answer", 3), ("url_match", 1), ("verify", 1), ("last", 1), ("http://h/cart", 1)]

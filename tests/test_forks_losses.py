@@ -754,3 +754,15 @@ if __name__ == "__main__":
     on_ranks(*sys.argv[2:])
     sys.stdout.flush()
     os._exit(0)  # as run.command_line ends a rank
+
+
+def test_each_step_is_refilled_with_tasks_in_an_order_of_its_own(chat, monkeypatch):
+    """Else a few tasks would be played again and again."""
+    monkeypatch.setattr(mgrpo, "task_batch", lambda tasks, step, cfg: tasks[:2])
+    cfg = losses.Config(batch=2, G=2, refill=1)
+    method = method_of(chat, None, cfg, Method=losses.Losses)
+    orders = set()
+    for step in range(6):
+        assert method.choose_tasks(TASKS, step) == TASKS[:2]
+        orders.add(tuple(task["task_id"] for task in method.spare))
+    assert len(orders) > 3

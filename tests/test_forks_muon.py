@@ -181,3 +181,18 @@ def test_two_ranks_do_what_one_does(arguments, tmp_path):
     two = weights_on(2)
     for name, weight in one.items():
         torch.testing.assert_close(weight, two[name], atol=1e-3, rtol=1e-3, msg=name)
+
+
+def test_matrices_follow_the_learning_rate_of_the_moment():
+    """bc.py sets it before each step, for warmup and decay."""
+    matrix = torch.nn.Parameter(torch.eye(3))
+    optimizer = muon.Muon([matrix], 0.5, [matrix], betas=(0.9, 0.98), weight_decay=0.0)
+    moved = []
+    for lr in (0.0, 0.1, 0.2):
+        before = matrix.detach().clone()
+        optimizer.param_groups[0]["lr"] = lr
+        matrix.grad = torch.eye(3)  # the same direction each time
+        optimizer.step()
+        moved.append((before - matrix).norm().item())
+    assert moved[1] > 0
+    assert moved == pytest.approx([0.0, moved[1], 2 * moved[1]])

@@ -14,7 +14,8 @@ import urllib.request
 import pytest
 import torch
 from conftest import ROOT, tiny_model
-from test_forks import METHODS, column, episodes_of, float64, parse, play, pointing, timeless  # noqa: F401 (fixtures)
+from test_forks import (METHODS, column, episodes_of, float64, hard_and_easy, parse, play, pointing,  # noqa: F401 (fixtures)
+                        timeless)
 from test_forks_checklist import on_one_and_two_ranks
 from test_forks_losses import (drifted, four_groups, gradient_of, nested, number_of_tokens, of_each_episode,
                                rewards_of, those_that_train, turns_of)
@@ -450,6 +451,19 @@ def test_an_evaluation_plays_the_trained_weights_next_to_the_batch_in_flight(
         assert len(names) == 2
         for name in names:
             assert name.startswith(f"{seed}-")
+
+
+def test_nothing_is_played_after_the_last_step(chat, play, monkeypatch):  # noqa: F811
+    """The process would end only once that batch is played."""
+    ahead = []
+    play_ahead = overlap.Overlap.play_ahead
+
+    def recorded(method, step):
+        ahead.append(step)
+        play_ahead(method, step)
+    monkeypatch.setattr(overlap.Overlap, "play_ahead", recorded)
+    play(overlap, hard_and_easy(chat), "x", steps=3)
+    assert ahead == [1, 2]
 
 
 def test_what_breaks_in_the_batch_in_flight_ends_the_run(chat, play):  # noqa: F811

@@ -814,3 +814,73 @@ def test_make_runs_everything_that_the_tables_show(target, shown):
         assert set(tasks.split(",")) >= table.SPLITS.keys()
     for fork in re.findall(r"forks/\w+\.py", planned):
         assert (ROOT / fork).exists()
+
+
+def test_a_template_is_weighed_by_its_newest_verdicts():
+    """One that has become easy is not drawn as one that fails."""
+    failed_first = 20 * [0.0] + 20 * [1.0]
+    assert webrl.weight_of(failed_first) == pytest.approx(0.1 * 1 / 22)
+    assert webrl.weight_of(failed_first[::-1]) == pytest.approx(0.1 * 21 / 22)
+
+
+def test_a_step_trains_as_the_docstring_says(chat, tmp_path, monkeypatch):
+    """Rewards, advantages and weights of new and replayed responses: by the judge, then by an outcome model that
+    says the opposite of the judge."""
+    fresh = [trajectory(chat, 1.0, [3, 2, 4]), trajectory(chat, 0.0, [2, 3], seed=1, member=1)]
+    past = [trajectory(chat, 1.0, [4, 2], seed=2, member=2), trajectory(chat, 0.0, [3], seed=3, member=3)]
+    lines = [json.dumps(to_record(tau, chat, step=0, split="train")) + "\n" for tau in past]
+    (tmp_path / "trajectories.jsonl").write_text("".join(lines))
+    model = model_of(chat)
+    cfg = webrl.Config(out=str(tmp_path), lam=0.3, judged=2, past=9, sure=9.0, head_updates=5, outcome_updates=7)
+    method = webrl_of(chat, model, cfg)
+    fits = []
+
+    def fit(model, optimizer, name, x_RD, r_R, updates):
+        fits.append((name, sorted(r_R.tolist()), updates))
+        return None, None
+
+    def predict(model, name, x_RD):
+        if name == "outcome":
+            return 0.6 - 0.2 * x_RD  # 0.4 for a success of the judge's, 0.6 for a failure
+        return torch.arange(len(x_RD)) / 10
+    monkeypatch.setattr(webrl, "fit", fit)
+    monkeypatch.setattr(webrl, "predict", predict)
+    monkeypatch.setattr(webrl, "FOREIGN", 0.0)
+    monkeypatch.setattr(method, "last_states", lambda episodes: torch.tensor([tau.success for tau in episodes]))
+
+    def trained(step):
+        """What a step fits, and (member, reward) and turns of the episodes that it trains on."""
+        fits.clear()
+        rows, metrics = method.training_rows(fresh, step)
+        episodes = list({id(row.tau): row.tau for row in rows}.values())
+        V = [i / 10 for i in range(len(rows))]
+        expected = []
+        for tau in episodes:
+            own = V[len(expected):len(expected) + len(tau.turns)]
+            for V_j, later in zip(own, [*own[1:], tau.reward]):
+                expected.append(0.3 * (later - V_j) + 0.7 * (tau.reward - V_j))
+        assert [row.advantage for row in rows] == pytest.approx(expected, abs=1e-6)
+        assert [row.weight for row in rows] == [1 / len(rows)] * len(rows)
+        return fits[:], [(tau.member, tau.reward) for tau in episodes], metrics.get("outcome_accuracy")
+
+    by_judge = ("value", [0, 0, 1, 1, 1], 5)
+    assert trained(1) == ([by_judge], [(0, 1.0), (1, 0.0), (2, 1.0)], None)  # a replayed failure does not train
+
+    opposite = ("value", [0, 0, 0, 1, 1], 5)
+    cfg.past = 0  # the outcome model learns from all of them
+    assert trained(2)[0] == [("outcome", [0, 1], 7), opposite]
+    cfg.past = 9
+    assert trained(3) == ([opposite], [(0, 0.0), (1, 1.0), (3, 1.0)], 0.0)
+
+
+def test_the_outcome_model_reads_the_frozen_clone(chat):
+    clone = tiny_model(seed=1, vocab_size=chat.tokenizer.get_vocab_size())
+    policy = model_of(chat)
+    method = method_of(chat, policy, webrl.Config(), still(policy), reference=clone, Method=webrl.WebRL)
+    tau = trajectory(chat, 0.0, [3, 5])
+
+    def at_the_end(x_BTD):
+        return x_BTD[0, -1]
+    last = trajectory_rows(chat, tau)[-1]
+    expected = clone(torch.tensor([last.ids]), head=at_the_end)
+    torch.testing.assert_close(method.last_states([tau])[0], expected, atol=1e-5, rtol=1e-5)

@@ -1877,3 +1877,16 @@ def test_without_a_checkpoint_behavior_cloning_runs_first_on_the_same_pages(monk
     assert mgrpo.warm_start(Config()) == "runs/bc"
     assert mgrpo.warm_start(Config(model="x")) == "x"
     assert len(cloned) == 1
+
+
+def test_templates_with_one_task_are_spread_over_the_steps():
+    """They would all have one place, so that one step would hold nothing else."""
+    tasks = []
+    for template in range(13):
+        for i in range(1 if template < 10 else 10):
+            tasks.append({"task_id": f"{template}/{i}", "intent_template_id": template})
+
+    for step in range(50):
+        played = task_batch(tasks, step, Config(batch=8))
+        alone = sum(task["intent_template_id"] < 10 for task in played)
+        assert alone <= 3, step  # of ten in five steps

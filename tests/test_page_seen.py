@@ -130,6 +130,16 @@ def test_not_every_small_text_field_is_an_editor(site, browse):
 # ------------------------------------------------------------------------------------------------ clicks and scrolling
 
 SEEN = {
+    "passwords": (
+        "<input type=password aria-label=Password value=secret> <input type=password aria-label=PIN>",
+        "<input>Password <0> = ****</input> <input>PIN <1></input>"),
+    "a bar that does not go to 100, and a picture with a title alone": (
+        "<div role=progressbar aria-valuenow=3 aria-valuemax=5 style='height: 9px'></div>"
+        "<img title='Sold out' width=9 height=9>", "3 of 5\nSold out"),
+    "items of menus that say what they are": (
+        "<div role=menuitemcheckbox aria-checked=true>Wrap</div><div role=menuitemradio>Left</div>",
+        "<div>Wrap <0> = checked</div> <div>Left <1></div>"),
+    "a field with a hint and a tooltip": ("<input placeholder=Email title='Only for receipts'>", "<input>Email <0></input>"),
     "options that the page hides": (
         "<select aria-label=City><option>Rome<option hidden>Oslo<option style='display: none'>Bergen"
         "<optgroup hidden label=more><option>Turku</optgroup></select>", "<select>City <0> = Rome (Rome)</select>"),

@@ -3,12 +3,13 @@ import base64
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -811,3 +812,51 @@ def test_a_signal_ends_a_script_whose_stderr_nobody_reads():
 
 if __name__ == "__main__":
     command_line(wait_for_rank_1, Knobs, "")
+
+
+def test_of_two_training_states_the_newer_one_counts(stopped):
+    """A kill between the arrival of the newer and the removal of the older leaves both."""
+    cfg, model, optimizer = stopped
+    state = runs.Path(cfg.out) / "state"
+    [older] = runs.saved_states(state)
+    newer = state / "00009"
+    shutil.copytree(older, newer)
+    saved = json.loads((newer / "state.json").read_text())
+    saved["extra"]["step"] = 3
+    (newer / "state.json").write_text(json.dumps(saved))
+
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 3
+    runs.save_state(cfg, model, optimizer, step=4, inputs=runs.inputs_of(cfg))
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 4
+    assert [path.name for path in state.iterdir()] == ["00010"]
+
+
+def test_both_ends_of_weights_count_and_their_size(tmp_path):
+    file = tmp_path / "model.safetensors"
+    seen = set()
+    for size, changed in ((3_000_000, None), (3_000_000, 0), (3_000_000, 2_999_999), (3_000_001, None)):
+        weights = bytearray(size)
+        if changed is not None:
+            weights[changed] = 1
+        file.write_bytes(weights)
+        seen.add(runs.fingerprint(tmp_path)[file.name])
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("changes", [
+    {"seed": 1},
+    {"temperature": 0.9},
+    {"max_turns": 3},
+    {"max_new_tokens": 9},
+    {"max_context": 999},
+    {"viewport_only": True},
+    {"max_page_chars": 999},
+    {"batch": 3},
+    {"loss_norm": "paper"},
+])
+def test_what_decides_the_result_must_stay_as_it_was(changes):
+    cfg = mgrpo.Config(model="none")
+    saved = {"config": asdict(cfg), "inputs": runs.inputs_of(cfg), "method": "MGRPO"}
+    assert runs.differences(cfg, saved, runs.PLACE_AND_PACE, "MGRPO") == []
+    [difference] = runs.differences(replace(cfg, **changes), saved, runs.PLACE_AND_PACE, "MGRPO")
+    assert difference.startswith(*changes)

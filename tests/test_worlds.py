@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from conftest import GOOD, ROOT, chat_server, fuzzy, make_task, target
@@ -1291,6 +1292,12 @@ def test_a_number_on_the_page_is_not_yet_an_element():
     ('<input id="5" title="City" value="Rome">', "<input>City <5> = Rome</input>"),
     ('<input id="6" data-label="Name" placeholder="type here">', "<input>Name <6></input>"),
     ('<a id="7" data-text="menu" title="open"></a>', "<a>menu <7></a>"),
+    ('<select id="9" data-label="Size" data-text="S"><option>S</option><option>M</option></select>',
+     "<select>Size <9> = S (S | M)</select>"),
+    ('<input id="10" type="checkbox" title="All" data-status="not-checked">', "<checkbox>All <10> = off</checkbox>"),
+    ('<input id="11" title="City" value="Rome" data-value="Oslo">', "<input>City <11> = Oslo</input>"),
+    ("<div>one<p>two</p>three</div><span>four</span>", "one\ntwo\nthree\nfour"),
+    ('<div><span>a<b id="12">b</div>c', "a <b>b <12></b>\nc"),  # end tags may be missing
     ('<a id="8" title="&lt;/a&gt; &lt;9&gt;"></a>', "<a>&lt;/a&gt; &lt;9&gt; <8></a>"),
 ])
 def test_webrls_elements_get_our_names_kinds_and_values(html, shown):
@@ -1310,3 +1317,76 @@ def test_a_row_that_is_no_step_of_webrls_is_named(row):
     rows = numbered(webrl("a", "exit()"), row)
     with pytest.raises(ValueError, match="cannot use sft.json, row 1: "):
         webrl_demonstrations(rows, element_in)
+
+
+def test_the_order_that_a_helper_looks_up_is_the_newest():
+    """The shop answers in any order that is asked for, and sends as many as are asked for."""
+    asked = []
+
+    class Reply:
+        ok = True
+
+        def __init__(self, said):
+            self.said = said
+
+        async def json(self):
+            return self.said
+
+    async def post(url, data):
+        return Reply("key")
+
+    async def get(url, headers):
+        asked.append(parse_qs(urlsplit(url).query))
+        return Reply({"items": [{"increment_id": "000000191"}]})
+
+    page = SimpleNamespace(request=SimpleNamespace(post=post, get=get))
+    url = asyncio.run(webarena.shopping_get_latest_order_url(page, "http://s"))
+    assert url == "http://s/sales/order/view/order_id/191/"
+    assert asked == [{
+        "searchCriteria[sortOrders][0][field]": ["created_at"],
+        "searchCriteria[sortOrders][0][direction]": ["DESC"],
+        "searchCriteria[pageSize]": ["1"],
+    }]
+
+
+@pytest.mark.parametrize("status, address, text, expected", [
+    (200, "http://h/admin/dashboard", "Dashboard", True),
+    (200, "http://h/admin/dashboard", "Welcome, please sign in", False),  # the form is at the same address
+    (503, "http://h/admin/dashboard", "Dashboard: down for maintenance", False),
+])
+def test_a_session_that_has_ended_is_noticed(status, address, text, expected):
+    async def said():
+        return text
+
+    async def get(url):
+        assert url == "http://h/admin/dashboard"
+        return SimpleNamespace(ok=status == 200, url=address, text=said)
+
+    browser_context = SimpleNamespace(request=SimpleNamespace(get=get))
+    assert asyncio.run(webarena.logged_in(browser_context, "shopping_admin", "http://h/admin")) == expected
+
+
+def test_a_page_of_miniwob_sets_no_time_limit(miniwob_package, browse):
+    """It gives a person ten seconds. A policy may need them for one turn, and would fail."""
+    async def test(session):
+        await session.page.wait_for_selector("#area button")
+        assert await session.page.evaluate("core.EPISODE_MAX_TIME") > 1e6
+    with miniwob.serve() as url:
+        browse(test, f"{url}/miniwob/click-it.html?seed=3")
+
+
+def test_a_login_that_is_ours_only_in_part_is_a_file():
+    assert webarena.accounts_of("./.auth/gitlab.reddit_state.json") == ["gitlab", "reddit"]
+    assert webarena.accounts_of("./.auth/gitlab.ada_state.json") == []
+
+
+def test_a_bare_na_stays_bare():
+    """The judge takes it for "there is no answer", and a list for texts that the answer must mean."""
+    task, remarks, faults = check_row(fuzzy("N/A"))
+    assert task["eval"]["reference_answers"] == {"fuzzy_match": "N/A"}
+    assert (remarks, faults) == ([], [])
+
+
+def test_only_the_address_of_a_post_is_shortened_to_it():
+    for url, post in [("http://h/f/books/7/a-title/comment/9", "http://h/f/books/7/"), ("http://h/user/ada/comments/3", None)]:
+        assert asyncio.run(webarena.reddit_get_post_url(None, url)) == (post or url)
