@@ -447,12 +447,12 @@ class Environment:
         await self.servers.end_prepared()
 
     def tell_stopped(self, origins: set[str]):
-        """Names each origin once in a run that pages could not reach because of the fence."""
+        """Names each origin once that pages of rank 0's episodes could not reach because of the fence."""
         news = sorted(origins - self.told)
         self.told.update(news)
         if news:
             run.print0("pages sent requests to other sites than the tasks', and the fence stopped them; if your site "
-                       f"needs these, add --allow {','.join(news)}")
+                       f"needs these, add --allow {','.join(news[:10])}")
 
     async def watch(self, session, trajectory: Trajectory):
         """Called before each action: keeps a picture of the page, or shows it in the window."""

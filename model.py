@@ -559,7 +559,8 @@ def refuse_impossible(config: ModelConfig):
         raise ValueError(f"max_position_embeddings is {longest!r:.60}, not of type int")
     frequencies_P = rope_frequencies(config)
     if not all(0 < frequency < math.inf for frequency in frequencies_P.tolist()):
-        raise ValueError(f"rope_scaling {config.rope_scaling} turns pairs at speeds that are not finite and above 0")
+        raise ValueError(f"rope_theta {config.rope_theta} and rope_scaling {config.rope_scaling} turn pairs at speeds "
+                         "that are not finite and above 0")
 
 
 def refuse_unsupported(raw: dict, rope: dict, rope_type: str):

@@ -548,6 +548,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, setti
     except ENV_FAILED as problem:
         trajectory.status = "env_error"
         trajectory.checks = [["environment", False, first_line(problem)]]
+        trajectory.success = trajectory.reward = 0.0  # if it broke after its verdict
     return trajectory
 
 

@@ -881,6 +881,21 @@ def test_pages_reach_the_tasks_sites_only_and_the_agent_goes_on(site, anywhere):
     assert reached == []
 
 
+def test_what_a_page_itself_forbids_was_not_stopped_by_the_fence(site):
+    outside = site({"/": "x"})
+    policy = "<meta http-equiv=Content-Security-Policy content=\"img-src 'self'\">"
+    inside = site({"/": f"{policy}<p>here<img src='{outside}/a.png'>"})
+
+    async def run():
+        async with Browser(SETTINGS, sites_of([{"start_url": inside}])) as browser:
+            session = await browser.open({"start_url": inside})
+            await session.observe()
+            await session.close()
+            return browser.stopped
+
+    assert asyncio.run(run()) == set()
+
+
 def test_a_link_out_of_a_page_that_cannot_be_shown_again_ends_no_episode(site):
     """The way back leads over a page that answered a form, or whose image never comes."""
     def hang(request):

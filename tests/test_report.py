@@ -538,8 +538,9 @@ def test_a_response_that_failed_is_not_shown_as_made_likelier(config, kind, look
     write_rows(path / "trajectories.jsonl", rows)
     (path / "config.json").write_text(json.dumps({"run": config}))
     third = "#step=3&task=17&member=1&turn=3"  # no action could be read
-    seen, _, _ = look_at(report(path), "() => nodes('.said span')[1].className", third)
-    assert seen == kind
+    seen, _, _ = look_at(report(path), "() => [nodes('.said span')[1].className, textOf('.said + p')]", third)
+    assert seen[0] == kind
+    assert seen[1].startswith("This response failed" if kind == "even" else "The advantage is +0.70")
 
 
 def test_an_episode_without_a_group_is_played_after_one_side_by_side(look_at, tmp_path):

@@ -782,10 +782,20 @@ def test_a_check_at_another_host_than_the_start_page_is_remarked(shop, tmp_path,
 
 def test_a_login_of_localstorage_alone_is_refused_for_a_served_task(shop, tmp_path, capsys):
     place = {"origin": "http://127.0.0.1:5000", "localStorage": [{"name": "token", "value": "ada"}]}
-    (tmp_path / "ada.json").write_text(json.dumps({"cookies": [], "origins": [place]}))
+    expired = {"domain": "127.0.0.1", "name": "s", "expires": 1.7e9}
     (tmp_path / "tasks.json").write_text(json.dumps([shop(storage_state="ada.json")]))
-    assert worlds.validate(str(tmp_path / "tasks.json")) == 1
-    assert "only localStorage, which a copy of the site on another port does not see" in capsys.readouterr().out.replace("\n    ", " ")
+
+    def said(cookies, place):
+        (tmp_path / "ada.json").write_text(json.dumps({"cookies": cookies, "origins": [place]}))
+        is_wrong = worlds.validate(str(tmp_path / "tasks.json"))
+        return is_wrong, capsys.readouterr().out.replace("\n    ", " ")
+
+    is_wrong, text = said([], place)
+    assert is_wrong and "only localStorage, which a copy of the site on another port does not see" in text
+    is_wrong, text = said([expired], place)
+    assert is_wrong and "has expired; log in" in text
+    is_wrong, _ = said([], place | {"origin": "http://login.example.com"})  # of a site that stays where it is
+    assert not is_wrong
 
 
 def test_verify_counts_among_the_checks_of_a_task(site, tmp_path, browse):

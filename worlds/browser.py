@@ -463,7 +463,8 @@ class Browser:
     def _failed(self, request):
         """Remembers the site of a request that failed because of the fence."""
         site = origin(request.url)
-        if site and self.sites is not None and site not in self.sites:
+        by_network = (request.failure or "").startswith("net::")  # not by the page's own policy, "csp"
+        if by_network and site and self.sites is not None and site not in self.sites:
             self.stopped.add(site)
 
 

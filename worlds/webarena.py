@@ -537,9 +537,9 @@ def login_faults(file: Path, task: dict) -> list[str]:
     if not cookies and not places:
         return [f"storage_state {file} holds no cookie and no storage; log in, then save it again, or set "
                 "storage_state to null"]
-    if not valid and not places:
+    if cookies and not valid and (not places or "serve" in task):
         return [f"storage_state {file} has expired; log in, then save it again"]
-    if not valid and "serve" in task:
+    if not cookies and "serve" in task and hosts <= {"127.0.0.1", "localhost"}:
         return [f"storage_state {file} has only localStorage, which a copy of the site on another port does not see; "
                 "let the task's script set it"]
     starts = {origin(page.replace("{port}", "80")).rpartition(":")[0] for page in start_pages(task)}

@@ -210,8 +210,20 @@
 
   // ---- service workers
 
-  // They are off. A page that asks whether there are any shall not wait for one.
-  delete Navigator.prototype.serviceWorker;
+  // They are off. A page that registers one gets a registration that never has a worker.
+  const container = navigator.serviceWorker;  // undefined on http, except on this machine
+  if (container) {
+    const registration = Object.assign(new EventTarget(), {
+      scope: `${location.origin}/`,
+      active: null,
+      installing: null,
+      waiting: null,
+      update: async () => registration,
+      unregister: async () => true,
+    });
+    Object.defineProperty(container, 'register', {value: async () => registration, writable: false});
+    Object.defineProperty(container, 'ready', {value: Promise.resolve(registration)});
+  }
 
   // ---- click handlers
 
@@ -224,7 +236,7 @@
   };
   const heard = shared('click handlers', new WeakSet()), add = EventTarget.prototype.addEventListener;
   EventTarget.prototype.addEventListener = function (type, ...rest) {
-    if (/^(click|contextmenu|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
+    if (/^(click|mousedown|mouseup|pointerdown|pointerup)$/.test(type) && this instanceof Element
         && this !== document.body && this !== document.documentElement) heard.add(this);
     return add.call(this, type, ...rest);
   };

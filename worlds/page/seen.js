@@ -336,7 +336,8 @@ const coverOf = () => {
   const atCenter = allAtPoint(document, innerWidth / 2, innerHeight / 2);
   const below = [...layers].map(layer => layer.previousElementSibling);  // the mouse may go through it
   // What closes a menu when it is pressed may be as large, but people read the page through it.
-  const dimmed = [...atCenter, ...below, ...layers].some(el => el && fillsWindow(el) && dims(el) && layerOf(el, /fixed/));
+  const curtain = el => el && fillsWindow(el) && dims(el) && layerOf(el, /fixed/);
+  const dimmed = [...atCenter, ...below, ...layers].some(curtain);
   return dimmed ? [...layers].find(fillsWindow) : null;
 };
 // Whether el lies on top of that layer: the dialog may stand beside what dims the page, or open a menu.

@@ -6,7 +6,7 @@ const ROLES = new RegExp('^(button|link|tab|checkbox|radio|switch|option|combobo
 const clickHandlers = window[Symbol.for('click handlers')];
 const role = el => el.getAttribute('role') || '';
 const native = el => el.matches(CONTROLS);
-const HANDLERS = ['onclick', 'oncontextmenu', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
+const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
 // Svelte and Solid listen on the document, and keep the handlers on the elements.
 const isDelegated = el => !!(el.__click ?? el.$$click)
   || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events' && el[symbol]?.click);
@@ -141,6 +141,8 @@ const looksClickable = el => {
     && cursor === getComputedStyle(outer).cursor;  // a disabled day has a cursor of its own
   if (cursor !== 'pointer' && !underMouse || el === bodyOf(el.ownerDocument)) return false;
   if (!outer || closest(outer, 'label')?.control) return false;
+  const topOfUsable = !parentOf(el) && marked(outer);  // its host is what people use
+  if (topOfUsable) return false;
   return getComputedStyle(outer).cursor !== 'pointer' || hasOwnHand(el);
 };
 
