@@ -817,9 +817,9 @@ def test_the_lead_of_filtered_cloning_on_the_long_tier_is_that_of_the_raw_files(
 def test_the_longest_run_on_the_long_tier_has_the_figures_of_the_raw_files():
     page = (ROOT / "assets/results.md").read_text()
     raw = ROOT / "assets/results/long/longer"
-    most = ("82", "87", "88")  # the templates that gain with both seeds
+    most = ("82", "87", "88", "90")  # the templates that gain with every seed
     gains = []  # of each seed, by template
-    for seed, end in ((31, ""), (32, "-seed32")):
+    for seed, end in ((31, ""), (32, "-seed32"), (33, "-seed33")):
         clone, trained = [json.loads((raw / f"{name}{end}.json").read_text())["splits"] for name in ("clone", "r1")]
         before, after = [splits["sandbox:long-test"]["per_template"] for splits in (clone, trained)]
         gains.append({number: 100 * (after[number]["success_rate"] - before[number]["success_rate"])
@@ -844,14 +844,17 @@ def test_the_longest_run_on_the_long_tier_has_the_figures_of_the_raw_files():
             rates = "{:.0f} to {:.0f}%".format(*[100 * one[number]["success_rate"] for one in (before, after)])
             assert re.search(rf"\({number}, [^)]*{rates}[^)]*\)", page)
 
-    first, second = gains
-    both = table.shown([(first[number] + second[number]) / 2 for number in first])
-    assert f"| mean of the two seeds | | | | | {both} | |" in page
+    assert [number for number in gains[0] if all(of_seed[number] > 0 for of_seed in gains)] == list(most)
+    over_templates = table.shown([mean(of_seed[number] for of_seed in gains) for number in gains[0]])
+    assert f"| mean of the three seeds | | | | | {over_templates} | |" in page
+    _, over_seeds = table.shown([mean(of_seed.values()) for of_seed in gains]).split(" ", 1)
+    assert f"Over the seeds (Student's t) the interval is {over_seeds}" in page
     others = [mean(gain for number, gain in of_seed.items() if number not in most) for of_seed in gains]
-    assert "other eight change by {:.1f} and {:.1f} points".format(*others) in page
-    alone = " and ".join(f"{mean(of_seed.values()):.1f}" for of_seed in gains)
+    assert "other seven change by {:.1f}, {:.1f} and {:.1f} points".format(*others) in page
+    alone = "{:.1f}, {:.1f} and {:.1f}".format(*[mean(of_seed.values()) for of_seed in gains])
     readme = (ROOT / "README.md").read_text()
-    assert f"{alone} points in its longest runs (24 steps, two seeds), on average {both}" in readme
+    told = f"gain {alone} points with three seeds, on average {over_templates} with templates as clusters, {over_seeds} over the"
+    assert told in readme
 
 
 def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
@@ -1409,8 +1412,10 @@ def rate_and_interval(figures):
 @pytest.mark.parametrize("raw", [
     "longer/clone",
     "longer/clone-seed32",
+    "longer/clone-seed33",
     "longer/r1",
     "longer/r1-seed32",
+    "longer/r1-seed33",
     "more-cloning/bc-22-epochs",
     "more-cloning/filtered-demonstrated",
     "more-cloning/filtered-from-22-epochs",
