@@ -211,7 +211,10 @@
   // ---- service workers
 
   // They are off. A page that registers one gets a registration that never has a worker.
-  const container = navigator.serviceWorker;  // undefined on http, except on this machine
+  let container = null;
+  try {
+    container = navigator.serviceWorker;  // undefined on http, except on this machine
+  } catch { /* a sandboxed frame may not ask */ }
   if (container) {
     const registration = Object.assign(new EventTarget(), {
       scope: `${location.origin}/`,
