@@ -402,7 +402,7 @@ class Engine:
 
         # 1) Keep the longest prefix that any slot holds; the positions after it get overwritten. Another slot may hold
         #    more than this one: the system prompt, or the first page of an episode of the same task.
-        prefixes = [shared_length(held, ids) for held in self.held]  # how many ids each slot holds
+        prefixes = [shared_length(held, ids) for held in self.held]  # how many of these ids each slot holds
         kept = max(prefixes)
         if kept > prefixes[slot]:
             other = prefixes.index(kept)

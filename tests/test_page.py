@@ -186,6 +186,9 @@ READ = {  # how real pages are built -> what the agent reads
     "a hint in an empty editor": (
         "<style>.empty::before{content:attr(data-hint)}.note::before{content:''}</style><div contenteditable class=note>"
         "<p class=empty data-hint='Write something'><br></div>", "<div>Write something <0></div>"),
+    "a form that stands in for the document's host": (
+        "<form name=host><input aria-label=city></form><div><template shadowrootmode=open><a href=/x>in</a></template></div>",
+        "<input>city <0></input>\n<a>in <1></a>"),
     "empty editors in frames": (
         "<iframe title=Text srcdoc='<body contenteditable>'></iframe><iframe srcdoc='<body contenteditable>'></iframe>",
         "<body>Text <0></body> <body> <1></body>"),

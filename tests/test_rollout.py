@@ -315,6 +315,19 @@ def test_a_broken_world_is_no_failure_of_the_agent(site, run_episode):
     assert tau.status == "env_error"
 
 
+def test_an_episode_that_breaks_after_its_verdict_has_none(site, run_episode):
+    """As when the task's server cannot be ended."""
+    class Breaking(Env):
+        @contextlib.asynccontextmanager
+        async def enter(self, browser, task):
+            yield task
+            raise EnvError("the server hangs")
+
+    tau = run_episode(site({"/": "x"}), ["exit('bye')"], env=Breaking())
+    assert (tau.status, tau.broken_by) == ("env_error", "the server hangs")
+    assert (tau.success, tau.reward) == (0.0, 0.0)
+
+
 def test_a_history_that_fills_the_context_ends_the_episode(site, chat, run_episode):
     settings = Settings(max_turns=50, max_context=400, max_new_tokens=60)
     note = "# Note: " + "word " * 12

@@ -177,14 +177,11 @@ const typed = (id, text) => {
 
 // What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).
 const inMiddle = () => {
-  let [x, y] = [innerWidth / 2, innerHeight / 2];
-  let el = atPoint(document, x, y);
-  for (let deeper = el; deeper; ) {
-    el = deeper;
-    const frame = el.contentDocument;
-    if (frame) [x, y] = [el.clientWidth / 2, el.clientHeight / 2];
-    deeper = frame ? atPoint(frame, x, y) : shadowRoot(el) && inShadow(shadowRoot(el), x, y);
-    if (deeper === el) break;
+  let el = deepestAt(document, innerWidth / 2, innerHeight / 2);
+  while (el?.contentDocument) {
+    const inner = deepestAt(el.contentDocument, el.clientWidth / 2, el.clientHeight / 2);
+    if (!inner) break;
+    el = inner;
   }
   return el;
 };

@@ -44,7 +44,12 @@ const attribute = (el, name) => tidy(attributeOf(el, name));
 const inside = (selector, el) => [...el.querySelectorAll(selector)];
 const wordless = el => !tidy(el.textContent);
 // What a text stands in: an element, or the host of a shadow root.
-const holderOf = text => parentOf(text) ?? rootOf(text).host;
+const holderOf = text => {
+  const parent = parentOf(text);
+  if (parent) return parent;
+  const root = rootOf(text);
+  return nodeType(root) === FRAGMENT ? root.host : undefined;  // a form of that name may be a document's host
+};
 // What an element is drawn in: also the slot of a shadow root.
 const outerOf = el => slotOf(el) ?? holderOf(el);
 // Whether el is outer, or is drawn somewhere in it.

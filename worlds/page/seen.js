@@ -128,7 +128,7 @@ const hitAt = (el, x, y) => {
   if (nodeType(root) === DOCUMENT) return atPoint(root, x, y);
   // A text that the page puts into a slot lies on top of what holds the slot, and is a part of it.
   const hosts = [];
-  for (let at = root; at.host; at = rootOf(at.host)) hosts.push(at.host);
+  for (let at = root; nodeType(at) === FRAGMENT; at = rootOf(at.host)) hosts.push(at.host);
   return allInShadow(root, x, y).find(hit => !hosts.some(host => contains(host, hit))) ?? null;
 };
 // The box that el moves with and that may cut it off.
@@ -310,9 +310,9 @@ const dims = el => el.checkVisibility({opacityProperty: true}) && ['', '::before
   const {backgroundColor, backgroundImage, backdropFilter} = getComputedStyle(el, pseudo);
   return backgroundColor !== 'rgba(0, 0, 0, 0)' || backgroundImage !== 'none' || backdropFilter !== 'none';
 });
-// What the mouse hits at a point of the window, down into shadow roots.
-const deepestAt = (x, y) => {
-  let hit = atPoint(document, x, y);
+// What the mouse hits at a point of a document, down into shadow roots.
+const deepestAt = (doc, x, y) => {
+  let hit = atPoint(doc, x, y);
   while (hit && shadowRoot(hit)) {
     const inner = inShadow(shadowRoot(hit), x, y);
     if (!inner || rootOf(inner) !== shadowRoot(hit)) break;
@@ -327,7 +327,7 @@ const coverOf = () => {
   const layers = new Set();
   for (const down of steps) {
     for (const across of steps) {
-      const layer = layerOf(deepestAt(across * innerWidth, down * innerHeight), /fixed/);
+      const layer = layerOf(deepestAt(document, across * innerWidth, down * innerHeight), /fixed/);
       const background = layer && getComputedStyle(layer).zIndex < 0;  // the page is painted over it
       if (!layer || background) return null;
       layers.add(layer);
