@@ -41,7 +41,7 @@ class Config(rollout.Settings):
     model: str = "worlds/base"   # checkpoint directory or hub id to start from
     data: str = "experts"        # "experts": record the sandbox's; else a trajectory or WebRL file
     data_split: str = "train"    # of --data: clone rows of these splits, and rows that name none
-    demos: int = 38              # demonstrations to record: two of each template of the small tier
+    demos: int = 38              # demonstrations to record: two of each of the 19 templates of train
     split: str = "train"         # tasks to record; full-train needs --max-turns 12, long-train 20
     cot: bool = False            # record a long chain of thought with every action
     out: str = "runs/bc"         # the run's directory; at the end it is also the checkpoint
@@ -153,7 +153,8 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
         if text.lstrip().startswith("["):
             return [(f"{path}, row {i}", row) for i, row in enumerate(json.loads(text))]
     lines = text.split("\n")
-    # A file of one line that is not JSON was not cut off: it is of another kind, and the error below says so.
+    # Only the last of several lines can be cut off. One line that is not JSON is another kind of file: `json.loads`
+    # says so below.
     if len(lines) > 1 and not is_json(lines[-1]):
         cut_off = lines.pop()  # it is empty, or a killed run was writing it
         if cut_off:

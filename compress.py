@@ -52,7 +52,7 @@ class Turn:
     observation: str            # the page as the policy saw it, including a leading error line
     message_ids: list[int]      # the whole user message around it, up to where the response starts
     response_ids: list[int]     # the response as sampled; an end of turn only if sampled
-    logps: list[float] | None   # log-prob of each at sampling time; [] in demonstrations; None: a fork replays it
+    logps: list[float] | None   # log-prob of each when sampled; [] in demonstrations; None in a fork's replayed episodes
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
@@ -120,7 +120,10 @@ def user_text(task: dict, turn: int, page: str) -> str:
 
 
 def format_response(thought: str, action: str, think: bool) -> str:
-    """The text of an expert's response, for behavior cloning. `answer_of` reads the action back."""
+    """The text of an expert's response, for behavior cloning.
+
+    `answer_of` reads the action back, unless the action itself contains </think> or </answer>.
+    """
     if not think:
         return action
     return f"<think>{thought}</think><answer>{action}</answer>"
@@ -158,8 +161,8 @@ def answer_of(response: str) -> str | None:
 class Format:
     """A message is start, role, role_end, gap, content, end.
 
-    Token ids equal the official chat template's, but for Qwen3's thoughts (below). "": the family has no such token
-    or text.
+    Token ids equal those of the official chat template, except for Qwen3's thoughts (below). An empty string: the
+    family has no such token or text.
     """
     begin: str                    # control token before everything
     start: str                    # control token before the role
@@ -235,9 +238,9 @@ class Chat:
         return chat
 
     def encode(self, text: str, tags: bool = False) -> list[int]:
-        """Ids of text; no character sequence in it can become a control token.
+        """Ids of text; no character sequence in it can become a control token that begins with "<".
 
-        tags: <think> and </think> may become tokens: in the system prompt and in responses, never in pages and tasks.
+        All control tokens of the FORMATS do. tags: <think> and </think> may become tokens: in the system prompt and in responses, never in pages and tasks.
         """
         if tags and self.tags:
             return self._encode_with_tags(text)
@@ -337,7 +340,9 @@ def open_chat(checkpoint: str | Path, actions_help: str) -> Chat:
             check_agent(settings)
     think = settings.get("think", True)
     compress = settings.get("compress", True)
-    system = settings.get("system") or system_prompt(actions_help, think)
+    system = settings.get("system")
+    if system is None:
+        system = system_prompt(actions_help, think)
     return Chat(tokenizer, system, think, compress)
 
 

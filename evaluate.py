@@ -1,4 +1,4 @@
-"""Everything that judges: `score`, the task's side of an episode, the benchmark, its statistics.
+"""Everything that judges: `score`, sites and logins of an episode, the benchmark, its statistics.
 
 A task says what must be true at the end. Every check is 0 or 1, and their product is the reward:
 
@@ -22,7 +22,7 @@ VisualAgentBench's on purpose:
     - An episode that never exits has no answer. Every check of its answer fails, even where
       the reference is "N/A".
     - A missing element fails its check. A site that does not answer, and a locator that is not
-      valid JavaScript, raise: the episode is void.
+      valid JavaScript, raise, and the episode ends as "env_error".
     - The page that the episode left open is judged first; other pages are then opened in its tab.
     - A page is read as soon as it has loaded (within --timeout) and settled. If a check fails, we wait until the
       page's requests are answered, then until it has not changed for a second, each for 3 s at most, and read
@@ -359,7 +359,7 @@ async def score(task: dict, answer: str | None, page, why=None, judge=None) -> f
     return float(all(check.passed for check in results))
 
 
-# ------------------------------------------------------------------- the task's side of an episode --
+# ------------------------------------------------ what an episode needs besides browser and policy --
 
 
 @dataclass
@@ -372,7 +372,7 @@ class SiteSettings(Settings):
 
 
 class Environment:
-    """The task's side of an episode: resets sites, logs in, lets people watch, judges."""
+    """What an episode needs besides the browser and the policy: resets sites, logs in, takes pictures, judges."""
 
     def __init__(self, sites: dict, out: str | Path, cfg: SiteSettings | None = None,
                  visible=False):
@@ -393,7 +393,7 @@ class Environment:
         self.pictured = {}  # this batch's episodes that get pictures: (task key, member) -> name
         self.batch_name = ""
         self.unfinished = None  # in an evaluation: the `Unfinished` that keeps its episodes
-        self.told = set()  # the origins that `tell_stopped` has named
+        self.reported = set()  # the origins that `report_blocked` has named
 
     def begin_batch(self, tasks: list[dict], group_size: int = 1, name: str = ""):
         """Call this on all ranks before a batch, which plays each of the tasks `group_size` times.
@@ -446,12 +446,12 @@ class Environment:
         """Ends the servers that were started for episodes which are not played after all."""
         await self.servers.end_prepared()
 
-    def tell_stopped(self, origins: set[str]):
-        """Names each origin once that pages of rank 0's episodes could not reach because of the fence."""
-        news = sorted(origins - self.told)
-        self.told.update(news)
+    def report_blocked(self, origins: set[str]):
+        """Prints each origin once to which pages of rank 0's episodes sent requests that the browser blocked."""
+        news = sorted(origins - self.reported)
+        self.reported.update(news)
         if news:
-            run.print0("pages sent requests to other sites than the tasks', and the fence stopped them; if your site "
+            run.print0("pages sent requests to sites that no task names, and the browser blocked them; if your site "
                        f"needs these, add --allow {','.join(news[:10])}")
 
     async def watch(self, session, trajectory: Trajectory):
@@ -701,7 +701,7 @@ def percent(share: float | None) -> str:
 def table(rows: list[tuple[str, dict]]) -> str:
     """[(name, figures of `summarize` or `rate`)] as plain text."""
     width = max(min(len(name), 48) for name, _ in rows)
-    lines = [f"{'':{width}}  success    95% interval     n  turns  env errors"]
+    lines = [f"{'':{width}}  success     95% interval     n  turns  env errors"]
     for name, row in rows:
         success = percent(row["success_rate"])
         low, high = row["ci95"]
@@ -711,7 +711,7 @@ def table(rows: list[tuple[str, dict]]) -> str:
         if row.get("turns") is not None:
             turns = f"{row['turns']:.1f}"
         errors = row.get("env_errors", "")
-        line = f"{name:{width}.48}  {success:>7}  {interval:>14}  {n:>4}  {turns:>5}  {errors:>10}"
+        line = f"{name:{width}.48}  {success:>7}  {interval:>15}  {n:>4}  {turns:>5}  {errors:>10}"
         lines.append(line.rstrip())
     return "\n".join(lines)
 
@@ -919,7 +919,7 @@ def write_split(directory: run.Run, split: str, records: list[dict]):
     directory.append("trajectories.jsonl", records)
 
 
-def measure(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.Run):
+def evaluate_splits(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.Run):
     """Plays every split under every turn limit -> {name: summary}.
 
     Each split's episodes and figures are written as soon as it has been played; if a later one
@@ -986,7 +986,7 @@ def main(cfg: Config) -> int | None:
     directory.claim()
     with worlds.open_sites(cfg.tasks) as sites:
         env = Environment(sites, directory.path, cfg, visible=cfg.watch)
-        summaries = measure(policy, chat, env, cfg, directory=directory)
+        summaries = evaluate_splits(policy, chat, env, cfg, directory=directory)
     if run.rank() != 0:
         return
 

@@ -45,7 +45,7 @@ nothing for its answer. By default all tokens of a batch weigh the same (--loss-
 that failed gets no credit for its episode's success (--credit-errors); --paper restores both of the
 paper's choices. compress.py says how the released code differs.
 
-What other RL trainers have and this one leaves out, and what you would notice:
+Other RL trainers have these parts, and this one does not. What you would notice:
 
     no critic: a group whose rewards are all equal teaches nothing, and --G 1 is refused (forks/critic.py)
     no reward model: one 0 or 1 an episode, so needless clicks of a success are made likelier as well
@@ -183,7 +183,8 @@ def kl_estimate(logp_N, logp_ref_N):
 
     Only its value estimates this KL. Its gradient at these tokens, which the loss takes, is on average that of
     KL(pi_ref || pi), as in GRPO. Both pull pi toward pi_ref. The gradient has no bound: one token 25 nats below
-    the reference counts 7e10-fold, so after clipping it decides the whole update.
+    the reference counts 7e10-fold. Once --max-grad-norm has scaled the gradient down, this one token decides the
+    whole update.
     """
     delta_N = logp_ref_N - logp_N
     return delta_N.exp() - delta_N - 1
@@ -767,7 +768,7 @@ def main(cfg: Config, Method=MGRPO):
         tasks, held_out = open_tasks(cfg, env)
         directory = run.open_run(cfg, device, first_step)
         directory.begin(config_json(method.model), first_step)
-        if run.rank() == 0:  # the others may still see what a new run is deleting
+        if run.rank() == 0:  # the others may still see files that a new run is deleting
             kept_best(directory.path)  # if it is damaged, say so before a step is played
         run.print0(f"{len(tasks)} tasks, {cfg.batch} x G={cfg.G} episodes a step, {cfg.steps} steps; "
                    f"writing {cfg.out} from step {first_step + 1} on")

@@ -375,7 +375,7 @@ def sample(logits_BV, uniform_B, temperature: float = 1.0):
         total_B1 = cdf_BV[:, -1:]  # 1, up to rounding
         threshold_B1 = uniform_B.to(cdf_BV)[:, None] * total_B1
         ids_B = torch.searchsorted(cdf_BV, threshold_B1, right=True)[:, 0]
-        ids_B = ids_B.clamp(max=logits_BV.shape[-1] - 1)  # where rounding passes the end
+        ids_B = ids_B.clamp(max=logits_BV.shape[-1] - 1)  # nan, from broken weights, would be one past the end
     logp_B = logp_BV.gather(-1, ids_B[:, None])[:, 0]
     return ids_B, logp_B
 
@@ -565,10 +565,10 @@ def refuse_impossible(config: ModelConfig):
 
 def refuse_unsupported(raw: dict, rope: dict, rope_type: str):
     """Raises ValueError if a config asks for a feature that `forward` does not compute."""
-    # What the config asks for. A value that changes nothing counts as not asked for.
+    # The features that the config asks for. Values that change nothing do not count.
     asked = dict(raw)
     asked["rope_type"] = rope_type
-    unread = {}  # what nothing reads of rope_scaling: "llama3" reads all of its keys, "default" only these
+    unread = {}  # keys of rope_scaling that no code reads: "llama3" reads all its keys, "default" only those in `read`
     if rope_type == "default":
         read = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
         unread = {key: value for key, value in rope.items() if key not in read}
@@ -593,7 +593,7 @@ COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 
 def resolve(path: str | Path) -> Path:
-    """A directory as it is; otherwise a model of the hub, from its client's cache or online."""
+    """The checkpoint's directory. A path that is no directory is a hub id: taken from the hub's cache, or downloaded."""
     path = Path(path)
     if path.is_dir():
         return path
@@ -871,9 +871,9 @@ def as_reference(model: Transformer):
 
 
 def merge(state: dict) -> dict:
-    """Adds B A of each layer to its weight, in float32. Takes A and B out of the state dict and returns them.
+    """Adds ALPHA/r B A to each layer's weight, in float32, so that any program can open the result without knowing LoRA.
 
-    W + ALPHA/r B A is a plain matrix: whoever opens it need not know about LoRA.
+    Takes A and B out of the state dict and returns them.
     """
     names = [name for name in state if "lora_" in name]
     adapters = {name: state.pop(name) for name in names}
@@ -963,7 +963,8 @@ def read_adapters(checkpoint: Path) -> tuple[str, int, dict]:
 def computing_dtype(device: torch.device, precision: str | None = None) -> torch.dtype:
     """The dtype to compute in. precision: its name; None: bfloat16 on a GPU, else float32.
 
-    `shard` computes in it. Weights that do not train (evaluation, LoRA's frozen ones) are stored in it.
+    A sharded model computes in it. Weights that do not train (in evaluation, or frozen under LoRA) are also stored
+    in it.
     """
     if precision is not None:
         return getattr(torch, precision)

@@ -13,8 +13,8 @@ One turn:   settle -> observe: page as text with element ids -> response -> pars
       of log-probs depend on which episodes share a batch, and that depends on how fast the sites answer. With
       --concurrency 1 every batch is one episode's, and runs are equal bit for bit.
 
-This file knows the browser (worlds/browser.py) as something to observe and to act on, and the task's
-side as one object, `env`:
+This file knows the browser (worlds/browser.py) as something to observe and to act on. Everything else about a
+task (its site, login, judge) is one object, `env`:
 
     env.enter(chromium, task)     an async context manager: starts the site, logs in, yields the task
     env.earlier(task, member)     the episode that an interrupted evaluation has judged already, or None
@@ -23,7 +23,7 @@ side as one object, `env`:
     env.watch(session, tau)       awaited after each response, before its action: for pictures
     env.score(task, answer, page, why) -> 0.0 or 1.0, awaited once, at the end; appends its checks to `why`
     env.keep(tau)                 called with each finished episode
-    env.tell_stopped(origins)     called when all is played: where pages sent requests that the browser stopped
+    env.report_blocked(origins)   called when all is played: where pages sent requests that the browser blocked
     env.visible                   whether to play in a window
 
 Words: a worker plays one episode after another. Its number is its slot, its row in the KV cache.
@@ -196,7 +196,7 @@ def read_call(text: str) -> RawCall | None:
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return ast.get_source_segment(text, node)  # -3.50 stays as it was written
 
-    # What a policy writes can make `ast` fail in any of these ways. Since 3.12 it also warns, for example of "\d".
+    # `ast` can fail in any of these ways on a policy's text. Since Python 3.12 it also warns, for example about "\d".
     failures = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -247,7 +247,7 @@ def find_call(answer: str) -> RawCall:
     tries = 1
     while call is None and tries < MOST_TRIES and NO_CALL.match(lines[-1]):
         lines.pop()
-        if ")" in lines[-1]:  # only there can a call end
+        if ")" in lines[-1]:  # a call can end only on such a line
             call = read_call_over_lines(lines)
             tries += 1
     if call is None and len("\n".join(lines)) > LONGEST_CALL:
@@ -274,17 +274,15 @@ def parse(response: str) -> Call:
     if name not in ACTIONS:
         raise ActionError(f"unknown action {name!r:.80}; use one of: {', '.join(ACTIONS)}")
 
-    # 2) The answer of an exit, whatever its keyword is called.
+    # 2) The answer of an exit: its message, or else its only text, whatever the keyword is called.
     if name == "exit":
-        values = [value for value in [*positional, *keywords.values()] if value]
-        message = ""
-        if "message" in keywords:
-            message = keywords["message"]
-        elif len(values) > 1:  # such as exit(1,200)
+        values = [*positional, *keywords.values()]
+        if keywords.get("message"):
+            values = [*positional, keywords["message"]]
+        texts = [value for value in values if value]
+        if len(texts) > 1:  # such as exit(1,200)
             raise ActionError('exit takes one text; write all of the answer in exit(message="...")')
-        elif values:
-            message = values[0]
-        return Call("exit", argument=message)
+        return Call("exit", argument="".join(texts))
 
     # 3) What the action needs. Anything else in the call is ignored. The id may be written as pages show it,
     #    element="<12>".
@@ -316,7 +314,7 @@ class Request:
 
     @property
     def newest_id(self) -> int:
-        """The last id of all; the next pass computes its keys."""
+        """The last id of context and response together; the next pass computes its keys."""
         if self.response_ids:
             return self.response_ids[-1]
         return self.context_ids[-1]
@@ -538,7 +536,8 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, setti
             # 2) Play.
             await take_turns(session, chat, trajectory, env=env, act=act, settings=settings, slot=slot)
 
-            # 3) Judge. First observe once more: this waits for what the last action loads, and leaves an error page.
+            # 3) Judge. First observe once more: it waits for what the last action loads, and goes back if the browser
+            #    shows an error page.
             before_verdict()
             await session.observe()
             session.private = []  # the judge may open what the agent may not
@@ -618,7 +617,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             # Wait until all workers have stopped: until then one could prepare another site.
             await asyncio.gather(*workers, return_exceptions=True)
             await env.end_prepared()
-    env.tell_stopped(browser.stopped)
+    env.report_blocked(browser.stopped)
     return episodes
 
 

@@ -2,7 +2,7 @@
 
 Nothing here plays, judges or learns. Two rules hold throughout:
 
-    - Nothing earned is lost. Files are written under another name and renamed when they are complete,
+    - A kill loses no finished work. Files are written under another name and renamed when they are complete,
       so a reader finds the old file or the new one, never half of one, whenever the process dies.
       The .jsonl files are appended to; readers skip a last line that is cut off.
     - A user's error prints one sentence that names the file or the flag (a ValueError that we raise). A bug
@@ -417,8 +417,11 @@ def inputs_of(cfg) -> dict:
     hash_functions = {"model": checkpoint_fingerprint, "data": fingerprint, "tasks": fingerprint}
     inputs = {}
     for flag, hashes_of in hash_functions.items():
-        paths = getattr(cfg, flag, None) or ""  # bc.py has no --tasks, mgrpo.py no --data
-        inputs[flag] = {path: hashes_of(path) for path in paths.split(",")}  # --tasks may name several files
+        value = getattr(cfg, flag, None) or ""  # bc.py has no --tasks, mgrpo.py no --data
+        paths = [value]
+        if flag == "tasks":  # it may name several files
+            paths = value.split(",")
+        inputs[flag] = {path: hashes_of(path) for path in paths}
     return inputs
 
 
@@ -508,9 +511,11 @@ def undo_half_a_swap(directory: Path):
 # -------------------------------------------------------------------------------- a run's directory
 
 # What a new run deletes of an earlier one, besides its weights.
-DIRECTORIES = ("state", "best", "best.new", "best.old", "screenshots", "step-*", "adapter", "unfinished")
+# A name ends in .old if a process was killed while it deleted or swapped the directory.
+DIRECTORIES = ("state", "state.old", "best", "best.new", "best.old", "step-*", "adapter", "adapter.old",
+               "screenshots", "screenshots.old", "unfinished", "unfinished.old")
 RECORDS = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
-# What it replaces.
+# A checkpoint's files, which a new run overwrites.
 CHECKPOINT = ("*.safetensors", "config.json", "generation_config.json", "agent.json", "tokenizer*.json",
               "special_tokens_map.json", "chat_template.jinja")
 

@@ -154,7 +154,7 @@ class Overlap(mgrpo.MGRPO):
         if self.in_flight is None:
             self.lag = 0
             self.env = Environment(env.sites, env.out, env.cfg)
-            self.env.told = env.told
+            self.env.reported = env.reported
             return super().collect(tasks, env, step, tick)
         self.lag = 1
         self.tick = tick

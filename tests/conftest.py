@@ -325,7 +325,7 @@ class Env:
     async def end_prepared(self):
         pass
 
-    def tell_stopped(self, origins):
+    def report_blocked(self, origins):
         pass
 
     async def watch(self, session, trajectory):

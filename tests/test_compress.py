@@ -810,6 +810,12 @@ def test_agent_json_sets_the_chat(chat, tmp_path):
         assert getattr(opened, name) == value
 
 
+def test_an_empty_prompt_is_a_prompt(chat, tmp_path):
+    (tmp_path / "agent.json").write_text('{"system": ""}')
+    chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert open_chat(tmp_path, "- go_back(): goes back").system == ""
+
+
 def test_without_an_agent_json_a_checkpoint_thinks_and_compresses(chat, tmp_path):
     chat.tokenizer.save(str(tmp_path / "tokenizer.json"))
     opened = open_chat(tmp_path, "- go_back(): goes back")

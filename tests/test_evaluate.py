@@ -802,9 +802,9 @@ def test_a_policy_that_never_answers_ends_the_evaluation_with_one_sentence(main,
 
 def test_what_the_fence_stopped_is_told_once(tmp_path, capsys):
     env = Environment({}, tmp_path, SiteSettings())
-    env.tell_stopped(set())
-    env.tell_stopped({"http://b:2", "http://a:1"})
-    env.tell_stopped({"http://b:2", "http://c:3"})
+    env.report_blocked(set())
+    env.report_blocked({"http://b:2", "http://a:1"})
+    env.report_blocked({"http://b:2", "http://c:3"})
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("add --allow http://a:1,http://b:2")
     assert second.endswith("add --allow http://c:3")
@@ -913,7 +913,7 @@ def test_the_flags_of_an_evaluation_reach_its_episodes(chat, site, tmp_path, mon
     cfg = Config(tasks=str(path), runs=3, seed=5, temperature=0.5, max_turns=[2, 4])
     env = Environment({}, tmp_path, cfg)
 
-    evaluate.measure(None, chat, env, cfg, directory=runs.Run(tmp_path / "run", {}))
+    evaluate.evaluate_splits(None, chat, env, cfg, directory=runs.Run(tmp_path / "run", {}))
 
     assert [more["settings"].max_turns for more in given] == [2, 4]
     for more in given:
@@ -1406,6 +1406,14 @@ def test_an_environment_error_is_not_a_failure_in_the_summary():
     assert len(places) == 1
 
 
+def test_columns_stay_below_their_names_up_to_100_percent():
+    perfect = {"success_rate": 1.0, "ci95": [0.9826, 1.0], "n": 1000, "turns": 10.0, "env_errors": 0}
+    head, line = table([("sandbox:test", perfect)]).splitlines()
+    assert line.index("100.0%") + len("100.0%") == head.index("success") + len("success")
+    assert line.index("98.3% to 100.0%") + len("98.3% to 100.0%") == head.index("95% interval") + len("95% interval")
+    assert len(line) == len(head)
+
+
 def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path, monkeypatch):
     for name, success in (("bc", 0.25), ("r1", 0.5)):
         made = {"success_rate": success, "ci95": [0.1, 0.9], "n": 4}
@@ -1431,7 +1439,7 @@ def test_compare_puts_the_same_split_of_several_runs_next_to_each_other(tmp_path
         evaluate.compare([str(tmp_path / "bc")])
 
 
-# ------------------------------------------------------------------------------ the task's side of an episode
+# -------------------------------------------------------------------------------------- Environment
 
 
 def test_a_replaced_score_is_used_wherever_an_environment_judges(monkeypatch, tmp_path):

@@ -66,6 +66,9 @@ CALLS = [
     ("exit(message=-3.50)", Call("exit", "-3.50")),
     ("exit(message=None)", Call("exit", "")),
     ('exit("Paris", "")', Call("exit", "Paris")),
+    ('exit(message="", answer="5")', Call("exit", "5")),
+    ('exit(message=None, answer="5")', Call("exit", "5")),
+    ('exit(message="Rome", reason="it says so")', Call("exit", "Rome")),
     ('do(action="exit", answer="Paris", element="")', Call("exit", "Paris")),
     ('exit(answer="12")', Call("exit", "12")),
     ('exit(message="\\ud83d\\ude00 \\ud83d")', Call("exit", "\U0001f600 \ufffd")),
@@ -109,6 +112,7 @@ NO_ACTIONS = [
     ("exit(1,200)", "exit takes one text"),
     ("exit(1,2,3,4,5,6,7,8,9)", "exit takes one text"),
     ('exit("Paris", "Rome")', "exit takes one text"),
+    ('exit("Paris", message="Rome")', "exit takes one text"),
     ('exit(message={{"price": 5}})', "cannot read"),
     ('exit(message="Paris", message="Rome")', "cannot read"),
     ('do(action="Click", element={1: [2]}[0])', "cannot read"),
@@ -429,7 +433,7 @@ def test_the_tasks_side_hears_what_the_fence_stopped(site, chat):
     heard = []
 
     class Hearing(Env):
-        def tell_stopped(self, origins):
+        def report_blocked(self, origins):
             heard.append(origins)
 
     outside = site({"/api": "x"})

@@ -315,6 +315,15 @@ def test_a_run_refuses_to_go_on_with_other_demonstrations(tmp_path):
         runs.resume(cfg, model, optimizer, may_change=set())
 
 
+@pytest.mark.parametrize("name", ["state", "state.old", "best.old", "step-00004", "step-00004.old", "adapter.old",
+                                  "screenshots.old", "unfinished.old"])
+def test_a_new_run_deletes_what_a_killed_one_was_deleting(name, tmp_path):
+    """A training state of a 3B model has 37 GB."""
+    (tmp_path / name).mkdir()
+    runs.Run(tmp_path, {}).clear()
+    assert not (tmp_path / name).exists()
+
+
 def test_a_run_that_cannot_be_cleared_is_not_called_unharmed(tmp_path, monkeypatch):
     """Its training state may be gone when its best checkpoint turns out to be in use."""
     (tmp_path / "best").mkdir()
@@ -348,6 +357,16 @@ def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):
             runs.resume(cfg, model, optimizer, may_change=set())
         file.write_text(before)
     assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+
+
+def test_a_comma_belongs_to_the_name_of_demonstrations(tmp_path):
+    """Only --tasks names several files."""
+    file = tmp_path / "demos, old.jsonl"
+    file.write_text("{}")
+    cfg = SimpleNamespace(model="none", data=str(file))
+    before = runs.inputs_of(cfg)
+    file.write_text("{} ")
+    assert runs.inputs_of(cfg) != before
 
 
 def test_every_byte_of_a_task_file_counts(tmp_path):
