@@ -407,7 +407,8 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     keep = room - around - len(chat.encode(CUT))
     while True:  # encoding a decoded prefix with the marker can take a few more ids than counted
         prefix = page_ids[:max(keep, 0)]
-        shown = chat.bare_tokenizer.decode(prefix) + CUT
+        whole = chat.bare_tokenizer.decode(prefix).rstrip("\ufffd")  # without a character that was cut in two
+        shown = whole + CUT
         ids = chat.user_ids(trajectory.task, j, shown)
         if len(ids) <= room:
             return ids, shown, True

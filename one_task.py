@@ -1,8 +1,11 @@
-"""One task from the command line: a policy plays it, or you show how it is done.
+"""One task from the command line: a policy plays it, or you do.
 
     python rollout.py http://127.0.0.1:7770/ "set my city to Oslo" --model runs/mgrpo --watch
+    python rollout.py http://127.0.0.1:7770/ "set my city to Oslo" --by-hand
     python rollout.py http://127.0.0.1:7770/ "set my city to Oslo" --record demos.jsonl
     python rollout.py "http://127.0.0.1:{port}/" "set my city to Oslo" --serve "python3 site.py {port}"
+
+--by-hand prints each page as a policy reads it, and you type the actions. It needs no display.
 
 --record opens a window, and you do the task. Whatever you click, type or choose is carried out as an
 action of the agent, on an element of the page as the agent reads it (worlds/recorder.js says how to
@@ -44,6 +47,7 @@ class Config(Settings):
     task: str = ""  # what to do, in a sentence
     model: str = ""  # checkpoint directory or hub id (default: runs/mgrpo, for --record worlds/base)
     watch: bool = False  # play in a window, at a person's pace
+    by_hand: bool = False  # type the actions yourself; each page is shown as a policy reads it
     record: str | None = None  # show it yourself, in a window; the demonstration goes into this file
     serve: str | None = None  # the command that starts the site, such as "python3 site.py --port {port}"
     cwd: str = "."  # the folder in which that command runs
@@ -58,7 +62,7 @@ OUT_DIR = "runs/one-task"  # of servers.log
 def checkpoint_of(cfg) -> str:
     if cfg.model:
         return cfg.model
-    if cfg.record:
+    if cfg.record or cfg.by_hand:
         return "worlds/base"
     return "runs/mgrpo"
 
@@ -93,15 +97,19 @@ def task_of(cfg: Config) -> dict:
 
 
 class Unjudged(Environment):
-    """The task's side of an episode that nobody judges. Prints what the agent thinks and does."""
+    """For an episode that nobody judges."""
+
+    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+        return 0.0
+
+
+class Narrated(Unjudged):
+    """Prints what the agent thinks and does."""
 
     async def watch(self, session, trajectory: Trajectory):
         if not self.visible:
             onlooker.tell(trajectory)
         await super().watch(session, trajectory)
-
-    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
-        return 0.0
 
 
 def ending(trajectory: Trajectory, cfg: Config) -> str:
@@ -121,11 +129,31 @@ def play_once(cfg: Config, task: dict):
     chat = open_chat(checkpoint, actions_help())
     policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
     model.check_fit(policy, chat.tokenizer, cfg.max_context)
-    env = Unjudged({}, OUT_DIR, SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
+    env = Narrated({}, OUT_DIR, SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
     playing = rollout(policy, chat, [task], env=env, settings=cfg, seed=cfg.seed,
                       temperature=cfg.temperature)
     [trajectory] = asyncio.run(playing)
     print(f"\n== after {len(trajectory.turns)} turns {ending(trajectory, cfg)}")
+
+
+# ------------------------------------------------------------------------- a person plays it, by text --
+
+
+def play_by_hand(cfg: Config, task: dict):
+    """Prints each page as a policy reads it, and carries out the line that you type."""
+    chat = open_chat(checkpoint_of(cfg), actions_help())
+
+    async def act(trajectory: Trajectory, slot: int):
+        turn = trajectory.turns[-1]
+        print(f"\n-- turn {len(trajectory.turns)}: {turn.url}\n{onlooker.harmless(turn.observation)}\n")
+        response = ask("> ")  # meanwhile the page runs on
+        return chat.encode(response or "exit()"), [], True
+
+    print(f"{actions_help()}\nType one of these calls a line. An empty line ends.")
+    env = Unjudged({}, OUT_DIR, SiteSettings(timeout=cfg.timeout))
+    settings = replace(cfg, max_turns=1000)
+    [trajectory] = asyncio.run(play(act, chat, [task], env=env, settings=settings))
+    print(f"\n== after {len(trajectory.turns)} turns {ending(trajectory, settings)}")
 
 
 # --------------------------------------------------------------------------------- a person shows it --
@@ -506,6 +534,8 @@ def main(cfg: Config):
     task = task_of(cfg)
     if cfg.record:
         record(cfg, task)
+    elif cfg.by_hand:
+        play_by_hand(cfg, task)
     else:
         play_once(cfg, task)
 

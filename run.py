@@ -692,7 +692,8 @@ def embed_screenshots(records: list[dict], path: Path, room: int = 40_000_000):
 def report(run_dir: str | Path, others=()) -> Path:
     """Writes run_dir/report.html, one file that needs no network -> its path. others: to compare."""
     path = Path(run_dir)
-    if not path.is_dir():
+    shown = ("metrics.jsonl", "trajectories.jsonl", "summary.json")
+    if not any((path / name).exists() for name in shown):
         raise ValueError(f"there is no run at {path}; give --out the directory of a run.")
     config = {}
     if (path / "config.json").exists():

@@ -72,7 +72,7 @@ def without_ids(line: str) -> str:
 
 def whole_lines(page: str) -> list[str]:
     """The lines of a page. Of one that was cut, the last is left out: it may be half a line."""
-    lines = page.removesuffix(CUT).splitlines()
+    lines = page.removesuffix(CUT).split("\n")
     if page.endswith(CUT):
         lines = lines[:-1]
     return lines

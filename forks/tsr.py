@@ -22,7 +22,7 @@ and search; evaluation plays the policy alone.
 Differs from the paper: no beams over whole trajectories and no lookahead. Its code tries a candidate
 in a new environment of the same seed, after replaying the actions so far, and compares rewards;
 with a browser, each candidate would cost an episode. Ours looks at page and response and knows no
-task, so it can only avoid responses that look unusable (14 to 28% of the turns drew again, seeds 31 and 32).
+task, so it can only avoid responses that look unusable (14 to 27% of the turns drew again, seeds 31 and 32).
 Most responses have the highest rating, so we stop drawing at the first of these: q is the same. The paper's
 code trains on the quarter of groups whose rewards vary most; we train, as mgrpo.py does, on all whose rewards
 vary.

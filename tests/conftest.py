@@ -201,7 +201,7 @@ def shared_browser():
     """(event loop, Browser) for the whole test run. This Browser has no fence."""
     from worlds.browser import Browser, BrowserSettings
     loop = asyncio.new_event_loop()
-    browser = Browser(BrowserSettings(timeout=10))
+    browser = Browser(BrowserSettings(timeout=60))
     loop.run_until_complete(browser.__aenter__())
     yield loop, browser
     loop.run_until_complete(browser.__aexit__())
@@ -239,7 +239,7 @@ def browse(run):
 
     def browse(test, start_url, settings=None, **task):
         async def go():
-            async with Browser(settings or BrowserSettings(timeout=5)) as browser:
+            async with Browser(settings or BrowserSettings(timeout=20)) as browser:
                 session = await browser.open({"start_url": start_url, **task})
                 try:
                     await test(session)

@@ -98,9 +98,72 @@ def test_impossible_actions_become_sentences(site, text, says, browse):
 def test_what_playwright_refuses_becomes_a_sentence_without_its_names(site, browse):
     async def test(session):
         await session.observe()
-        with pytest.raises(ActionError, match=r"^Type failed: Cannot type text into input\[type=number\]$"):
+        with pytest.raises(ActionError, match='^Type failed: Input of type "checkbox" cannot be filled$'):
             await execute(session, 'do(action="Type", argument="five", element="0")')
-    browse(test, site({"/": "<input type=number>"}))
+    browse(test, site({"/": "<input type=checkbox>"}))
+
+
+@pytest.mark.parametrize("text", ["five", "1,5"])
+def test_a_field_for_numbers_says_so(site, browse, text):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match="^element 0 takes a number, such as 12.5$"):
+            await execute(session, f'do(action="Type", argument="{text}", element="0")')
+        for number in ("-1.5e3", ""):
+            assert await act(session, f'do(action="Type", argument="{number}", element="0")')
+            assert await session.page.evaluate("document.querySelector('input').value") == number
+    browse(test, site({"/": "<input type=number step=any>"}))
+
+
+def test_a_choice_leaves_the_field_typed_into_before(site, browse):
+    """Its script saves or checks what was typed, as when a person clicks the dropdown."""
+    page = ("<input id=city aria-label=city onchange='document.title = this.value'>"
+            "<select aria-label=size><option>S<option>M</select>")
+
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Type", argument="Bonn", element="0")')
+        text = await act(session, 'do(action="Select Dropdown Option", argument="M", element="1")')
+        assert text.startswith("title: Bonn\n")
+        assert "= M (S | M)" in text
+    browse(test, site({"/": page}))
+
+
+def test_emptying_a_field_sends_one_key(site, browse):
+    """A tag input removes its last tag at a Backspace in an empty field."""
+    page = "<input aria-label=tag value=x onkeydown='document.title += `${event.key} at ${this.value}, `'>"
+
+    async def test(session):
+        await session.observe()
+        assert (await act(session, 'do(action="Type", argument="", element="0")')).startswith("title: Delete at x,\n")
+    browse(test, site({"/": page}))
+
+
+SHAPES = {  # none is hit in the middle of its box or around it
+    "a curve": "<path d='M10 110 C 30 -30 170 -30 190 110' fill=none stroke=red stroke-width=3 {}/>",
+    "an outline": "<rect x=10 y=10 width=180 height=100 fill=none stroke=black {}/>",
+    "a bent area": "<path d='M0 0 H100 V4 H4 V100 H0 Z' {}/>",
+    "an area of two parts": "<path d='M0 0 H200 V12 H0 Z M0 188 H200 V200 H0 Z' {}/>",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_drawn_line_or_area_is_hit(site, browse, shape):
+    drawn = SHAPES[shape].format("aria-label=road role=button onclick='document.title = 1'")
+    page = f"<svg width=400 height=400 viewBox='0 0 200 200'>{drawn}</svg>"
+
+    async def test(session):
+        await session.observe()
+        assert (await act(session, 'do(action="Click", element="0")')).startswith("title: 1\n")
+    browse(test, site({"/": page}))
+
+
+def test_a_file_that_is_asked_for_is_noted(site, browse):
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Click", element="0")')
+        assert text.startswith("note: the page asks for a file, and you cannot choose one\n")
+    browse(test, site({"/": "<button onclick='file.click()'>Attach</button><input type=file id=file hidden>"}))
 
 
 def test_a_field_for_files_says_so(site, browse):
@@ -128,10 +191,10 @@ def test_a_page_that_never_loads_is_stopped_and_the_agent_reads_why(site, browse
     async def test(session):
         await session.observe()
         text = await act(session, 'do(action="Click", element="0")')
-        assert "did not finish loading within 1 s" in text and "<a>go <0></a>" in text
+        assert "did not finish loading within 4 s" in text and "<a>go <0></a>" in text
         held.set()
-    pages = {"/": '<a href="/never">go</a>', "/never": lambda handler: held.wait(20)}
-    browse(test, site(pages), BrowserSettings(timeout=1))
+    pages = {"/": '<a href="/never">go</a>', "/never": lambda handler: held.wait(120)}
+    browse(test, site(pages), BrowserSettings(timeout=4))
 
 
 def test_a_page_that_asks_before_it_is_left_is_left(site, browse):
@@ -213,20 +276,21 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
                           "onclick='nextSibling.style.visibility = \"visible\"'>b</button><p>fades in",
                           "Click", "fades in"),
     "a worker's answer": ("<button onclick='w.postMessage(1)'>b</button><script>w = new Worker(URL.create"
-                          "ObjectURL(new Blob(['onmessage = () => setTimeout(() => postMessage(1), 200)'])));"
-                          "w.onmessage = () => document.title = 'new'</script>", "Click", "title: new"),
+                          "ObjectURL(new Blob(['onmessage = () => setTimeout(() => postMessage(1), 100); postMessage(0)'])));"
+                          "w.onmessage = ({data}) => data ? document.title = 'new' : up = 1</script>", "Click", "title: new"),
     "a worker that answers another message first": (
-        "<button onclick='w.postMessage(200); w.postMessage(0)'>b</button><script>w = new Worker(URL.create"
-        "ObjectURL(new Blob(['onmessage = ({data}) => setTimeout(() => postMessage(data), data)'])));"
-        "w.onmessage = ({data}) => document.title = data</script>", "Click", "title: 200"),
+        "<button onclick='w.postMessage(100); w.postMessage(0)'>b</button><script>w = new Worker(URL.create"
+        "ObjectURL(new Blob(['onmessage = ({data}) => setTimeout(() => postMessage(data), data); postMessage(\"up\")'])));"
+        "w.onmessage = ({data}) => data === 'up' ? up = 1 : document.title = data</script>", "Click", "title: 100"),
     "a shared worker's answer": (
         "<button onclick='w.port.postMessage(1)'>b</button><script>w = new SharedWorker(URL.createObjectURL("
-        "new Blob(['onconnect = ({ports: [port]}) => port.onmessage = () => setTimeout(() => "
-        "port.postMessage(1), 200)'])));w.port.onmessage = () => document.title = 'new'</script>",
+        "new Blob(['onconnect = ({ports: [port]}) => { port.postMessage(0); port.onmessage = "
+        "() => setTimeout(() => port.postMessage(1), 100) }'])));w.port.onmessage = "
+        "({data}) => data ? document.title = 'new' : up = 1</script>",
         "Click", "title: new"),
     "a socket's answer": (
         "<button onclick='w.send(1)'>b</button><script>w = new WebSocket(origin.replace('http', 'ws') + "
-        "'/socket'); w.onmessage = ({data}) => document.title = data</script>", "Click", "title: new"),
+        "'/socket'); w.onopen = () => up = 1; w.onmessage = ({data}) => document.title = data</script>", "Click", "title: new"),
     "a pop-up that scrolling closes": (
         "<style>body{height:3000px}</style><button onclick='document.title = 1' style='position:absolute;"
         "top:600px'>b</button><script>onscroll = () => document.querySelector('button').hidden = true"
@@ -274,6 +338,10 @@ DONE = {  # page, action on element 0 -> a part of what the agent reads then
         'note: the browser refuses "Email": Please fill out this field.'),
     "a date in a wrong format": ("<input type=date aria-label=day>", 'Type", argument="12/31/2024',
                                  'note: the browser refuses "day": it takes the format 2024-12-31'),
+    "a number between two steps": ("<input type=range aria-label=share step=5>", 'Type", argument="57',
+                                   'note: the browser refuses "share": it goes from 0 to 100 in steps of 5, and is 55 now'),
+    "no color": ("<input type=color aria-label=ink value=#ff0000>", 'Type", argument="Kermit',
+                 'note: the browser refuses "ink": it takes a color such as #ff8800, and is #000000 now'),
     "a link to the disk": ("<a href='file:///etc/hostname'>disk</a>", "Click",
                            'note: the browser refuses "disk": it opens no file: links'),
     "more dialogs than are told": ("<button onclick='for (let i = 0; i < 12; i++) alert(i)'>b</button>",
@@ -304,7 +372,7 @@ def test_real_pages_are_used(site, browse):
             request.send_header(name, value)
         request.end_headers()
         request.rfile.read(7)
-        time.sleep(0.2)
+        time.sleep(0.1)
         request.wfile.write(b"\x81\x03new")
         request.close_connection = True
     def in_pieces(request):
@@ -319,6 +387,8 @@ def test_real_pages_are_used(site, browse):
     async def test(session):
         for name, (_, action, seen) in DONE.items():
             await session.page.goto(f"{base}/{quote(name)}")
+            if "worker" in name or "socket" in name:  # an answer has half a second; a start may take longer
+                await session.page.wait_for_function("window.up")
             await session.observe()
             text = await act(session, f'do(action="{action}", element="0")')
             assert seen in text and len(text) < 400, (name, text)
@@ -565,7 +635,7 @@ def test_a_timeout_that_is_cleared_as_an_interval_is_not_waited_for(site, browse
 def test_a_tab_that_never_comes_is_given_up_and_the_right_one_stopped(site, browse):
     held = threading.Event()
     links = "<a href=/never target=_blank>new</a> <a href=/ok target=_blank>tab</a> <a href=/never>slow</a>"
-    base = site({"/": links, "/ok": "fine", "/never": lambda request: held.wait(20)})
+    base = site({"/": links, "/ok": "fine", "/never": lambda request: held.wait(120)})
 
     async def test(session):
         await session.observe()
@@ -577,7 +647,7 @@ def test_a_tab_that_never_comes_is_given_up_and_the_right_one_stopped(site, brow
         seen = await act(session, 'do(action="Click", element="2")')  # stops the first tab, not the newest
         assert "did not finish loading" in seen and "<a>new <0></a>" in seen
         held.set()
-    browse(test, base, BrowserSettings(timeout=1))
+    browse(test, base, BrowserSettings(timeout=4))
 
 
 def test_a_start_page_whose_image_never_comes_is_played(site, browse):
@@ -587,8 +657,8 @@ def test_a_start_page_whose_image_never_comes_is_played(site, browse):
         seen = (await session.observe())[1]
         assert "did not finish loading" in seen and "<a>on <0></a>" in seen
         held.set()
-    pages = {"/": "<a href=/>on</a><img src=/never>", "/never": lambda request: held.wait(20)}
-    browse(test, site(pages), BrowserSettings(timeout=1))
+    pages = {"/": "<a href=/>on</a><img src=/never>", "/never": lambda request: held.wait(120)}
+    browse(test, site(pages), BrowserSettings(timeout=4))
 
 
 # A page that garbles the answer to one question of ours, the first or all: as if it had no such function
@@ -943,7 +1013,7 @@ def test_calls_between_browsers_do_not_pass_the_fence(site, fenced, anywhere):
     """WebRTC speaks UDP to bare addresses, which no resolver is asked for."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
         outside.bind(("127.0.0.1", 0))
-        outside.settimeout(1 if fenced else 10)  # unfenced, the call takes some 50 ms
+        outside.settimeout(1 if fenced else 60)  # unfenced, the call takes some 50 ms
         base = site({"/": f"""<script>
             const urls = 'stun:127.0.0.1:{outside.getsockname()[1]}';
             const call = new RTCPeerConnection({{iceServers: [{{urls}}]}});
@@ -1005,7 +1075,7 @@ def test_nothing_that_a_page_can_send_passes_the_fence(site, fenced, anywhere):
             session = await browser.open(task_at(base))
             for host in ("127.0.0.1", "127.0.0.2"):
                 await session.page.evaluate(send, listen(host))
-            until = time.monotonic() + (1.5 if fenced else 10)
+            until = time.monotonic() + (1.5 if fenced else 60)
             while time.monotonic() < until and not all_came():
                 await asyncio.sleep(0.1)
             await session.close()
@@ -1160,7 +1230,7 @@ def test_going_back_on_the_first_page_leaves_it_as_it_is(site, browse):
     held = threading.Event()
     first = "<p>untouched</p><button onclick='document.querySelector(\"p\").textContent = 1'>b</button>"
     base = site({"/": f"{first}<a href=/slow>on</a>", "/slow": "<img src=/never><a href=/>on</a>",
-                 "/never": lambda request: held.wait(20)})
+                 "/never": lambda request: held.wait(120)})
 
     async def test(session):
         await session.observe()
@@ -1173,7 +1243,7 @@ def test_going_back_on_the_first_page_leaves_it_as_it_is(site, browse):
         await act(session, 'do(action="Click", element="0")')
         assert "did not finish loading" in await act(session, "go_backward()")  # takes as long as any visit
         held.set()
-    browse(test, f"{base}/", BrowserSettings(timeout=1))
+    browse(test, f"{base}/", BrowserSettings(timeout=4))
 
 
 def test_elements_that_nobody_can_use_are_text_and_take_none(site, browse):
@@ -1215,9 +1285,9 @@ def test_popups_are_tabs_and_a_deaf_page_is_an_environment_error(site, browse):
         assert "<button>y <1></button>" in await act(session, 'do(action="Switch Tab", argument="0")')
         with pytest.raises(ActionError, match="did not react"):
             await execute(session, 'do(action="Click", element="1")')
-        with pytest.raises(EnvError, match="reading the page took more than 1 s"):
+        with pytest.raises(EnvError, match="reading the page took more than 4 s"):
             await session.observe()
-    browse(test, f"{base}/", BrowserSettings(timeout=1))
+    browse(test, f"{base}/", BrowserSettings(timeout=4))
 
 
 def test_what_a_script_checks_by_itself_is_no_refusal(site, browse):

@@ -449,13 +449,14 @@ def test_a_page_over_budget_is_cut_at_its_end_with_a_marker(chat, budget):
 
 @pytest.mark.parametrize("page", ["red lamp $24 " * 200, "ランプ" * 200])
 def test_no_more_of_a_page_is_cut_than_the_budget_asks_for(chat, page):
-    """A cut inside a letter of several tokens leaves a replacement character, which may take more ids than it saves."""
+    """Nor is a letter of several tokens cut in two."""
     trajectory = make_trajectory(chat, 2)
     history = len(trunk(chat, trajectory, 2))
     for budget in range(90, 110):
-        ids, _, cut = fit_page(chat, trajectory, page, history + budget)
+        ids, shown, cut = fit_page(chat, trajectory, page, history + budget)
         assert cut
         assert budget - 4 <= len(ids) <= budget
+        assert page.startswith(shown.removesuffix(CUT))
 
 
 def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(chat):

@@ -947,7 +947,7 @@ def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
     def play() -> str:
         nonlocal process
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        shown, _ = process.communicate(timeout=120)
+        shown, _ = process.communicate(timeout=600)
         return shown
 
     play()
@@ -1144,7 +1144,7 @@ def test_two_ranks_split_the_tasks_and_give_one_ranks_figures(main, sandbox_site
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
     both = start_ranks("evaluate.py", *flags, "--max-turns=1", f"--out={tmp_path / '2'}")
     main(**values, max_turns=[1], out=str(tmp_path / "1"))
-    statuses = [process.wait(timeout=120) for process in both]
+    statuses = [process.wait(timeout=600) for process in both]
     assert statuses == [0, 0], capfd.readouterr().err
 
     # 2) Both wrote the same.
@@ -1630,5 +1630,6 @@ def test_a_finished_evaluation_ends_without_a_status(site, tmp_path):
         assert done.returncode == 0, done.stderr
         assert says in done.stdout, done.stderr
 
+    (tmp_path / "metrics.jsonl").write_text("")
     check_run("--report", "--out", str(tmp_path), says="report.html")
     check_run("--validate", str(tasks), says="1 usable tasks, 0 broken rows")

@@ -426,7 +426,7 @@ def test_an_evaluation_plays_the_trained_weights_next_to_the_batch_in_flight(
 
     def before(seed, env):
         if seed != "0/0":
-            assert done.wait(60)  # the evaluation after the step before
+            assert done.wait(600)  # the evaluation after the step before
             done.clear()
         names = list(env.pictured.values())
         pictured.append((seed, names))

@@ -68,6 +68,23 @@ READ = {  # how real pages are built -> what the agent reads
                           "<a>one <0></a>\n<a>two <1></a>\n<a>three <2></a>\nbelow"),
     "parts of a word": ("<p>$<span>24</span>.<sup>99</sup></p><p>order <b>#12</b>-<b>34</b> hel<wbr>lo</p>"
                         "<b style='margin:2px'>New</b>Lamp", "$24.99\norder #12-34 hello\nNew Lamp"),
+    "cells that span several": (
+        "<table><tr><th>Day<th>9:00<th>10:00<th>11:00<tr><th>Mon<td colspan=2>Busy<td>Free"
+        "<tr><td rowspan=2>Tue<td>a<td>b<td>c<tr><td>d<td>e<td>f<tr><td rowspan=0>Wed<td>g</table>",
+        "Day | 9:00 | 10:00 | 11:00\nMon | Busy | | Free\nTue | a | b | c\n| d | e | f\nWed | g"),
+    "checkboxes in cells that span several": (
+        "<table><thead><tr><th rowspan=2>Tool<th colspan=2>Mon<th>Tue<tr><th>AM<th>PM<th>AM</thead><tr><td rowspan=2>saw"
+        "<td><input type=checkbox><td><input type=checkbox><td><input type=checkbox><tr><td><input type=checkbox><td>"
+        "<input type=checkbox><td><input type=checkbox></table>",
+        "Tool | Mon | | Tue\n| AM | PM | AM\nsaw | <checkbox>Mon AM <0> = off</checkbox> | <checkbox>Mon PM <1> = off</checkbox>"
+        " | <checkbox>Tue AM <2> = off</checkbox>\n| <checkbox>Mon AM <3> = off</checkbox> | "
+        "<checkbox>Mon PM <4> = off</checkbox> | <checkbox>Tue AM <5> = off</checkbox>"),
+    "a small number above the line": (
+        "<p>$12<sup>99</sup> 10<sup>6</sup> m<sup>2</sup> 1<sup>st</sup> 5<sub>2</sub></p><button><b>9</b><sup>90</sup></button>",
+        "$12 99 10 6 m2 1st 52\n<button>9 90 <0></button>"),
+    "editors with and without a label": (
+        "<b id=l>Note</b> <div contenteditable role=textbox aria-labelledby=l>call Bo</div><div contenteditable>free</div>",
+        "Note <input>Note <0> = call Bo</input> <div>free <1></div>"),
     "links in a label": ("<label><input type=checkbox>I accept the <a href=/x>terms</a></label>",
                          "<checkbox>I accept the terms <0> = off</checkbox> <a>terms <1></a>"),
     "locked fields": ("<label>Total <input disabled value='$42'></label>"
@@ -338,7 +355,7 @@ def test_fifty_thousand_elements_are_read_within_the_cap(site, browse):
         assert text.startswith("<a>link 0 of many <0></a>\n<a>link 1")
         assert 200_000 < len(text) < 200_100 and text.endswith("[the page goes on]")
     many = "".join(f"<p><a href=/{'x' * 50}{i}>link {i} of many</a>" for i in range(50_000))
-    browse(test, site({"/": many}), BrowserSettings())
+    browse(test, site({"/": many}), BrowserSettings(timeout=120))
 
 
 def test_many_fields_without_labels_are_read_in_time(site, browse):
@@ -349,7 +366,7 @@ def test_many_fields_without_labels_are_read_in_time(site, browse):
     row = """<div style="cursor:pointer"><div class=check></div><div onclick="1">row {}<div><b>more</b></div></div>
         <input placeholder=x></div>"""
     rows = "".join(row.format(i) for i in range(1500))
-    browse(test, site({"/": f"<div style='cursor:pointer'>{rows}</div>"}), BrowserSettings(timeout=10))
+    browse(test, site({"/": f"<div style='cursor:pointer'>{rows}</div>"}), BrowserSettings(timeout=40))
 
 
 def test_covered_elements_are_out_and_a_page_is_capped(site, browse):

@@ -435,9 +435,16 @@ def test_old_pictures_are_left_out_when_there_are_too_many(tmp_path):
     assert base64.b64decode(jpeg) == b"12345"
 
 
-def test_a_report_needs_a_directory(tmp_path):
+def test_a_report_needs_a_run(tmp_path):
+    """--out assets would replace the page that all reports are made of."""
     with pytest.raises(ValueError, match="no run at .*nowhere; give --out"):
         runs.report(tmp_path / "nowhere")
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(ValueError, match=f"no run at {tmp_path}; give --out"):
+        runs.report(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+    (tmp_path / "metrics.jsonl").write_text("")
     assert runs.report(tmp_path) == tmp_path / "report.html"
     assert runs.with_size(tmp_path / "report.html").startswith(f"report: {tmp_path}/report.html (0.")
 
@@ -734,9 +741,10 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 
 def start_ranks(*command, **pipes):
     """A script's processes on two ranks, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        _, port = free.getsockname()
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so rank 0 may listen there, and nobody else gets the port
+    free.bind(("127.0.0.1", 0))
+    _, port = free.getsockname()
     env = os.environ | {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -747,6 +755,7 @@ def start_ranks(*command, **pipes):
     for number in range(2):
         its_env = env | {"RANK": str(number)}
         ranks.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=its_env, text=True, **pipes))
+    ranks[0].port = free  # kept until the ranks are forgotten: the port stays theirs
     return ranks
 
 
@@ -770,11 +779,11 @@ def test_a_signal_ends_a_rank_that_waits_for_another_at_once(number):
 
     signalled, other = ranks
     signalled.send_signal(number)
-    _, said = signalled.communicate(timeout=10)
+    _, said = signalled.communicate(timeout=120)
     assert said == ""
     assert signalled.returncode == -number
 
-    _, said = other.communicate(timeout=10)
+    _, said = other.communicate(timeout=120)
     assert "rank 1 lost another rank" in said
     assert other.returncode == 1
 
@@ -801,7 +810,7 @@ def test_a_script_whose_log_nobody_reads_any_more_goes_on(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env_for_imports(), **PIPES)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=600) == 0
     assert process.stderr.read() == b""
     assert done.exists()
     process.stdin.close()
@@ -824,7 +833,7 @@ def test_a_signal_ends_a_script_whose_stderr_nobody_reads():
     assert process.stdout.readline() == b"ready\n"
     process.stderr.close()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == -signal.SIGINT
+    assert process.wait(timeout=120) == -signal.SIGINT
     process.stdin.close()
     process.stdout.close()
 

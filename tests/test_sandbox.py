@@ -41,7 +41,7 @@ class Visitor:
     """A browser in a few lines: one kept connection, a world, a cookie jar; follows redirects."""
 
     def __init__(self, server, world=None):
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+        self.connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         self.cookies = {}
         self.headers = {}
         if world:
@@ -505,7 +505,7 @@ def test_the_sites_end_with_whoever_started_them():
     sites = json.loads(process.stdout.readline())
     assert sites.keys() == {"SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP"}
     process.stdin.close()  # what the system does for a parent that was killed
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=120) == 0
 
 
 def test_a_taken_port_is_one_sentence(server):

@@ -64,7 +64,7 @@ def command(name, *arguments, ranks=0):
 
 def run_to_its_end(given, env=ENV):
     """Runs a command until it ends; what it printed and how it ended."""
-    return subprocess.run(given, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(given, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1200)
 
 
 def script(name, *arguments, ranks=0, env=ENV):
@@ -288,7 +288,7 @@ def test_a_signal_ends_a_run_without_a_traceback_and_the_same_command_continues_
         process = start_in_background(same, env)
         wait_for(process, f"step {step}/{steps}")
         os.killpg(process.pid, number)  # as a terminal does: the browser hears it as well
-        _, complaint = process.communicate(timeout=60)
+        _, complaint = process.communicate(timeout=600)
         assert process.returncode == -number
         assert complaint == ""
         with open(out / "metrics.jsonl", "a") as file:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, act, answer, chromium, descendants, redirect, require_ipv6, scripted, task_at
@@ -72,7 +73,7 @@ def verify(server_url):
     return n == 1, f"n is {n}"
 '''
 ADD = 'do(action="Click", element="0")'
-CFG = SiteSettings(timeout=10, concurrency=2)
+CFG = SiteSettings(timeout=60, concurrency=2)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def guards() -> list[str]:
 
 
 def nothing_left(tmp_path) -> bool:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while running(tmp_path) or guards():
         if time.monotonic() > until:
             return False
@@ -113,7 +114,7 @@ def nothing_left(tmp_path) -> bool:
     return True
 
 
-def serve_one(task, tmp_path, use=None, seconds=5.0):
+def serve_one(task, tmp_path, use=None, seconds=60.0):
     """Serves one task and awaits use(played) meanwhile."""
     async def go():
         async with serve.Servers(tmp_path).serve(task, seconds) as played:
@@ -162,6 +163,12 @@ def test_the_port_stands_in_start_page_checks_and_intent(shop, tmp_path, chat, r
     assert len(by_task(played)) == 1
 
 
+def test_the_port_stands_in_the_script(shop, tmp_path, chat, run):
+    script = "addEventListener('load', () => document.title = 'http://127.0.0.1:{port}/api')"
+    tau, = run(play([shop(script=script)], ["exit('done')"], tmp_path, chat))
+    assert f"title: {tau.task['start_url']}api\n" in tau.turns[0].observation
+
+
 def test_a_server_that_dies_voids_the_episode_and_its_output_is_kept(shop, tmp_path, chat, run):
     tau, = run(play([shop()], lambda tau, slot: kill_server(tau, chat), tmp_path, chat))
     assert tau.status == "env_error"
@@ -186,8 +193,11 @@ def stop_server(tau):
             os.kill(process, signal.SIGSTOP)
 
 
-def test_a_server_that_hangs_voids_the_episode_and_its_output_is_kept(shop, tmp_path, chat, run):
+def test_a_server_that_hangs_voids_the_episode_and_its_output_is_kept(shop, tmp_path, chat, run, monkeypatch):
     stopped = []
+    limits = iter((3, 60))  # seconds that the stopped server has to answer, and the one of the second attempt
+    require_answer = serve.require_answer
+    monkeypatch.setattr(serve, "require_answer", lambda task, _: require_answer(task, next(limits)))
 
     async def acting(tau, slot):
         if not stopped:
@@ -195,8 +205,7 @@ def test_a_server_that_hangs_voids_the_episode_and_its_output_is_kept(shop, tmp_
             stop_server(tau)
         return [*chat.encode("exit('done')"), chat.end_id], [], True
 
-    settings = SiteSettings(timeout=3, concurrency=1)
-    tau, = run(play([shop("talks")], acting, tmp_path, chat, settings=settings))
+    tau, = run(play([shop("talks")], acting, tmp_path, chat, settings=ONE))
     assert stopped and "asking the task's server took more than 3 s" in tau.fault and tau.status == "ok"
     log = (tmp_path / "servers.log").read_text()
     assert log.count("== task") == 1
@@ -255,7 +264,7 @@ def test_the_run_goes_on_without_the_guard_that_somebody_killed(shop, tmp_path, 
 
 # ------------------------------------------------------------------ the next server, during the verdict
 
-ONE = SiteSettings(timeout=10, concurrency=1)
+ONE = SiteSettings(timeout=60, concurrency=1)
 
 
 def ports_up(tmp_path) -> list[int]:
@@ -273,7 +282,7 @@ def test_the_next_server_is_up_before_the_verdict_on_the_last_episode(shop, tmp_
 
     async def verdict(task, *_, **__):
         own = int(origin(task["start_url"]).rpartition(":")[2])
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while task["task_id"] < 3 and time.monotonic() < until:
             others = [port for port in ports_up(tmp_path) if port != own]
             if others and await serve.answers("127.0.0.1", others[0], "/"):
@@ -318,7 +327,7 @@ def test_a_verdict_that_fails_changes_neither_order_nor_number_of_the_episodes(s
 def test_a_log_that_cannot_be_written_hides_no_cause(shop, tmp_path):
     (tmp_path / "servers.log").mkdir()  # as on a full disk, opening it fails
     with pytest.raises(EnvError, match="no such table: goods"):
-        serve_one(shop("crashes"), tmp_path, seconds=10)
+        serve_one(shop("crashes"), tmp_path)
 
 
 def test_a_prepared_server_that_does_not_come_up_costs_an_attempt(shop, tmp_path, chat, run):
@@ -335,14 +344,14 @@ def test_a_prepared_server_that_does_not_come_up_costs_an_attempt(shop, tmp_path
 @pytest.mark.parametrize("how", ["a worker raises", "the run is cancelled"])
 def test_what_was_prepared_and_is_not_played_ends_with_the_batch(shop, tmp_path, chat, run, monkeypatch, how):
     async def verdict(*_, **__):
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while len(ports_up(tmp_path)) < 2 and time.monotonic() < until:
             await asyncio.sleep(0.05)
         assert len(ports_up(tmp_path)) == 2
         if how == "a worker raises":
             raise RuntimeError("a bug")
         playing.cancel()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async def go():
         nonlocal playing
@@ -379,12 +388,12 @@ def test_every_server_has_an_empty_folder_of_its_own_that_ends_with_it(shop, tmp
 
     async def go():
         servers = serve.Servers(tmp_path)
-        async with servers.serve(task, 5), servers.serve(task, 5):
+        async with servers.serve(task, 60), servers.serve(task, 60):
             folder, = temporary.iterdir()
             assert folder.stat().st_mode & 0o77 == 0
             assert [[file.name for file in own.iterdir()] for own in folder.iterdir()] == 2 * [["goods.db"]]
         assert list(folder.parent.iterdir()) == []
-        async with servers.serve(task, 5):  # the guard is another one now
+        async with servers.serve(task, 60):  # the guard is another one now
             assert len(list(folder.iterdir())) == 1
 
     asyncio.run(go())
@@ -411,9 +420,9 @@ def test_a_server_that_does_not_come_up_leaves_no_folder(shop, tmp_path, tempora
     ("crashes", "ended before it answered (exit status 1): no such table: goods"),
     ("never answers", "took more than 1 s: it wrote nothing"),
     ("is mute", "took more than 1 s: it wrote nothing"),
-    ("floods at the start", "took more than 1 s: xxxx")])
+    ("floods at the start", "took more than 5 s: xxxx")])
 def test_a_server_that_does_not_come_up_is_one_sentence_and_its_output_is_kept(shop, tmp_path, how, says):
-    seconds = 10 if how == "crashes" else 1  # to start, a server may need a second itself
+    seconds = {"crashes": 60, "floods at the start": 5}.get(how, 1)  # the others may need it all for their start
     with pytest.raises(EnvError) as caught:
         serve_one(shop(how), tmp_path, seconds=seconds)
     assert says in str(caught.value) and "\n" not in str(caught.value)
@@ -455,7 +464,7 @@ def test_a_status_line_of_nonsense_is_no_answer(status, is_up):
 
 def test_a_server_has_time_to_end(shop, tmp_path, monkeypatch):
     """Where sh is dash, the shell ended at once, and SIGKILL followed."""
-    monkeypatch.setattr(serve, "GRACE", 10.0)
+    monkeypatch.setattr(serve, "GRACE", 60.0)
     goodbye = tmp_path / "goodbye"
     ends_slowly = f"trap 'sleep 0.3; echo bye > {goodbye}; exit' TERM; while true; do sleep 0.05; done"
     (tmp_path / "site.sh").write_text(f"{shop()['serve'].replace('{port}', '$1')} & {ends_slowly}")
@@ -516,6 +525,8 @@ def test_a_port_that_somebody_takes_first_is_left_to_them(shop, tmp_path, site, 
     async def use(played):
         assert played["start_url"] != f"http://127.0.0.1:{taken}/"
     monkeypatch.setattr(serve, "free_port", free_port)
+    if Path("/proc/net/tcp").exists():  # the system tells whose port it is, however long our server takes to start
+        monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: 0.0))
     serve_one(shop(), tmp_path, use)
     assert len(offered) == 2
 
@@ -538,11 +549,11 @@ from worlds.verifier import verify
 task = json.loads({task!r})
 servers = serve.Servers(Path({out!r}))
 async def one():
-    async with servers.serve(task, 20) as played:
+    async with servers.serve(task, 60) as played:
         print("up", servers.guard.pid, flush=True)
         await verify({verifier!r}, "x")
 async def main():
-    servers.prepare(dict(task), 20)  # nobody takes it
+    servers.prepare(dict(task), 60)  # nobody takes it
     await asyncio.gather(one(), one())
 if {early}:
     def drain(self):
@@ -574,12 +585,12 @@ def test_servers_and_verifiers_end_with_the_run_however_it_ends(shop, tmp_path, 
         guard = int(run.stdout.readline().split()[1])
         if "right" not in how:
             run.stdout.readline()
-            until = time.monotonic() + 10
+            until = time.monotonic() + 40
             while len(running(tmp_path)) < 7 and time.monotonic() < until:  # the run, its guard, 3 servers, 2 verifiers
                 time.sleep(0.05)
             assert len(running(tmp_path)) == 7
             run.send_signal(getattr(signal, how))
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while (running(tmp_path) or not has_ended(guard)) and time.monotonic() < until:
         time.sleep(0.05)
     assert running(tmp_path) == [] and has_ended(guard)
@@ -605,7 +616,8 @@ def judge(tmp_path, text, url="http://127.0.0.1:9"):
     ("exit(3)", "SystemExit: 3"),
     ("import os; os._exit(0)", "without a verdict")])
 def test_a_verifier_without_a_verdict_is_an_environment_error(tmp_path, monkeypatch, body, says):
-    monkeypatch.setattr(verifier, "TIMEOUT", 1.0)
+    if "took more" in says:  # the others must have started before it is over
+        monkeypatch.setattr(verifier, "TIMEOUT", 1.0)
     with pytest.raises(EnvError) as caught:
         judge(tmp_path, f"def verify(url):\n    {body}")
     assert says in str(caught.value)
@@ -720,7 +732,7 @@ def test_a_served_task_reaches_the_ports_of_servers_and_no_others(shop, site):
 
     async def go():
         async with Browser(BrowserSettings(timeout=5), sites_of([task])) as browser:
-            async with serve.Servers(Path(task["cwd"])).serve(task, 5) as played:
+            async with serve.Servers(Path(task["cwd"])).serve(task, 60) as played:
                 session = await browser.open(played)
                 reach = "url => fetch(url, {mode: 'no-cors'}).then(() => true, () => false)"
                 reached = [await session.page.evaluate(reach, url) for url in (played["start_url"], outside)]
@@ -738,7 +750,7 @@ def test_the_page_has_the_tasks_clock_and_it_ticks(site, browse):
         first, day = await session.page.evaluate("[Date.now(), new Date().toISOString()]")
         assert day.startswith("2026-03-07T")
         await asyncio.sleep(0.1)
-        assert first + 50 < await session.page.evaluate("Date.now()") < first + 5000
+        assert first + 50 < await session.page.evaluate("Date.now()") < first + 60_000
     browse(test, base + "/", clock="2026-03-07T12:00:00")
 
 

@@ -54,7 +54,7 @@ def answer_with(status, text="", **headers):
 
 
 class Hasty(Endpoint):
-    timeout = 0.5
+    timeout = 30.0
     pause = 0.01
 
 
@@ -85,7 +85,8 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key, monkeypatch
 
 def test_an_endpoint_outlasts_limits_failures_silence_and_nonsense(site, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k\n")  # as a file ends
-    url, seen = chat_server(site, 429, "breaks off", 1.0, b"<html>", b'{"choices": []}', "fine")
+    monkeypatch.setattr(Hasty, "timeout", 2.0)
+    url, seen = chat_server(site, 429, "breaks off", 9.0, b"<html>", b'{"choices": []}', "fine")
     assert chat_with(url, temperature=0) == ("fine", True)
     assert len(seen) == 6
     for request in seen:
@@ -201,7 +202,7 @@ def test_a_server_may_say_anything_about_when_to_come_back(site, said):
         chat_with(url)
 
 
-@pytest.mark.parametrize("pause, timeout", [(0.1, 0.5), (0.0, 60.0)])
+@pytest.mark.parametrize("pause, timeout", [(0.1, 2.0), (0.0, 600.0)])
 def test_a_reply_that_never_ends_is_broken_off(site, monkeypatch, pause, timeout):
     """A space now and then is no silence: the thread that read them kept the script from ending."""
     def drip(handler):
@@ -981,8 +982,10 @@ def test_an_episode_that_logs_out_logs_out_no_other(containers, benchmark_file, 
 
 def test_waiting_for_another_login_does_not_count_as_a_slow_one(monkeypatch):
     """Logins go one after the other, and one may take long."""
+    takes = iter((0, 60))  # seconds of the two logins
+
     async def logged_in(browser_context, name, address):
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(next(takes))
         return True
 
     class Context:

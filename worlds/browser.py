@@ -577,6 +577,7 @@ class Session:
             self.devtools[page] = devtools
             self._listen(devtools)
             await devtools.send("Page.enable")
+            await devtools.send("Page.setInterceptFileChooserDialog", {"enabled": True})
             if self.private:
                 # Only documents wait for `_admit`, so what scripts fetch costs nothing.
                 devtools.on("Fetch.requestPaused", partial(self._admit, devtools))
@@ -610,11 +611,15 @@ class Session:
             if re.match("https?:|blob:|about:|javascript:|$", url):  # mailto: and the like bring no tab
                 loading.announce(url)
 
+        def file_asked(event):
+            self.notes.append("the page asks for a file, and you cannot choose one")
+
         devtools.on("Page.frameRequestedNavigation", requested)
         devtools.on("Page.frameStartedLoading", started)
         devtools.on("Page.frameStoppedLoading", stopped)
         devtools.on("Page.frameDetached", stopped)
         devtools.on("Page.windowOpen", window_opens)
+        devtools.on("Page.fileChooserOpened", file_asked)
 
     async def _admit(self, devtools, event):
         """Lets a document load unless its path is private; then the tab stays where it is."""
@@ -873,7 +878,7 @@ class Session:
         return spot
 
     async def type_text(self, element: int, text: str):
-        handle = await self.page.evaluate_handle(CALL, ["focus", element])
+        handle = await self.page.evaluate_handle(CALL, ["focus", element, text])
         field = handle.as_element()
         if field is None:
             raise ActionError(str(handle))  # the reason

@@ -58,6 +58,11 @@ async def photograph(session, turn, frame: list[float] | None, directory: Path, 
         turn.shot = {"file": str(file), "frame": frame}
 
 
+def harmless(text: str) -> str:
+    """Text of a page or a policy without codes that a terminal would follow."""
+    return "".join(c for c in text if c.isprintable() or c == "\n")
+
+
 def tell(trajectory):
     """Prints what the agent thinks and is about to do."""
     turns = trajectory.turns
@@ -74,9 +79,7 @@ def tell(trajectory):
         text = f"\n   error: {turns[-2].error}"
     text += f"\n-- turn {len(turns)}: {said}"
 
-    # A page or a policy must not send codes to the terminal.
-    harmless = [c for c in text if c.isprintable() or c == "\n"]
-    print("".join(harmless))
+    print(harmless(text))
 
 
 async def highlight(session, frame: list[float] | None):

@@ -96,6 +96,7 @@ const select = (id, wanted) => {
   if (missing(id)) return missing(id);
   if (!el.options) return 'it is not a dropdown';
   if (!el.options.length) return 'it has no options';
+  el.focus({preventScroll: true});  // as a click does: scripts check the field that was left
   const plain = s => tidy(s).toLowerCase();
   const words = s => ` ${plain(s).replace(/[^\p{L}\p{N}]+/gu, ' ')} `;
   const text = plain(wanted);
@@ -125,7 +126,7 @@ let held = '';  // what the field that `focus` went to held then
 
 // Moves the focus to what the agent types into. Returns that element, or what is wrong. Selects what an
 // editable element holds.
-const focus = id => {
+const focus = (id, text) => {
   const usable = numbered(id);
   const el = usable && keyField(usable) || usable;
   const root = el?.getRootNode(), before = root?.activeElement;
@@ -135,6 +136,7 @@ const focus = id => {
   if (!takesText && !isSlider(el)) return refusal('no field');
   if (el.matches(':disabled,[readonly]')) return refusal('locked');
   if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
+  if (el.matches('input[type=number]') && isNaN(text)) return `element ${id} takes a number, such as 12.5`;
   shifted = stuckAround(el);
   el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
   if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
@@ -160,16 +162,21 @@ const wayToType = id => {
 // the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
 // nearest value that it has: the agent reads that as a refusal. Returns whether a text field is unchanged.
 const typed = (id, text) => {
-  const el = numbered(id), key = text.slice(-1) || 'Backspace';
+  const el = numbered(id), key = text.slice(-1);
   const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
     'datetime-local': '2024-12-31T23:59'};
   if (text && el && !el.value && formats[el.type])
     window[REFUSALS]?.set(el, () => `it takes the format ${formats[el.type]}, and is empty now`);
-  if (el?.type === 'range' && Number(el.value) !== Number(text))
-    window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}, and is ${el.value} now`);
+  if (el?.type === 'range' && Number(el.value) !== Number(text)) {
+    const steps = el.step ? ` in steps of ${el.step}` : '';
+    window[REFUSALS]?.set(el, () => `it goes from ${el.min || 0} to ${el.max || 100}${steps}, and is ${el.value} now`);
+  }
+  if (el?.type === 'color' && !CSS.supports('color', text))
+    window[REFUSALS]?.set(el, () => `it takes a color such as #ff8800, and is ${el.value} now`);
   const isText = el?.localName === 'input' && el.selectionStart !== null;
   const unchanged = isText && !!held && held !== text && el.value === held;
-  for (const type of ['keydown', 'keyup']) {
+  const keys = key ? ['keydown', 'keyup'] : [];  // `fill` empties a field by a real key
+  for (const type of keys) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }
   return unchanged;

@@ -76,3 +76,37 @@ const TICKS = 'input[type=checkbox],input[type=radio]';
 // The labels of a control. `el.labels` would walk the whole page, once for each control.
 const labelsIn = remembered(top => Map.groupBy(inside('label', top), label => label.control));
 const labelsOf = el => labelsIn(topOf(el)).get(el) ?? [];
+
+// ---- Tables: a cell may span several columns and rows
+
+// [row][column] -> the cell there.
+const gridOf = remembered(table => {
+  const rows = [...table.rows];
+  const grid = rows.map(() => []);
+  rows.forEach((row, y) => {
+    let x = 0;
+    for (const cell of row.cells) {
+      while (grid[y][x]) x++;
+      const end = cell.rowSpan ? y + cell.rowSpan : rows.length;  // 0: down to the last
+      for (let below = y; below < end && rows[below]?.parentNode === row.parentNode; below++) {
+        for (let right = x; right < x + cell.colSpan; right++) grid[below][right] = cell;
+      }
+      x += cell.colSpan;
+    }
+  });
+  return grid;
+});
+// -1: it is no cell of a table.
+const columnAt = cell => {
+  const table = cell.matches('td,th') && cell.closest('table');
+  const row = table && gridOf(table)[cell.parentNode.rowIndex];
+  return row ? row.indexOf(cell) : -1;
+};
+const hasSpans = remembered(table => !!table.querySelector('[colspan],[rowspan]'));
+// How many columns that other cells span are between a cell and the one before it in its row (null: it is the first).
+const columnsSpanned = (cell, before) => {
+  const table = cell.closest('table');
+  if (!table || !hasSpans(table)) return 0;
+  const column = columnAt(cell);
+  return before ? column - columnAt(before) - 1 : column;
+};

@@ -13,7 +13,11 @@ const inIconFont = (el, text) => {
 };
 
 // Whether something is seen between an element and its neighbors in the line.
-const setApart = style => !/^(inline|contents)$/.test(style.display) || /[1-9]/.test(style.margin + style.padding);
+const setApart = (el, style) => !/^(inline|contents)$/.test(style.display)
+  || /[1-9]/.test(style.margin + style.padding)
+  || style.verticalAlign === 'super' && continuesNumber(el);
+// $12<sup>99</sup> is not $1299.
+const continuesNumber = el => /\d\s*$/.test(el.previousSibling?.textContent) && /^\s*\d/.test(el.textContent);
 
 // The text that people see in an element, without some of its parts. Drawings (svg) may hold text, but are
 // no text. alt: whether pictures count with what they show.
@@ -35,7 +39,7 @@ const seenText = (el, without, alt) => {
     }
     const style = getComputedStyle(node);
     if (style.display === 'none' || style.visibility !== 'visible') return;
-    const space = setApart(style) || node.localName === 'br' ? ' ' : '';
+    const space = setApart(node, style) || node.localName === 'br' ? ' ' : '';
     text += space;
     if (node.localName === 'img' && alt) text += ` ${node.alt} `;
     for (const child of childrenOf(node)) add(child);
@@ -128,11 +132,16 @@ const looseLabel = el => {
   const text = !canBeTicked(el) && textBeside(el);
   return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
 };
-// In a table's row with several fields: what the head of the table says.
+// In a table's row with several fields: what the head of the table says, which may have several rows.
 const columnOf = el => {
   const cell = el.closest('td');
-  const head = cell?.closest('table')?.rows[0]?.cells[cell.cellIndex];
-  return head && head !== cell ? tidy(head.textContent) : '';
+  const column = cell ? columnAt(cell) : -1;
+  if (column < 0) return '';
+  const grid = gridOf(cell.closest('table'));
+  const body = grid.findIndex((row, i) => i > 0 && row.some(each => each.localName === 'td'));
+  const heads = grid.slice(0, Math.max(1, body)).map(row => row[column]);
+  const words = heads.filter(head => head && head !== cell).map(head => tidy(head.textContent));
+  return [...new Set(words)].join(' ');
 };
 
 // ---- The words of the program, where people read nothing

@@ -180,6 +180,18 @@ const presses = (hit, el) => {
   const other = el.localName === 'label' && closest(hit, 'a[href],button,select,textarea');
   return !other || !contains(el, other) || other === el.control;
 };
+// Places on a drawn line or area, which may be anywhere in its box: along its outline, and all over the box.
+const placesOn = (el, {left, top, width, height}) => {
+  const places = [];
+  const toWindow = el.getTotalLength && el.getScreenCTM();
+  for (let part = 0; toWindow && part < 8; part++) {
+    places.push(el.getPointAtLength(el.getTotalLength() * (part + 0.5) / 8).matrixTransform(toWindow));
+  }
+  for (let cell = 0; cell < 64; cell++) {
+    places.push({x: left + width * (cell % 8 + 0.5) / 8, y: top + height * (Math.floor(cell / 8) + 0.5) / 8});
+  }
+  return places;
+};
 // Where to aim at el, and what the mouse hits there: the middle of what is seen of its box or, if something lies on
 // that, one of eight places around it.
 const aimOf = remembered(el => {
@@ -194,8 +206,8 @@ const aimOf = remembered(el => {
   };
   const middle = aimAt(whole);
   const inReach = middle.x >= 0 && middle.x < innerWidth;  // by scrolling up or down
-  const good = middle.hit ? presses(middle.hit, el) : inReach;
-  if (good) return middle;
+  const middleIsGood = middle.hit ? presses(middle.hit, el) : inReach;
+  if (middleIsGood) return middle;
 
   const uncut = uncutBox(el, whole);
   const {left, top, width, height} = uncut;
@@ -207,7 +219,14 @@ const aimOf = remembered(el => {
     const y = top + height * (down - 0.05);
     return aimAt(new DOMRect(x, y, width / 10, height / 10));
   });
-  return [inUncut, ...around].find(({hit}) => hit && presses(hit, el)) ?? inUncut;
+  const isGood = ({hit}) => hit && presses(hit, el);
+  const found = [inUncut, ...around].find(isGood);
+  if (found || !el.ownerSVGElement) return found ?? inUncut;
+  for (const {x, y} of placesOn(el, uncut)) {
+    const place = aimAt(new DOMRect(x - 0.5, y - 0.5, 1, 1));
+    if (isGood(place)) return place;
+  }
+  return inUncut;
 });
 // Whether a clip path stands between el and what it is a part of: a closed menu may be cut off by one.
 const clippedOff = (el, outer) => {

@@ -181,12 +181,13 @@ const observe = async (viewportOnly, maxChars) => {
     const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
     const inRow = inline || cell || node.localName === 'select';
     const block = wide || !usable && !inRow;
-    const apart = setApart(style);
+    const apart = setApart(node, style);
     if (block) flush();
     if (apart) tight = false;
     if (style.display === 'table-cell') {
       const before = node.previousElementSibling;
       if (line.trim() || before && getComputedStyle(before).display === 'table-cell') put('|');
+      for (let i = columnsSpanned(node, before); i > 0; i--) put('|');
       cell = tidy(node.textContent).length < 100 && !node.querySelector('table');
     }
     if (wide) aim = node;

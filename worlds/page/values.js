@@ -105,7 +105,10 @@ const valueOf = el => {
     return tidy(`${chosen} (${choiceOf(optionsOf(el).map(option => listed(el, option)))})`);
   }
   if (keyField(el)) return cut(tidy(el.innerText), 500);
-  if (el.isContentEditable) return el.hasAttribute('aria-label') ? cut(tidy(el.innerText), 500) : '';
+  if (el.isContentEditable) {
+    const text = tidy(el.innerText);
+    return nameOf(el).includes(text) ? '' : cut(text, 500);  // without a label, its text is its name
+  }
   if (kind !== 'input' && kind !== 'textarea') {
     const choice = chosenIn(el);
     const told = name => attribute(el, `aria-${name}`) === 'mixed' ? `partly ${name}` : name;
