@@ -52,7 +52,7 @@ class Turn:
     observation: str            # the page as the policy saw it, including a leading error line
     message_ids: list[int]      # the whole user message around it, up to where the response starts
     response_ids: list[int]     # the response as sampled; an end of turn only if sampled
-    logps: list[float] | None   # log-prob of each when sampled; [] in demonstrations; None in a fork's replayed episodes
+    logps: list[float] | None   # log-prob of each when sampled; [] in demonstrations; None in a fork's replayed turns
     response: str               # the same as text, for the parser and for people
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
@@ -240,7 +240,8 @@ class Chat:
     def encode(self, text: str, tags: bool = False) -> list[int]:
         """Ids of text; no character sequence in it can become a control token that begins with "<".
 
-        All control tokens of the FORMATS do. tags: <think> and </think> may become tokens: in the system prompt and in responses, never in pages and tasks.
+        All control tokens of the FORMATS begin so.
+        tags: <think> and </think> may become tokens: in the system prompt and in responses, never in pages and tasks.
         """
         if tags and self.tags:
             return self._encode_with_tags(text)

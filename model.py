@@ -593,7 +593,7 @@ COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint's directory. A path that is no directory is a hub id: taken from the hub's cache, or downloaded."""
+    """The checkpoint's directory. A path that is no directory is a hub id: from the hub's cache, or downloaded."""
     path = Path(path)
     if path.is_dir():
         return path
@@ -871,9 +871,9 @@ def as_reference(model: Transformer):
 
 
 def merge(state: dict) -> dict:
-    """Adds ALPHA/r B A to each layer's weight, in float32, so that any program can open the result without knowing LoRA.
+    """Adds ALPHA/r B A to each layer's weight, in float32. Takes A and B out of the state dict and returns them.
 
-    Takes A and B out of the state dict and returns them.
+    Any program can open the result without knowing LoRA.
     """
     names = [name for name in state if "lora_" in name]
     adapters = {name: state.pop(name) for name in names}

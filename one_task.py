@@ -45,7 +45,7 @@ class Config(Settings):
     concurrency: ClassVar[int] = 1  # one task: no flag
     url: str = ""  # where the task starts; with --serve it holds {port}
     task: str = ""  # what to do, in a sentence
-    model: str = ""  # checkpoint directory or hub id (default: runs/mgrpo, for --record worlds/base)
+    model: str = ""  # checkpoint directory or hub id (default: runs/mgrpo; with --record or --by-hand worlds/base)
     watch: bool = False  # play in a window, at a person's pace
     by_hand: bool = False  # type the actions yourself; each page is shown as a policy reads it
     record: str | None = None  # show it yourself, in a window; the demonstration goes into this file
@@ -146,12 +146,12 @@ def play_by_hand(cfg: Config, task: dict):
     async def act(trajectory: Trajectory, slot: int):
         turn = trajectory.turns[-1]
         print(f"\n-- turn {len(trajectory.turns)}: {turn.url}\n{onlooker.harmless(turn.observation)}\n")
-        response = ask("> ")  # meanwhile the page runs on
+        response = ask("> ")  # the page runs on meanwhile; this process waits
         return chat.encode(response or "exit()"), [], True
 
-    print(f"{actions_help()}\nType one of these calls a line. An empty line ends.")
-    env = Unjudged({}, OUT_DIR, SiteSettings(timeout=cfg.timeout))
-    settings = replace(cfg, max_turns=1000)
+    print(f"{actions_help()}\nType one call a line. An empty line exits.")
+    env = Unjudged({}, OUT_DIR, SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
+    settings = replace(cfg, max_turns=1000)  # a person says when it ends
     [trajectory] = asyncio.run(play(act, chat, [task], env=env, settings=settings))
     print(f"\n== after {len(trajectory.turns)} turns {ending(trajectory, settings)}")
 
@@ -531,6 +531,8 @@ def keep(file: Path, task: dict, demonstration: Trajectory, chat: Chat):
 
 
 def main(cfg: Config):
+    if cfg.record and cfg.by_hand:
+        raise ValueError("--record and --by-hand are two ways to play; give one.")
     task = task_of(cfg)
     if cfg.record:
         record(cfg, task)

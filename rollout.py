@@ -276,6 +276,7 @@ def parse(response: str) -> Call:
 
     # 2) The answer of an exit: its message, or else its only text, whatever the keyword is called.
     if name == "exit":
+        keywords.pop("element", None)
         values = [*positional, *keywords.values()]
         if keywords.get("message"):
             values = [*positional, keywords["message"]]

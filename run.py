@@ -694,7 +694,7 @@ def report(run_dir: str | Path, others=()) -> Path:
     path = Path(run_dir)
     shown = ("metrics.jsonl", "trajectories.jsonl", "summary.json")
     if not any((path / name).exists() for name in shown):
-        raise ValueError(f"there is no run at {path}; give --out the directory of a run.")
+        raise ValueError(f"{path} holds no results of a run; give --out the directory of one.")
     config = {}
     if (path / "config.json").exists():
         config = read_json(path / "config.json")

@@ -129,6 +129,21 @@ def test_a_choice_leaves_the_field_typed_into_before(site, browse):
     browse(test, site({"/": page}))
 
 
+def test_a_dropdown_that_is_drawn_anew_when_it_is_used_is_no_success(site, browse):
+    page = ("<input aria-label=city onblur='box.innerHTML = box.innerHTML'>"
+            "<p id=box><select aria-label=size><option>S<option>M</select></p>")
+
+    async def test(session):
+        await session.observe()
+        await act(session, 'do(action="Type", argument="Bonn", element="0")')
+        choose = 'do(action="Select Dropdown Option", argument="M", element="1")'
+        with pytest.raises(ActionError, match="element 1 is no longer on the page"):
+            await execute(session, choose)
+        await session.observe()
+        assert "= M (S | M)" in await act(session, choose)
+    browse(test, site({"/": page}))
+
+
 def test_emptying_a_field_sends_one_key(site, browse):
     """A tag input removes its last tag at a Backspace in an empty field."""
     page = "<input aria-label=tag value=x onkeydown='document.title += `${event.key} at ${this.value}, `'>"
@@ -142,6 +157,7 @@ def test_emptying_a_field_sends_one_key(site, browse):
 SHAPES = {  # none is hit in the middle of its box or around it
     "a curve": "<path d='M10 110 C 30 -30 170 -30 190 110' fill=none stroke=red stroke-width=3 {}/>",
     "an outline": "<rect x=10 y=10 width=180 height=100 fill=none stroke=black {}/>",
+    "a group around a curve": "<g {}><path d='M10 110 C 30 -30 170 -30 190 110' fill=none stroke=red stroke-width=1 /></g>",
     "a bent area": "<path d='M0 0 H100 V4 H4 V100 H0 Z' {}/>",
     "an area of two parts": "<path d='M0 0 H200 V12 H0 Z M0 188 H200 V200 H0 Z' {}/>",
 }

@@ -811,6 +811,12 @@ def test_a_person_plays_by_text(site):
     assert "after 3 turns the agent exited; its answer: saved" in third
 
 
+def test_a_person_records_or_types():
+    done = command("http://127.0.0.1/", "save it", "--by-hand", "--record", "demos.jsonl")
+    assert done.returncode != 0
+    assert "--record and --by-hand are two ways to play; give one" in done.stderr
+
+
 def test_flags_without_effect_on_one_task_are_none():
     names = {field.name for field in fields(Config)}
     assert not names & {"concurrency", "screenshots", "judge_url", "judge_model", "reset_url"}

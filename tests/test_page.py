@@ -72,6 +72,11 @@ READ = {  # how real pages are built -> what the agent reads
         "<table><tr><th>Day<th>9:00<th>10:00<th>11:00<tr><th>Mon<td colspan=2>Busy<td>Free"
         "<tr><td rowspan=2>Tue<td>a<td>b<td>c<tr><td>d<td>e<td>f<tr><td rowspan=0>Wed<td>g</table>",
         "Day | 9:00 | 10:00 | 11:00\nMon | Busy | | Free\nTue | a | b | c\n| d | e | f\nWed | g"),
+    "cells that claim more than there is, and hidden ones": (
+        "<table><tr><td>a<td>b<td>c<tr><td>T<td colspan=99>long<td>z</table>"
+        "<table><tr><td>M<td colspan=2 style='display:none'>h<td>q</table>"
+        "<table><tr><td>M<td colspan=2>busy<td style='display:none'><td>q</table>",
+        "a | b | c\nT | long | | | z\nM | q\nM | busy | | q"),
     "checkboxes in cells that span several": (
         "<table><thead><tr><th rowspan=2>Tool<th colspan=2>Mon<th>Tue<tr><th>AM<th>PM<th>AM</thead><tr><td rowspan=2>saw"
         "<td><input type=checkbox><td><input type=checkbox><td><input type=checkbox><tr><td><input type=checkbox><td>"
@@ -80,11 +85,12 @@ READ = {  # how real pages are built -> what the agent reads
         " | <checkbox>Tue AM <2> = off</checkbox>\n| <checkbox>Mon AM <3> = off</checkbox> | "
         "<checkbox>Mon PM <4> = off</checkbox> | <checkbox>Tue AM <5> = off</checkbox>"),
     "a small number above the line": (
-        "<p>$12<sup>99</sup> 10<sup>6</sup> m<sup>2</sup> 1<sup>st</sup> 5<sub>2</sub></p><button><b>9</b><sup>90</sup></button>",
+        "<style>i{vertical-align:super}.low{vertical-align:baseline}</style><p>$12<sup class=low>99</sup> 10<i>6</i> m<sup>2</sup> 1<sup>st</sup> 5<sub>2</sub></p><button><b>9</b><sup>90</sup></button>",
         "$12 99 10 6 m2 1st 52\n<button>9 90 <0></button>"),
     "editors with and without a label": (
-        "<b id=l>Note</b> <div contenteditable role=textbox aria-labelledby=l>call Bo</div><div contenteditable>free</div>",
-        "Note <input>Note <0> = call Bo</input> <div>free <1></div>"),
+        "<b id=l>Note</b> <div contenteditable role=textbox aria-labelledby=l>call Bo</div><div contenteditable "
+        "style='text-transform:uppercase'>free</div><div contenteditable aria-label='Item 12'>1</div>",
+        "Note <input>Note <0> = call Bo</input> <div>free <1></div> <div>Item 12 <2> = 1</div>"),
     "links in a label": ("<label><input type=checkbox>I accept the <a href=/x>terms</a></label>",
                          "<checkbox>I accept the terms <0> = off</checkbox> <a>terms <1></a>"),
     "locked fields": ("<label>Total <input disabled value='$42'></label>"

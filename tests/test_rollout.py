@@ -66,6 +66,8 @@ CALLS = [
     ("exit(message=-3.50)", Call("exit", "-3.50")),
     ("exit(message=None)", Call("exit", "")),
     ('exit("Paris", "")', Call("exit", "Paris")),
+    ('do(action="exit", element="3", message="")', Call("exit", "")),
+    ('do(action="exit", element="3", argument="42")', Call("exit", "42")),
     ('exit(message="", answer="5")', Call("exit", "5")),
     ('exit(message=None, answer="5")', Call("exit", "5")),
     ('exit(message="Rome", reason="it says so")', Call("exit", "Rome")),

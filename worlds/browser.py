@@ -577,11 +577,11 @@ class Session:
             self.devtools[page] = devtools
             self._listen(devtools)
             await devtools.send("Page.enable")
-            await devtools.send("Page.setInterceptFileChooserDialog", {"enabled": True})
             if self.private:
                 # Only documents wait for `_admit`, so what scripts fetch costs nothing.
                 devtools.on("Fetch.requestPaused", partial(self._admit, devtools))
                 await devtools.send("Fetch.enable", {"patterns": [{"resourceType": "Document"}]})
+            await devtools.send("Page.setInterceptFileChooserDialog", {"enabled": True})
             await self._first_document(page)
         self.loading.ended(page)
         # If it closed before we listened, nobody has told us.

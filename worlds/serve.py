@@ -255,11 +255,10 @@ class Server:
 
 
 def with_port(task: dict, port: int) -> dict:
-    """The task with its port in start page, checks, intent and script."""
+    """The task with its port in start page, checks and intent."""
     filled = dict(task)
-    for key in ("start_url", "eval", "intent", "script"):
-        if key in task:
-            filled[key] = json.loads(json.dumps(task[key]).replace("{port}", str(port)))
+    for key in ("start_url", "eval", "intent"):
+        filled[key] = json.loads(json.dumps(task[key]).replace("{port}", str(port)))
     return filled
 
 

@@ -97,6 +97,7 @@ const select = (id, wanted) => {
   if (!el.options) return 'it is not a dropdown';
   if (!el.options.length) return 'it has no options';
   el.focus({preventScroll: true});  // as a click does: scripts check the field that was left
+  if (missing(id)) return missing(id);  // such a script may draw the dropdown anew
   const plain = s => tidy(s).toLowerCase();
   const words = s => ` ${plain(s).replace(/[^\p{L}\p{N}]+/gu, ' ')} `;
   const text = plain(wanted);

@@ -79,19 +79,22 @@ const labelsOf = el => labelsIn(topOf(el)).get(el) ?? [];
 
 // ---- Tables: a cell may span several columns and rows
 
-// [row][column] -> the cell there.
+// [row][column] -> the cell that is seen there.
 const gridOf = remembered(table => {
   const rows = [...table.rows];
   const grid = rows.map(() => []);
+  const widest = rows.reduce((most, row) => Math.max(most, row.cells.length), 0);  // a cell may claim 1,000
   rows.forEach((row, y) => {
     let x = 0;
     for (const cell of row.cells) {
+      if (getComputedStyle(cell).display === 'none') continue;
       while (grid[y][x]) x++;
+      const width = Math.min(cell.colSpan, widest);
       const end = cell.rowSpan ? y + cell.rowSpan : rows.length;  // 0: down to the last
       for (let below = y; below < end && rows[below]?.parentNode === row.parentNode; below++) {
-        for (let right = x; right < x + cell.colSpan; right++) grid[below][right] = cell;
+        for (let right = x; right < x + width; right++) grid[below][right] = cell;
       }
-      x += cell.colSpan;
+      x += width;
     }
   });
   return grid;
@@ -103,10 +106,12 @@ const columnAt = cell => {
   return row ? row.indexOf(cell) : -1;
 };
 const hasSpans = remembered(table => !!table.querySelector('[colspan],[rowspan]'));
-// How many columns that other cells span are between a cell and the one before it in its row (null: it is the first).
-const columnsSpanned = (cell, before) => {
+// How many columns right before a cell are no cell's first one in its row: other cells span them.
+const columnsSpanned = cell => {
   const table = cell.closest('table');
-  if (!table || !hasSpans(table)) return 0;
-  const column = columnAt(cell);
-  return before ? column - columnAt(before) - 1 : column;
+  const column = table && hasSpans(table) ? columnAt(cell) : 0;
+  if (column < 1) return 0;
+  const row = gridOf(table)[cell.parentNode.rowIndex];
+  const begins = (other, x) => other?.parentNode === cell.parentNode && other !== row[x - 1];
+  return column - 1 - row.slice(0, column).findLastIndex(begins);
 };

@@ -183,9 +183,11 @@ const presses = (hit, el) => {
 // Places on a drawn line or area, which may be anywhere in its box: along its outline, and all over the box.
 const placesOn = (el, {left, top, width, height}) => {
   const places = [];
-  const toWindow = el.getTotalLength && el.getScreenCTM();
+  const line = el.localName === 'g' ? el.querySelector('path,line,polyline,polygon,rect,circle,ellipse') : el;
+  const toWindow = line?.getTotalLength && line.getScreenCTM();
   for (let part = 0; toWindow && part < 8; part++) {
-    places.push(el.getPointAtLength(el.getTotalLength() * (part + 0.5) / 8).matrixTransform(toWindow));
+    const {x, y} = line.getPointAtLength(line.getTotalLength() * (part + 0.5) / 8).matrixTransform(toWindow);
+    places.push({x, y});
   }
   for (let cell = 0; cell < 64; cell++) {
     places.push({x: left + width * (cell % 8 + 0.5) / 8, y: top + height * (Math.floor(cell / 8) + 0.5) / 8});

@@ -187,7 +187,7 @@ const observe = async (viewportOnly, maxChars) => {
     if (style.display === 'table-cell') {
       const before = node.previousElementSibling;
       if (line.trim() || before && getComputedStyle(before).display === 'table-cell') put('|');
-      for (let i = columnsSpanned(node, before); i > 0; i--) put('|');
+      for (let i = columnsSpanned(node); i > 0; i--) put('|');
       cell = tidy(node.textContent).length < 100 && !node.querySelector('table');
     }
     if (wide) aim = node;

@@ -106,8 +106,8 @@ const valueOf = el => {
   }
   if (keyField(el)) return cut(tidy(el.innerText), 500);
   if (el.isContentEditable) {
-    const text = tidy(el.innerText);
-    return nameOf(el).includes(text) ? '' : cut(text, 500);  // without a label, its text is its name
+    const labeled = attribute(el, 'aria-label') || textOfIds(el, 'aria-labelledby');
+    return labeled ? cut(tidy(el.innerText), 500) : '';  // without a label, its text is its name
   }
   if (kind !== 'input' && kind !== 'textarea') {
     const choice = chosenIn(el);
