@@ -85,7 +85,7 @@ READ = {  # how real pages are built -> what the agent reads
         " | <checkbox>Tue AM <2> = off</checkbox>\n| <checkbox>Mon AM <3> = off</checkbox> | "
         "<checkbox>Mon PM <4> = off</checkbox> | <checkbox>Tue AM <5> = off</checkbox>"),
     "a small number above the line": (
-        "<style>i{vertical-align:super}.low{vertical-align:baseline}</style><p>$12<sup class=low>99</sup> 10<i>6</i> m<sup>2</sup> 1<sup>st</sup> 5<sub>2</sub></p><button><b>9</b><sup>90</sup></button>",
+        "<p>$12<sup style='vertical-align:baseline'>99</sup> 10<sup>6</sup> m<sup>2</sup> 1<sup>st</sup> 5<sub>2</sub></p><button><b>9</b><sup>90</sup></button>",
         "$12 99 10 6 m2 1st 52\n<button>9 90 <0></button>"),
     "editors with and without a label": (
         "<b id=l>Note</b> <div contenteditable role=textbox aria-labelledby=l>call Bo</div><div contenteditable "

@@ -15,7 +15,7 @@ const inIconFont = (el, text) => {
 // Whether something is seen between an element and its neighbors in the line.
 const setApart = (el, style) => !/^(inline|contents)$/.test(style.display)
   || /[1-9]/.test(style.margin + style.padding)
-  || (el.localName === 'sup' || style.verticalAlign === 'super') && continuesNumber(el);
+  || el.localName === 'sup' && continuesNumber(el);
 // $12<sup>99</sup> is not $1299.
 const continuesNumber = el => /\d\s*$/.test(el.previousSibling?.textContent) && /^\s*\d/.test(el.textContent);
 
