@@ -849,7 +849,7 @@ def test_the_longest_run_on_the_long_tier_has_the_figures_of_the_raw_files():
 
     assert [number for number in gains[0] if all(of_seed[number] > 0 for of_seed in gains)] == list(most)
     over_templates = table.shown([mean(of_seed[number] for of_seed in gains) for number in gains[0]])
-    assert f"| mean of the three seeds | | | | | {over_templates} | |" in page
+    assert f"| M-GRPO, mean of the three seeds | | | | | {over_templates} | |" in page
     _, over_seeds = table.shown([mean(of_seed.values()) for of_seed in gains]).split(" ", 1)
     assert f"Over the seeds (Student's t) the interval is {over_seeds}" in page
     others = [mean(gain for number, gain in of_seed.items() if number not in most) for of_seed in gains]
@@ -858,6 +858,41 @@ def test_the_longest_run_on_the_long_tier_has_the_figures_of_the_raw_files():
     readme = (ROOT / "README.md").read_text()
     told = f"gain {alone} points with three seeds, on average {over_templates} with templates as clusters, {over_seeds} over the"
     assert told in readme
+
+
+def test_filtered_cloning_with_as_many_episodes_has_the_figures_of_the_raw_files():
+    page = (ROOT / "assets/results.md").read_text()
+    raw = ROOT / "assets/results/long/longer"
+    clone, trained, filtered = [json.loads((raw / f"{name}-seed33.json").read_text())["splits"]
+                                for name in ("clone", "r1", "filtered")]
+    before, other, after = [splits["sandbox:long-test"]["per_template"] for splits in (clone, trained, filtered)]
+
+    def lead(over) -> list[float]:
+        return [100 * (after[number]["success_rate"] - over[number]["success_rate"]) for number in after]
+
+    # 1) Its row, and its lead.
+    gained = table.shown(lead(before))
+    rate = rate_and_interval(filtered["sandbox:long-test"])
+    unseen = 100 * filtered["sandbox:long-test-unseen"]["success_rate"]
+    assert f"| then 1,960 successes on 358 tasks | then 1,487 | {rate} | {gained} | {unseen:.1f} |" in page
+    ahead = table.shown(lead(other))
+    assert f"ends {ahead.replace(' [', ' points ahead of M-GRPO [')} (seed 33, one run)" in page
+    behind = table.shown([-gain for gain in lead(other)])
+    assert f"| the same, 4,608 episodes instead of 1,728 | 33 | {behind} | templates |\n" in page
+    said = f"gains {mean(lead(before)):.1f}, which is {ahead.replace(' [', ' more than M-GRPO [')}.\n"
+    assert said in (ROOT / "README.md").read_text()
+
+    # 2) What it learned from.
+    sample = json.loads((raw / "filtered-seed33-sample.json").read_text())
+    won = {int(task): successes for task, successes in sample["successes_of_eight"].items()}
+    shown = set(sample["demonstrated"])
+    assert len(won) == 576
+    assert sum(won.values()) == 1960
+    assert sum(successes > 0 for successes in won.values()) == 358
+    assert [sum(won[task] for task in shown), 8 * len(shown)] == [439, 440]
+    others = [successes for task, successes in won.items() if task not in shown]
+    assert [sum(others), 8 * len(others)] == [1521, 4168]
+    assert sum(0 < successes < 8 for successes in others) == 228
 
 
 def test_what_smollm2_gains_on_the_sandbox_has_intervals_over_templates():
@@ -1416,6 +1451,7 @@ def rate_and_interval(figures):
     "longer/clone",
     "longer/clone-seed32",
     "longer/clone-seed33",
+    "longer/filtered-seed33",
     "longer/r1",
     "longer/r1-seed32",
     "longer/r1-seed33",
