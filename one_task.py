@@ -149,9 +149,9 @@ def play_by_hand(cfg: Config, task: dict):
         response = ask("> ")  # the page runs on meanwhile; this process waits
         return chat.encode(response or "exit()"), [], True
 
-    print(f"{actions_help()}\nType one call a line. An empty line exits.")
     env = Unjudged({}, OUT_DIR, SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
     settings = replace(cfg, max_turns=1000)  # a person says when it ends
+    print(f"{actions_help()}\nType one call a line. An empty line exits.")
     [trajectory] = asyncio.run(play(act, chat, [task], env=env, settings=settings))
     print(f"\n== after {len(trajectory.turns)} turns {ending(trajectory, settings)}")
 

@@ -158,6 +158,7 @@ SHAPES = {  # none is hit in the middle of its box or around it
     "a curve": "<path d='M10 110 C 30 -30 170 -30 190 110' fill=none stroke=red stroke-width=3 {}/>",
     "an outline": "<rect x=10 y=10 width=180 height=100 fill=none stroke=black {}/>",
     "a group around a curve": "<g {}><path d='M10 110 C 30 -30 170 -30 190 110' fill=none stroke=red stroke-width=1 /></g>",
+    "a group with one small area": "<g {}><path d='M0 0 H200 M0 200 H200' fill=none /><rect x=55 y=55 width=15 height=15 /></g>",
     "a bent area": "<path d='M0 0 H100 V4 H4 V100 H0 Z' {}/>",
     "an area of two parts": "<path d='M0 0 H200 V12 H0 Z M0 188 H200 V200 H0 Z' {}/>",
 }

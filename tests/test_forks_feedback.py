@@ -101,6 +101,10 @@ def test_where_a_page_was_cut_is_no_news():
     assert feedback.news(cut, "title: first\n" + cut) == "title: first"
 
 
+def test_only_line_feeds_end_the_lines_of_a_page():
+    assert feedback.whole_lines("one\x85two\u2028three\nfour") == ["one\x85two\u2028three", "four"]
+
+
 def test_a_long_page_is_compared_at_once():
     """Every row of a list has the same buttons. In 2,000 lines difflib's exact answer takes minutes."""
     rows = []

@@ -801,7 +801,7 @@ def test_a_person_plays_by_text(site):
     """The pages, errors and ids of a policy, and codes of a page do not reach the terminal."""
     page = "<button onclick='document.title = \"saved\"'>save</button>\x1b[31mred"
     typed = 'do(action="Click", element="7")\ndo(action="Click", element="0")\nexit("saved")\n'
-    done = command(site({"/": page}), "save it", "--by-hand", typed=typed)
+    done = command(site({"/": page}), "save it", "--by-hand", "--max-turns", "2", typed=typed)
     assert done.returncode == 0, done.stderr
     assert 'do(action="Wait"): wait for one second' in done.stdout
     first, second, third = re.split("-- turn [1-3]: ", done.stdout)[1:]

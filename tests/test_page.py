@@ -78,7 +78,7 @@ READ = {  # how real pages are built -> what the agent reads
         "<table><tr><td>M<td colspan=2>busy<td style='display:none'><td>q</table>",
         "a | b | c\nT | long | | | z\nM | q\nM | busy | | q"),
     "checkboxes in cells that span several": (
-        "<table><thead><tr><th rowspan=2>Tool<th colspan=2>Mon<th>Tue<tr><th>AM<th>PM<th>AM</thead><tr><td rowspan=2>saw"
+        "<table><thead><tr><th rowspan=9>Tool<th colspan=2>Mon<th>Tue<tr><th>AM<th>PM<th>AM</thead><tr><td rowspan=2>saw"
         "<td><input type=checkbox><td><input type=checkbox><td><input type=checkbox><tr><td><input type=checkbox><td>"
         "<input type=checkbox><td><input type=checkbox></table>",
         "Tool | Mon | | Tue\n| AM | PM | AM\nsaw | <checkbox>Mon AM <0> = off</checkbox> | <checkbox>Mon PM <1> = off</checkbox>"
