@@ -325,6 +325,7 @@ def check_agent(settings: dict, required: bool = False):
     for key, value in settings.items():
         if key not in kinds or not isinstance(value, kinds[key]):
             raise ValueError(f"{key} is {value!r:.60}; system takes a text, and think and compress take true or false")
+    settings.get("system", "").encode()  # half a surrogate pair is no text: UnicodeEncodeError, a ValueError
     missing = set(kinds) - set(settings)
     if required and missing:
         raise ValueError(f"its agent has no {' and no '.join(sorted(missing))}")
@@ -447,6 +448,8 @@ def turn_to_record(trajectory: Trajectory, chat: Chat, j: int) -> dict:
     record["truncated"] = not turn.ended
     record["context_tokens"] = len(context(chat, trajectory, j))
     record["page_cut"] = turn.page_cut
+    if turn.advantage:
+        record["advantage"] = turn.advantage
     if turn.shot:
         record["shot"] = turn.shot
     return record

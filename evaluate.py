@@ -566,7 +566,7 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 
 
 def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
-    """Each task's successes, 0 or 1 an episode, without the episodes that the environment broke."""
+    """Each task's successes, 0 or 1 an episode. Without broken episodes, and without tasks that have no others."""
     successes = defaultdict(list)
     for tau in trajectories:
         if tau.status != "ok":
@@ -726,12 +726,12 @@ def print_splits(splits: dict[str, dict]):
             rows.append(("  without a judge", summary["judge_free"]))
         if "sound" in summary:
             rows.append(("  without flawed tasks", summary["sound"]))
-    print(table(rows))
+    run.say(table(rows))
     for split, summary in splits.items():
         if "pass_at" in summary:
             each = ", ".join(map(percent, summary["runs"]))
             chances = [f"pass@{k} {percent(chance)}" for k, chance in summary["pass_at"].items()]
-            print(f"{split}: runs {each}; {', '.join(chances)}")
+            run.say(f"{split}: runs {each}; {', '.join(chances)}")
 
 
 def compare(directories: list[str]) -> str:
@@ -904,7 +904,7 @@ class Unfinished:
     def finish(self, without_verdict: int):
         """Deletes what is saved, unless some episodes have no verdict: then the same command plays only these."""
         if without_verdict:
-            print(f"episodes without a verdict: {without_verdict}; repeat the command to play only these")
+            run.say(f"episodes without a verdict: {without_verdict}; repeat the command to play only these")
         else:
             run.delete_directory(self.folder)
 
@@ -993,8 +993,9 @@ def main(cfg: Config) -> int | None:
     # 3) Show it.
     if may_describe(out / "config.json"):
         directory.replace("config.json", {"run": directory.config})
+    report = run.report(directory.path)
     print_splits(summaries)
-    print(run.with_size(run.report(directory.path)))
+    run.say(run.with_size(report))
     env.unfinished.finish(sum(summary["env_errors"] for summary in summaries.values()))
 
 

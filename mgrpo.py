@@ -81,7 +81,7 @@ import worlds
 from compress import Chat, Row, Trajectory, to_record
 from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, require_verdicts
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
-from rollout import rollout, task_key
+from rollout import check_room, rollout, task_key
 from worlds.browser import BrowserSettings
 
 
@@ -154,7 +154,7 @@ PAPER = dict(
 
 
 def groups_of(episodes: list[Trajectory], G: int) -> list[list[Trajectory]]:
-    """Episodes in the order that `rollout` returns, cut into the groups of their tasks."""
+    """Episodes in the order that `rollout` returns, G of each task, cut into the groups of their tasks."""
     return [episodes[start:start + G] for start in range(0, len(episodes), G)]
 
 
@@ -207,7 +207,7 @@ def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: 
     is_clipped_N = clipped_N < unclipped_N
     return loss, {
         "kl": kl_N.sum().item(),
-        "clip_frac": is_clipped_N.sum().item(),
+        "clip_frac": is_clipped_N.sum().item(),  # a count so far; `update` divides it
     }
 
 
@@ -383,6 +383,13 @@ class MGRPO:
     def n_updates(self, step: int) -> int:
         """How many optimizer steps the step's rows are used for."""
         return self.cfg.updates_per_batch
+
+    def update(self, rows: list[Row], show=run.ignore) -> dict:
+        """One optimizer step on the step's rows; returns its metrics. A fork may do more before or after it.
+
+        All ranks call it, with their own rows. show: see the function `update`.
+        """
+        return update(self, rows, show)
 
     def logprobs(self, micro_batch: list[Row], inputs: dict):
         """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
@@ -602,7 +609,7 @@ def is_best(line: dict, out: Path) -> bool:
         earlier = rows[:-1]  # the last row is this step's
         # The row of OUT/best may be gone: a run that resumes repeats the steps since its last save.
         earlier.append(kept_best(out))
-        rates = [row["held_out_success"] for row in earlier if row.get("held_out") == line["held_out"]]
+        rates = [row.get("held_out_success") for row in earlier if row.get("held_out") == line["held_out"]]
         best = all(rate > old for old in rates if old is not None)
     return run.all_max(best)
 
@@ -625,18 +632,18 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The state is saved last. A run that is killed before that resumes from its previous state and repeats the
-        # steps since then. A run's first state is saved first: `refuse_lost_state` refuses a policy without a state.
-        # If the run is killed in between, its next save or `finish` writes the policy.
+        # The state is saved after the policy. A run that is killed before that resumes from its previous state and
+        # repeats the steps since then. A run's first state is saved first: `refuse_lost_state` refuses a policy
+        # without a state. If the run is killed in between, its next save or `finish` writes the policy.
         no_state = run.rank() == 0 and not run.saved_states(directory.path / "state")
         first_save = run.all_max(no_state)
         if first_save:
             save_state(method, directory, step + 1)
         save_as(directory.path)
-        if run.rank() == 0:
-            run.report(directory.path)
         if not first_save:
             save_state(method, directory, step + 1)
+        if run.rank() == 0:  # last: a report that cannot be drawn costs no step
+            run.report(directory.path)
 
 
 def save_state(method: MGRPO, directory: run.Run, step: int):
@@ -668,7 +675,7 @@ def where_to_begin(method: MGRPO) -> int:
 
 
 def finish(method: MGRPO, device, first_step: int):
-    """Says that a run is finished. If it was killed before it wrote its policy or its report, writes them now."""
+    """Says that a run is finished, and draws its report. If it was killed before it wrote its policy, writes it now."""
     cfg = method.cfg
     out = Path(cfg.out)
     has_no_policy = run.rank() == 0 and not (out / "model.safetensors").exists()
@@ -676,8 +683,8 @@ def finish(method: MGRPO, device, first_step: int):
         directory = run.open_run(cfg, device, first_step)
         save(method.model, out, like=cfg.model, settings=directory.config)
         run.print0(f"saved the policy in {out}: the run was killed before it could do so")
-    if run.rank() == 0 and not (out / "report.html").exists():
-        run.report(out)
+    if run.rank() == 0:
+        run.report(out)  # the run may have been killed before it drew its last step
     run.print0(f"{cfg.out} is finished: all {first_step} steps are done. "
                "Give --no-resume to start over, or another --out.")
 
@@ -692,7 +699,7 @@ def warmup_linear(step: int, cfg: Config) -> float:
     fall = 1.0
     if cfg.decay:
         fall = (cfg.steps - step) / max(cfg.steps - warm, 1)
-    return cfg.lr * min(1.0, rise, fall)
+    return cfg.lr * min(rise, fall)
 
 
 def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float | None:
@@ -766,6 +773,7 @@ def main(cfg: Config, Method=MGRPO):
     with worlds.open_sites(cfg.tasks, cfg.held_out) as sites:
         env = Environment(sites, cfg.out, cfg)
         tasks, held_out = open_tasks(cfg, env)
+        check_room(method.chat, tasks + held_out, cfg)
         directory = run.open_run(cfg, device, first_step)
         directory.begin(config_json(method.model), first_step)
         if run.rank() == 0:  # the others may still see files that a new run is deleting
@@ -774,6 +782,9 @@ def main(cfg: Config, Method=MGRPO):
                    f"writing {cfg.out} from step {first_step + 1} on")
         run_start = time.monotonic()
         for step in range(first_step, cfg.steps):
+            policy_group = method.optimizer.param_groups[0]  # the others are a fork's heads
+            policy_group["lr"] = warmup_linear(step, cfg)
+
             # 1) Collect. Each episode has a browser context of its own.
             step_start = time.monotonic()
             batch = method.choose_tasks(tasks, step)
@@ -785,15 +796,13 @@ def main(cfg: Config, Method=MGRPO):
 
             # 3) Update: forward, loss, backward, step. From the second update on, rho differs from 1 and
             #    clipping takes effect.
-            policy_group = method.optimizer.param_groups[0]  # the others are a fork's heads
-            policy_group["lr"] = warmup_linear(step, cfg)
             updates = []  # the metrics of each
             if run.all_max(len(rows)) > 0:  # if one rank has rows, all ranks take part
                 n_updates = method.n_updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n_updates):
                     show = partial(show_progress, tick, i, n_updates)
-                    metrics = update(method, rows, show)
+                    metrics = method.update(rows, show)
                     updates.append(metrics)
 
             # 4) Log.

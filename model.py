@@ -117,6 +117,8 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention, then an MLP, each behind a norm and added to the residual stream: (B, T, D) -> (B, T, D)."""
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -623,13 +625,14 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
          lora: int | None = None, precision: str | None = None) -> Transformer:
     """Opens a checkpoint. sharded: cut by `shard` first, so that no process holds more than its part.
 
-    precision: that of `shard`, see `computing_dtype`; dtype is that of the weights.
     Tensors are read one at a time into an empty model, so there is never a second full copy.
-    lora: which adapters to open; they are float32, whatever dtype is.
+    dtype: of the weights; adapters are always float32.
+    lora: which adapters to open.
         None     those that were saved, if any
         0        none: a LoRA policy's merged weights instead
         r > 0    to train: those that were saved, which must have rank r; without any, new ones, which change
                  nothing yet (B = 0)
+    precision: that of `shard`, see `computing_dtype`.
     """
     base = str(path)  # where the full weights are; those behind saved adapters are in another checkpoint
     path = resolve(path)

@@ -358,7 +358,10 @@ class Engine:
         self.arrived = asyncio.Event()
 
     async def respond(self, ids: list[int], slot: int, rng: random.Random):
-        """Samples a response to the context `ids` -> (ids, logps, whether it ended by itself)."""
+        """Samples a response to the context `ids` -> (ids, logps, whether it ended by itself).
+
+        logps: the log-prob in nats of each of its ids, at the sampling temperature.
+        """
         request = Request(slot, ids, rng)
         self.waiting.append(request)
         self.arrived.set()
@@ -473,18 +476,26 @@ class Engine:
 Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
 
 
+def replace_all(text: str, replacements: dict[str, str]) -> str:
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    return text
+
+
 async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, act: Act,
                      settings: Settings, slot: int):
     """Observes and acts until the agent exits, uses up its turns, or fills the context."""
     budget = settings.max_context - settings.max_new_tokens
-    hosts = trajectory.task.get("hosts", {})  # WebArena: the host that the policy reads and writes -> the real address
+    # WebArena: the policy reads and writes the benchmark's host in place of the site's real address.
+    hosts = trajectory.task.get("hosts", {})
+    to_address = {f"http://{host}": address for host, address in hosts.items()}
+    to_host = {address: host for host, address in to_address.items()}
     while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
         # 1) Observe. What went wrong with the last action comes first.
         url, page = await session.observe()
         if trajectory.turns and trajectory.turns[-1].error:
             page = f"error: {trajectory.turns[-1].error}\n{page}"
-        for host, address in hosts.items():
-            page = page.replace(address, f"http://{host}")
+        page = replace_all(page, to_host)
         fitted = compress.fit_page(chat, trajectory, page, budget)
         if fitted is None:
             return  # the history alone fills the context: this is the end, as at the turn limit
@@ -498,11 +509,8 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
         await env.watch(session, trajectory)
 
         # 3) Act.
-        response = turn.response
-        for host, address in hosts.items():
-            response = response.replace(f"http://{host}", address)
         try:
-            call = parse(response)
+            call = parse(replace_all(turn.response, to_address))
             turn.action = str(call)
             if call.name == "exit":
                 trajectory.answer = call.argument
@@ -559,13 +567,23 @@ class Job(NamedTuple):
     member: int  # its index within its group
 
 
+def check_room(chat: Chat, tasks: list[dict], settings: Settings):
+    """Raises ValueError if the system prompt or a task's sentence leaves no room for a page."""
+    budget = settings.max_context - settings.max_new_tokens
+    n_system = len(chat.system_ids())
+    if n_system >= budget:
+        raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
+                         f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
+    for task in tasks:
+        if compress.fit_page(chat, Trajectory(task), page="", budget=budget) is None:
+            raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the sentence of "
+                             f"task {task['task_id']} is too long.")
+
+
 async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings, *, group_size: int = 1,
                tick=run.ignore) -> list[Trajectory]:
     """Plays every task `group_size` times, settings.concurrency at once. Ordered by task, then member."""
-    n_system = len(chat.system_ids())
-    if n_system >= settings.max_context - settings.max_new_tokens:
-        raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
-                         f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
+    check_room(chat, tasks, settings)
     jobs = []
     episodes = []  # in the order of their numbers; None: not played yet
     for number, (task, member) in enumerate(itertools.product(tasks, range(group_size))):

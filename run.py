@@ -224,7 +224,7 @@ def writing(path: str | Path):
 
 def read_json(path: Path) -> dict:
     with reading(path):
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may have written a byte order mark
         if not isinstance(value, dict):
             raise ValueError(f"it holds {value!r:.60}, not an object")
         return value
@@ -296,11 +296,15 @@ def reshard(model):
 def training_tensors(model, optimizer) -> dict:
     """The trained parameters and AdamW's state, by name: NAME, NAME/step, NAME/exp_avg, NAME/exp_avg_sq.
 
-    An optimizer that has not stepped yet gets its first state, zeros.
+    An optimizer that has not stepped yet gets its first state, zeros. Of model.fork_heads also the frozen weights
+    and the buffers, such as a moving average of the policy.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    trained.update(nn.ModuleDict(model.fork_heads).named_parameters())
-    tensors = dict(trained)
+    heads = nn.ModuleDict(model.fork_heads)
+    tensors = dict(heads.named_parameters()) | dict(heads.named_buffers())
+    trained = {}
+    for part in (model, heads):
+        trained.update({name: p for name, p in part.named_parameters() if p.requires_grad})
+    tensors.update(trained)
     for name, parameter in trained.items():
         state = optimizer.state[parameter]
         if not state:  # before its first step
@@ -377,7 +381,10 @@ def load_training(path: str | Path, model, optimizer) -> dict | None:
             if whole.shape != tensor.shape:
                 whole = torch.cat(pieces)
             fill(tensor, whole)
-        return state["extra"]
+        extra = state["extra"]
+        if type(extra["step"]) is not int or extra["step"] < 0:
+            raise ValueError(f"state.json has step {extra['step']!r:.60}")
+        return extra
 
 
 def fingerprint(path: str | Path | None) -> dict:
@@ -474,7 +481,7 @@ def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -
         return 0
 
     with reading(f"{state} (--no-resume starts over)"):
-        step = int(extra["step"])
+        step = extra["step"]
         other = differences(cfg, extra, may_change | PLACE_AND_PACE, method_name)
     if other and not cfg.force:
         raise ValueError(f"{cfg.out} holds a run with {'; '.join(other)}. Give the same values, "
@@ -482,23 +489,31 @@ def resume(cfg, model, optimizer, may_change: set[str], method_name: str = "") -
     return step
 
 
+def remove(directory: Path):
+    """Deletes a directory, if it is there. Of a link to one only the link: somebody has put it on another disk."""
+    if directory.is_symlink():
+        directory.unlink()
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def delete_directory(directory: Path):
     """Deletes a directory at once: after a kill all of it is there, or none (but for NAME.old)."""
     gone = directory.with_name(f"{directory.name}.old")
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(gone)
     if directory.exists():
         directory.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        remove(gone)
 
 
 def swap_directory(directory: Path, fresh: Path):
     """Puts `fresh` in the place of a directory. A kill may leave neither there: see `undo_half_a_swap`."""
     gone = directory.with_name(f"{directory.name}.old")
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(gone)
     if directory.exists():
         directory.rename(gone)
     fresh.rename(directory)
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(gone)
 
 
 def undo_half_a_swap(directory: Path):
@@ -512,7 +527,7 @@ def undo_half_a_swap(directory: Path):
 
 # What a new run deletes of an earlier one, besides its weights.
 # A name ends in .old if a process was killed while it deleted or swapped the directory.
-DIRECTORIES = ("state", "state.old", "best", "best.new", "best.old", "step-*", "adapter", "adapter.old",
+DIRECTORIES = ("state", "state.old", "best", "best.new", "best.old", "step-[0-9]*", "adapter", "adapter.old",
                "screenshots", "screenshots.old", "unfinished", "unfinished.old")
 RECORDS = ("metrics.jsonl", "trajectories.jsonl", "summary*.json", "report.html")
 # A checkpoint's files, which a new run overwrites.
@@ -597,7 +612,7 @@ class Run:
             for pattern in DIRECTORIES:
                 for directory in self.path.glob(pattern):
                     delete_directory(directory)
-            for pattern in ("model*.safetensors", *RECORDS):
+            for pattern in ("model.safetensors", "model-[0-9]*.safetensors", *RECORDS):
                 for file in self.path.glob(pattern):
                     file.unlink()
         except OSError as error:
@@ -734,7 +749,7 @@ LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 
 def remembered(checkpoint: str | None) -> dict:
-    """The sizes and the kind of pages that a checkpoint of ours was trained with."""
+    """The sizes and the kind of pages that a checkpoint of ours was trained with: those of SIZES that it knows."""
     if not checkpoint:
         return {}
     path = Path(checkpoint) / "config.json"
@@ -742,10 +757,20 @@ def remembered(checkpoint: str | None) -> dict:
         return {}
     config = read_json(path)
     settings = config.get("run") or {}
+    with reading(path):
+        if not isinstance(settings, dict):
+            raise ValueError(f"its run is {settings!r:.60}, not an object")
     has_model = "model_type" in config
     if not has_model and settings.get("script") == "evaluate.py":
-        raise ValueError(f"--model {checkpoint} is an evaluation and holds no weights; it played {settings['model']}.")
-    return {name: settings[name] for name in SIZES if name in settings}
+        played = settings.get("model")
+        raise ValueError(f"--model {checkpoint} is an evaluation and holds no weights; it played {played}.")
+    sizes = {name: settings[name] for name in SIZES if name in settings}
+    with reading(path):
+        for name, value in sizes.items():
+            kind = bool if name in ("viewport_only", "text_only") else int
+            if type(value) is not kind or (kind is int and value < 1):
+                raise ValueError(f"its run has {name} {value!r:.60}")
+    return sizes
 
 
 def numbers(text: str) -> list[int]:

@@ -1243,6 +1243,22 @@ def test_going_back_to_what_answered_a_form_is_the_agents_error(site, browse):
     browse(test, f"{base}/")
 
 
+def test_going_back_over_two_answers_to_forms_leads_to_the_page_before_them(site, browse):
+    """Neither of them can be shown again, so the way forward fails as well. The episode was void."""
+    form = "<form action=/sent method=post><button>send</button></form>"
+    stored = {"Cache-Control": "no-store"}
+    base = site({"/": form, "/sent": lambda request: answer(request, b"<h1>wrong</h1>" + form.encode(), **stored)})
+
+    async def test(session):
+        await session.observe()
+        for _ in range(2):
+            assert "wrong" in await act(session, 'do(action="Click", element="0")')
+        with pytest.raises(ActionError, match="these pages answered forms and cannot be shown again"):
+            await execute(session, "go_backward()")
+        assert (await session.observe()) == (f"{base}/", "<button>send <0></button>")
+    browse(test, f"{base}/")
+
+
 def test_going_back_on_the_first_page_leaves_it_as_it_is(site, browse):
     held = threading.Event()
     first = "<p>untouched</p><button onclick='document.querySelector(\"p\").textContent = 1'>b</button>"

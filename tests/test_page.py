@@ -68,6 +68,38 @@ READ = {  # how real pages are built -> what the agent reads
                           "<a>one <0></a>\n<a>two <1></a>\n<a>three <2></a>\nbelow"),
     "parts of a word": ("<p>$<span>24</span>.<sup>99</sup></p><p>order <b>#12</b>-<b>34</b> hel<wbr>lo</p>"
                         "<b style='margin:2px'>New</b>Lamp", "$24.99\norder #12-34 hello\nNew Lamp"),
+    "a title of texts far above a field": (
+        "<div><div>Order summary</div><div><p>Total: 12 kr<p>Ships on Monday</div><div><input></div></div>",
+        "Order summary\nTotal: 12 kr\nShips on Monday\n<input> <0></input>"),
+    "a name above a field, with a hint between": (
+        "<div><div>Quantity</div><small>12 at most</small><div><input></div></div>", "12 at most\n<input>Quantity <0></input>"),
+    "a text right before a field": (
+        "<p>Date: <input name=on_0> <a href=/>Today</a><br>Time: <input name=on_1></p>",
+        "Date: <input>Date <0></input> <a>Today <1></a>\nTime: <input>Time <2></input>"),
+    "a word of an icon font that is pressed": (
+        "<style>.material-icons{font-family:'Material Icons'}</style><label>Date <input></label>"
+        "<i class=material-icons aria-hidden=true style='cursor:pointer' onclick=1>event</i>",
+        "<input>Date <0></input> <i>event <1></i>"),
+    "boxes drawn around a hidden one, named by their rows": (
+        "".join(f"<table><tr><td><div class='box pointer' role=checkbox aria-checked={on} tabindex=0><input type=checkbox hidden>"
+                f"<svg width=9 height=9></svg></div><td>{name}</table>" for name, on in (("Ann", "true"), ("Ben", "false"))),
+        "<checkbox>Ann <0> = on</checkbox> | Ann\n<checkbox>Ben <1> = off</checkbox> | Ben"),
+    "boxes drawn in one row, whose names stand beside them": (
+        "<p><span role=checkbox class=sea tabindex=0><svg width=9 height=9></svg></span> red</p><p>"
+        "<span role=checkbox class=sky tabindex=0><svg width=9 height=9></svg></span> blue "
+        "<span role=checkbox class=one tabindex=0><svg width=9 height=9></svg></span></p>",
+        "<checkbox>red <0> = off</checkbox>\n<checkbox>sky <1> = off</checkbox> blue <checkbox>one <2> = off</checkbox>"),
+    "a drawn menu with a line and an item that is disabled": (
+        "<style>li{height:20px}</style><ul><li tabindex=0 role=menuitem>Open<li tabindex=0 role=presentation class=line><div></div>"
+        "<li tabindex=0 role=menuitem aria-disabled=true>Save</ul>", "<li>Open <0></li>\nSave (disabled)"),
+    "a dropdown drawn after one that it hides": (
+        "<style>.off{position:absolute;width:1px;height:1px;overflow:hidden;clip:rect(0 0 0 0)}</style><label for=c>Category</label> "
+        "<select id=c class=off aria-hidden=true tabindex=-1><option></select><span><span class=selection role=combobox tabindex=0 "
+        "style='display:inline-block;width:99px;height:20px'></span></span>", "Category <span>Category <0></span>"),
+    "sliders that show what they stand at": (
+        "<div role=slider tabindex=0 aria-valuenow=30 style='width:99px;height:9px'>30</div>"
+        "<label>Size <input type=range max=2 value=0 aria-valuetext=S></label>",
+        "<input> <0> = 30</input> <input>Size <1> = 0 (S)</input>"),
     "cells that span several": (
         "<table><tr><th>Day<th>9:00<th>10:00<th>11:00<tr><th>Mon<td colspan=2>Busy<td>Free"
         "<tr><td rowspan=2>Tue<td>a<td>b<td>c<tr><td>d<td>e<td>f<tr><td rowspan=0>Wed<td>g</table>",
@@ -672,6 +704,37 @@ def test_a_mouse_beside_a_dialog_does_not_scroll_the_page_behind_it(site, browse
     page = ("<!doctype html><style>#terms{height:200px;overflow:auto;margin:200px}#d{position:fixed;inset:0;background:red}"
             "</style><button onclick='d.hidden = false'>Terms</button>"
             f"<div id=d hidden><div id=terms>{'<p>line' * 90}</div></div>{'<p>page' * 90}")
+    browse(test, site({"/": page}))
+
+
+def test_a_button_under_a_pop_up_that_follows_the_page_is_clicked(site, browse):
+    """The pop-up moves when its script hears of the scrolling, a frame after it. The click was refused."""
+    async def test(session):
+        await session.observe()
+        assert (await act(session, 'do(action="Click", element="0")')).startswith("title: saved")
+    page = ("<p style='height:3000px'>top</p><button onclick='document.title = 1 ? `saved` : 0'>Save</button><p style='height:60px'>"
+            "</p><div id=m style='position:fixed;top:500px;left:0;width:300px;height:200px'>menu</div>"
+            "<script>addEventListener('scroll', () => { m.style.top = 500 - scrollY + 'px'; })</script>")
+    browse(test, site({"/": page}))
+
+
+def test_a_button_under_a_bar_that_stays_is_refused(site, browse):
+    async def test(session):
+        await session.observe()
+        with pytest.raises(ActionError, match="something else lies on top"):
+            await execute(session, 'do(action="Click", element="0")')
+    browse(test, site({"/": "<p style='height:3000px'>top</p><button>Save</button><p style='height:60px'></p>"
+                            "<div style='position:fixed;top:500px;left:0;width:300px;height:200px'>bar</div>"}))
+
+
+def test_a_slider_whose_thumb_takes_the_keys_is_moved(site, browse):
+    """Its role, its name and its number are those of the thumb's holder, which takes no focus."""
+    async def test(session):
+        assert (await session.observe())[1] == "<input>Volume <0> = 30</input>"
+        assert await act(session, 'do(action="Type", argument="33", element="0")') == "<input>Volume <0> = 33</input>"
+    page = ("<div id=s role=slider aria-label=Volume aria-valuenow=30 style='width:200px;height:20px'><div id=t tabindex=0 "
+            "style='width:20px;height:20px'></div></div><script>t.onkeydown = event => "
+            "{ s.ariaValueNow = Number(s.ariaValueNow) + (event.key === 'ArrowUp' ? 1 : -1); }</script>")
     browse(test, site({"/": page}))
 
 

@@ -177,7 +177,7 @@ SEEN = {
         """<label for=s>User</label><select id=s aria-hidden=true style="position: absolute; width: 1px; height: 1px;
         clip: rect(0 0 0 0)"></select><span role=combobox tabindex=0 aria-expanded=false aria-labelledby=z class=choice
         style="display: block; height: 28px"><span id=z role=textbox aria-readonly=true style="display: block"></span></span>""",
-        "User <span>choice <0></span>"),
+        "User <span>User <0></span>"),
     "Select2, chosen": (
         """<span role=combobox tabindex=0 aria-expanded=true aria-labelledby=z><span id=z role=textbox
         aria-readonly=true>France</span></span>""", "<span>France <0> = expanded</span>"),

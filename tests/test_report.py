@@ -420,11 +420,11 @@ def test_a_fragment_that_is_pasted_later_is_followed(look_at, tmp_path):
 
 @pytest.mark.parametrize("members, said", [
     ([(1.0, 0.7, "ok"), (0.0, -0.7, "ok")], "Its group: 1 of 2 succeeded"),
-    ([(0.0, 0.0, "ok"), (0.0, 0.0, "ok")], "Its group: 0 of 2 succeeded; its rewards are all equal, so it was dropped"),
-    ([(1.0, 0.0, "ok"), (0.0, 0.0, "env_error")], "; its rewards are all equal, so it was dropped"),
+    ([(0.0, 0.0, "ok"), (0.0, 0.0, "ok")], "Its group: 0 of 2 succeeded; its rewards are all equal, so M-GRPO drops it"),
+    ([(1.0, 0.0, "ok"), (0.0, 0.0, "env_error")], "; its rewards are all equal, so M-GRPO drops it"),
     ([(1.0, 0.0, "ok"), (0.0, 0.0, "ok")], "Its group: 1 of 2 succeeded"),  # DigiRL clones none of its turns
 ])
-def test_only_a_group_of_equal_rewards_is_said_to_be_dropped(look_at, tmp_path, members, said):
+def test_only_a_group_of_equal_rewards_and_no_advantages_is_said_to_be_dropped(look_at, tmp_path, members, said):
     path = write_group(tmp_path / "run")
     rows = [json.loads(line) for line in (path.parent / "trajectories.jsonl").read_text().splitlines()]
     for row, (reward, advantage, status) in zip(rows, members, strict=True):
@@ -542,6 +542,18 @@ def test_a_response_that_failed_is_not_shown_as_made_likelier(config, kind, look
     seen, _, _ = look_at(report(path), "() => [nodes('.said span')[1].className, textOf('.said + p')]", third)
     assert seen[0] == kind
     assert seen[1].startswith("This response failed" if kind == "even" else "The advantage is +0.70")
+
+
+def test_the_advantage_of_a_turn_adds_to_that_of_its_episode(look_at, tmp_path):
+    """As in forks/gigpo.py. The report took the episode's alone."""
+    path = write_group(tmp_path / "run").parent
+    rows = read_rows(path / "trajectories.jsonl")
+    rows[1]["advantage"] = 0.5
+    rows[1]["turns"][0]["advantage"] = -0.8
+    write_rows(path / "trajectories.jsonl", rows)
+    first = "#step=3&task=17&member=1&turn=1"
+    said, _, _ = look_at(report(path), "() => textOf('.said + p')", first)
+    assert said.startswith("The advantage is \u22120.30: the update makes these tokens less likely")
 
 
 def test_an_episode_without_a_group_is_played_after_one_side_by_side(look_at, tmp_path):

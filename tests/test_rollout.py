@@ -22,7 +22,7 @@ from conftest import (PAGE, ComputedStep, Env, answer, chromium, descendants, pa
 import mgrpo
 from compress import Trajectory, Turn, context, to_record, trajectory_rows
 from model import KVCache, token_logprobs
-from rollout import (ACTIONS, Call, Engine, Request, Settings, actions_help, episode, parse, play, progress,
+from rollout import (ACTIONS, Call, Engine, Request, Settings, actions_help, check_room, episode, parse, play, progress,
                      rollout, task_key)
 from worlds.browser import ActionError, Browser, EnvError, bounded
 
@@ -189,6 +189,15 @@ def test_prompt_and_parser_share_one_table():
 def test_a_response_as_long_as_the_context_is_refused():
     with pytest.raises(ValueError, match="--max-new-tokens 2048 leaves no room"):
         Settings(max_new_tokens=2048, max_context=1536)
+
+
+def test_a_task_whose_sentence_fills_the_context_is_refused(chat):
+    """Its episodes had no turns and counted as failures."""
+    settings = Settings(max_new_tokens=9, max_context=600)
+    tasks = [{"intent": intent, "task_id": number} for number, intent in enumerate(["buy a lamp", "lamp " * 600])]
+    check_room(chat, tasks[:1], settings)
+    with pytest.raises(ValueError, match="--max-context 600 leaves no room for a page: the sentence of task 1 is too long"):
+        check_room(chat, tasks, settings)
 
 
 @pytest.mark.parametrize("n_tasks", [24, pytest.param(150, marks=pytest.mark.slow)])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -227,6 +228,49 @@ def stopped(tmp_path):
 
 def test_a_run_continues_with_the_step_after_the_last_save(stopped):
     assert runs.resume(*stopped, may_change=set()) == 2
+
+
+@pytest.mark.parametrize("extra, says", [
+    (None, "TypeError"), ({}, "KeyError: 'step'"), ({"step": -1}, "state.json has step -1"),
+    ({"step": 1.5}, "state.json has step 1.5"), ({"step": True}, "state.json has step True")])
+def test_a_state_without_a_step_is_refused(extra, says, stopped):
+    """It passed as no state at all, and a new run would have cleared the directory."""
+    cfg, model, optimizer = stopped
+    file = Path(cfg.out) / "state/00001/state.json"
+    file.write_text(json.dumps({"parts": 1, "extra": extra}))
+    with pytest.raises(ValueError, match=f"state/00001 \\(--no-resume starts over\\): .*{says}"):
+        runs.resume(cfg, model, optimizer, may_change=set())
+
+
+def test_frozen_weights_and_buffers_of_a_fork_are_saved(stopped):
+    """Such as a moving average of the policy. They have no moments."""
+    cfg, model, optimizer = stopped
+
+    def with_memory(value):
+        head = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+        head.weight.fill_(value)
+        head.register_buffer("seen", torch.tensor([value, 2 * value]))
+        model.fork_heads["memory"] = head
+        return head
+
+    with_memory(3.0)
+    runs.save_state(cfg, model, optimizer, step=3, inputs=runs.inputs_of(cfg))
+    assert not [name for name in runs.training_tensors(model, optimizer) if name.startswith("memory.weight/")]
+    restored = with_memory(0.0)
+    assert runs.resume(cfg, model, optimizer, may_change=set()) == 3
+    assert (restored.weight.item(), restored.seen.tolist()) == (3.0, [3.0, 6.0])
+
+
+def test_a_directory_that_is_a_link_goes_without_what_it_leads_to(tmp_path):
+    """Somebody has put state/ on a larger disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "kept").touch()
+    (tmp_path / "state").symlink_to(disk)
+    for _ in range(2):
+        runs.delete_directory(tmp_path / "state")
+    assert [path.name for path in tmp_path.iterdir()] == ["disk"]
+    assert (disk / "kept").exists()
 
 
 def test_without_a_state_or_without_resume_a_run_begins_at_its_first_step(stopped, tmp_path):
@@ -604,6 +648,20 @@ def test_the_command_line_beats_a_preset_beats_the_checkpoint_beats_the_class(mo
     assert max_turns("--model", tmp_path, start=None) == 3  # bc.py only starts from it
     assert max_turns("--model", tmp_path, start=model_of) == 4
     assert max_turns("--model", tmp_path, start=none) == 3
+
+
+@pytest.mark.parametrize("run, says", [
+    (3, "its run is 3, not an object"),
+    ({"viewport_only": "no"}, "its run has viewport_only 'no'"),  # a text is true: pages lost what is below the window
+    ({"max_turns": None}, "its run has max_turns None"),
+    ({"max_context": 0}, "its run has max_context 0"),
+    ({"max_turns": True}, "its run has max_turns True"),
+])
+def test_a_checkpoints_odd_settings_are_refused_by_its_name(run, says, monkeypatch, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "run": run}))
+    with pytest.raises(ValueError, match=f"cannot use {config}: {says}"):
+        parsed(monkeypatch, "--model", tmp_path, start="runs/bc")
 
 
 def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp_path):

@@ -172,6 +172,15 @@ def test_a_server_that_dies_voids_the_episode_and_its_output_is_kept(shop, tmp_p
     assert nothing_left(tmp_path)
 
 
+def test_a_server_that_cannot_be_started_voids_its_episode_alone(shop, tmp_path, chat, run):
+    """Its directory has gone since the task was loaded. The run ended with FileNotFoundError."""
+    lost = shop(task_id=2, cwd=str(tmp_path / "gone"))
+    played = run(play([lost, shop()], [ADD, "exit('done')"], tmp_path, chat))
+    assert [tau.status for tau in played] == ["env_error", "ok"]
+    assert "the site's server could not be started: [Errno 2]" in played[0].broken_by
+    assert nothing_left(tmp_path)
+
+
 async def kill_server(tau, chat):
     """An Act: kills the server behind the page, then exits."""
     port = tau.turns[0].url.split(":")[2].strip("/")
@@ -614,7 +623,9 @@ def judge(tmp_path, text, url="http://127.0.0.1:9"):
     ("return None", "returned None"),
     ("pass\ndel verify", "it has no verify(server_url) -> (bool, str)"),
     ("exit(3)", "SystemExit: 3"),
-    ("import os; os._exit(0)", "without a verdict")])
+    ("import os; os._exit(0)", "without a verdict"),
+    ("import os\n    for end in range(1, 20):\n        try: os.write(end, b'junk')\n        except OSError: pass\n    return True, ''",
+     "wrote something else than a verdict")])
 def test_a_verifier_without_a_verdict_is_an_environment_error(tmp_path, monkeypatch, body, says):
     if "took more" in says:  # the others must have started before it is over
         monkeypatch.setattr(verifier, "TIMEOUT", 1.0)

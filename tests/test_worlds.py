@@ -318,6 +318,19 @@ def test_a_judges_cache_outlives_a_killed_run(site, tmp_path):
         assert len(seen) == 2
 
 
+def test_a_cache_that_cannot_be_written_or_holds_no_text_costs_no_verdict(site, tmp_path):
+    url, seen = chat_server(site, "correct")
+    cache = tmp_path / "judge.jsonl"
+    ask_judge(fuzzy(["x"]), "y", url, cache)
+    row = json.loads(cache.read_text())
+    cache.write_text(json.dumps({**row, "reply": 3}))
+    assert ask_judge(fuzzy(["x"]), "y", url, cache) == 1
+    assert len(seen) == 2
+
+    (tmp_path / "file").touch()
+    assert ask_judge(fuzzy(["x"]), "y", url, tmp_path / "file/judge.jsonl") == 1
+
+
 def test_an_answer_cannot_pose_as_the_judges_words(site, tmp_path):
     url, seen = chat_server(site, "incorrect")
     judge = Judge(Hasty(url, "m"), tmp_path / "j")
@@ -806,7 +819,7 @@ def test_the_sandbox_is_a_task_source_like_any_other():
         assert task["start_url"].startswith("http://127.0.0.1")
     assert_sound(tasks)
 
-    for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere", "sandbox:test/", "sandbox:test/29"):
+    for spec in ("sandbox", "sandbox:test:x", "sandbox:nowhere", "sandbox:test/", "sandbox:test/29", f"sandbox:test:{'9' * 5000}"):
         with pytest.raises(ValueError):
             load_tasks(spec, sites, reach=False)
     with pytest.raises(ValueError, match="sandbox:test:100001: ask for at most 100000 tasks"):

@@ -62,7 +62,7 @@ def open_sites(*specs: str | None):
 
 def sandbox_tasks(source: str, check_only=False) -> list[dict]:
     """The tasks of sandbox:SPLIT[/TEMPLATE][:N]. check_only: makes none, since they take seconds."""
-    found = re.fullmatch(r"sandbox:([a-z-]+)(?:/(\d+))?(?::(\d+))?", source)
+    found = re.fullmatch(r"sandbox:([a-z-]+)(?:/(\d{1,9}))?(?::(\d{1,9}))?", source)
     if not found:
         raise ValueError(f"{source}: write sandbox:SPLIT[/TEMPLATE][:N], such as "
                          "sandbox:test:50 or sandbox:test/28.")

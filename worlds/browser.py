@@ -1002,7 +1002,13 @@ class Session:
         except PlaywrightError as error:
             if "ERR_CACHE_MISS" in str(error):
                 await self.settle()
-                await undo()
+                try:
+                    await undo()
+                except PlaywrightError:  # the page before it answered a form as well
+                    await self.settle()
+                    await self._leave()
+                    raise ActionError("these pages answered forms and cannot be shown again: this is the one "
+                                      "before them") from None
                 raise ActionError("that page answered a form and cannot be shown again") from None
             # Any other: the next observation shows where we are.
 

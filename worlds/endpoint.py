@@ -184,7 +184,8 @@ class Judge:
             # The last line of a killed run is cut off.
             with contextlib.suppress(ValueError, LookupError, TypeError):
                 row = json.loads(line)
-                self.known[row["model"], row["prompt"]] = row["reply"]
+                if isinstance(row["reply"], str):
+                    self.known[row["model"], row["prompt"]] = row["reply"]
 
     async def __call__(self, task: dict, reference: str | list[str], answer: str) -> tuple[bool, str]:
         """Returns (whether the answer passes, the judge's reply)."""
@@ -228,8 +229,9 @@ class Judge:
     def keep(self, prompt: str, reply: str):
         model = self.endpoint.model
         self.known[model, prompt] = reply
-        self.cache.parent.mkdir(parents=True, exist_ok=True)
         row = json.dumps({"model": model, "prompt": prompt, "reply": reply})
         line = f"\n{row}\n"  # the first newline ends a row that was cut off
-        with open(self.cache, "ab", buffering=0) as file:  # one write: ranks share the file
-            file.write(line.encode())
+        with contextlib.suppress(OSError):  # a full disk: the judge will be asked again
+            self.cache.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.cache, "ab", buffering=0) as file:  # one write: ranks share the file
+                file.write(line.encode())

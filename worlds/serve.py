@@ -354,8 +354,10 @@ class Servers:
         self.hold_guard()
         try:
             return await self.try_ports(task, seconds)
-        except BaseException:  # no server came up, or the run ends
+        except BaseException as error:  # no server came up, or the run ends
             self.release_guard()
+            if isinstance(error, OSError):  # its directory is gone, or there are too many processes
+                raise EnvError(f"the site's server could not be started: {error}") from error
             raise
 
     async def try_ports(self, task: dict, seconds: float) -> Server:

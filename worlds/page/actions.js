@@ -46,6 +46,9 @@ const reveal = el => {
   forget();
 };
 
+// Scripts hear of scrolling in the next frame, unless the window is hidden.
+const nextFrame = () => new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
+
 // Waits, ms at most, for what the page has begun (see init.js). Returns whether to ask again, with its files.
 const settled = (files, ms) => window[WORK]?.settled(files, ms);
 
@@ -54,7 +57,7 @@ const settled = (files, ms) => window[WORK]?.settled(files, ms);
 // leaves: whether a press there takes the focus from a field, whose scripts then check what was typed.
 // We scroll only to what the mouse cannot hit, since some pop-ups close when their page scrolls.
 // Returns {x, y, width, height, leaves}, or {error}: what the agent reads.
-const locate = id => {
+const locate = async id => {
   const el = numbered(id);
   if (missing(id)) return {error: missing(id)};
   const isHidden = {error: `element ${id} is hidden now`};
@@ -64,6 +67,11 @@ const locate = id => {
   if (inFrame || !atHand(drawn(aim))) {
     reveal(drawn(aim));
     aim = toPress(el);  // el may be at hand now
+    if (covered(aim)) {  // by a pop-up that is still on its way along with the page
+      await nextFrame();
+      forget();
+      aim = toPress(el);
+    }
   }
   const r = aimOf(aim).box || aim.getClientRects()[0];
   if (!r || parked(aim)) return isHidden;
@@ -139,8 +147,10 @@ const focus = (id, text) => {
   if (el.matches('[type=file]')) return refusal('for files, which you cannot choose');
   if (el.matches('input[type=number]') && isNaN(text)) return `element ${id} takes a number, such as 12.5`;
   shifted = stuckAround(el);
-  el.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
-  if (root.activeElement === before && before !== el) return refusal('hidden or behind a dialog');
+  const thumb = isSlider(el) && el.tabIndex < 0 && el.querySelector('[tabindex]');  // the role may be its holder's
+  const target = thumb || el;
+  target.focus();  // its handler may move the focus on, but where nothing moves, something is in the way
+  if (root.activeElement === before && before !== target) return refusal('hidden or behind a dialog');
   if (el.isContentEditable) el.ownerDocument.getSelection().selectAllChildren(el);
   held = propertyOf(el, 'value');
   return el;
@@ -219,8 +229,7 @@ const scroll = direction => {
   const height = panel?.clientHeight || innerHeight;
   const scroller = panel || window;
   scroller.scrollBy({top: direction * height * 2 / 3, behavior: 'instant'});
-  // Scripts hear of it in the next frame, unless the window is hidden; what they begin then is waited for.
-  return new Promise(go => { requestAnimationFrame(() => setTimeout(go)); setTimeout(go, 501); });
+  return nextFrame();  // what scripts begin then is waited for
 };
 
 // What a drawn slider stands at: a number; null for any other element, and if it has gone.

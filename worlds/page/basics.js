@@ -15,6 +15,7 @@ const real = (type, name) => {  // a property of the prototype, whatever an inst
 const nodeType = real(Node, 'nodeType'), childNodes = real(Node, 'childNodes');
 const parentOf = real(Node, 'parentElement'), contains = real(Node, 'contains');
 const rootOf = real(Node, 'getRootNode'), shadowRoot = real(Element, 'shadowRoot');
+const comparePosition = real(Node, 'compareDocumentPosition');
 const slotOf = real(Element, 'assignedSlot');
 const attributeOf = real(Element, 'getAttribute');
 const matches = real(Element, 'matches'), closest = real(Element, 'closest');
@@ -57,6 +58,9 @@ const drawnIn = (el, outer) => {
   while (el && el !== outer) el = outerOf(el);
   return !!el;
 };
+
+// Whether a node comes before another one, and does not hold it.
+const precedes = (node, other) => comparePosition(node, other) === Node.DOCUMENT_POSITION_FOLLOWING;
 
 // Some answers take a search of the page and are needed again in the same call: a name, what the mouse hits.
 const caches = [];

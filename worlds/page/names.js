@@ -102,10 +102,24 @@ const firstText = (row, el) => {
   }
   return short;
 };
+const TICK_ROLES = '[role=checkbox],[role=radio],[role=switch]';
+const drawnTick = el => drawsSwitch(el) || el.matches(TICK_ROLES);
 const fieldsOf = remembered(row => {
-  const candidates = inside(`${FIELDS},${DRAWN}`, row);
-  return candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
+  const candidates = inside(`${FIELDS},${DRAWN},${TICK_ROLES}`, row);
+  return candidates.filter(field => field.matches(FIELDS) || drawnTick(field));
 });
+// Whether more than one text stands between a field and what may be its name: then it is the title of them all.
+const isFarFrom = (el, text, row) => {
+  if (canBeTicked(el) || !precedes(text, el)) return false;
+  let between = 0;
+  const texts = textsIn(document, row, NodeFilter.SHOW_TEXT);
+  texts.currentNode = text;
+  for (let node = texts.nextNode(); node && precedes(node, el); node = texts.nextNode()) {
+    const isSeen = tidy(node.data).length > 2 && boxed(parentOf(node)).checkVisibility();
+    if (isSeen) between++;
+  }
+  return between > 1;
+};
 // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 =").
 const isNameIn = (row, text, el) => {
   const called = tidy(text.data);
@@ -123,7 +137,7 @@ const textBeside = remembered(el => {
     const others = fieldsOf(row).some(field => !contains(el, field) && !contains(field, el));
     if (others) return null;
     const text = firstText(row, el);
-    if (text) return isNameIn(row, text, el) ? text : null;
+    if (text) return isNameIn(row, text, el) && !isFarFrom(el, text, row) ? text : null;
   }
   return null;
 });
@@ -131,6 +145,20 @@ const textBeside = remembered(el => {
 const looseLabel = el => {
   const text = !canBeTicked(el) && textBeside(el);
   return text && closest(parentOf(text), 'label') ? tidy(text.data) : '';
+};
+// Of "Date: <input>", right before a field.
+const textBefore = el => {
+  const before = el.previousSibling;
+  const said = before && nodeType(before) === TEXT ? tidy(before.data) : '';
+  return /\p{L}:$/u.test(said) && said.length < 40 ? said.slice(0, -1) : '';
+};
+// What the labels of a <select> say that a script hides before the dropdown that it draws, as select2 does.
+const labelsOfHidden = el => {
+  const holdsOther = at => matches(at.previousElementSibling ?? at, 'select[aria-hidden=true]');
+  for (let at = el, i = 0; role(el) === 'combobox' && at && i < 4; at = parentOf(at), i++) {
+    if (holdsOther(at)) return labelsText(at.previousElementSibling) ?? '';
+  }
+  return '';
 };
 // In a table's row with several fields: what the head of the table says, which may have several rows.
 const columnOf = el => {
@@ -253,6 +281,7 @@ const frameName = el => {
 
 const textOrLabel = el => {
   const text = ownText(el);
+  if (isSlider(el) && text === valueOf(el)) return '';  // it is drawn with what it stands at
   return text.length > 1 ? text : labelsText(el) || text;  // a drawn checkbox may hold no more than its tick
 };
 
@@ -270,8 +299,8 @@ const nameOf = remembered(el => {
     || textOfIds(el, 'aria-describedby')
     || picture(el)
     || (editable(el) ? tidy(hint(el)) || frameName(el) : '')
-    || (field || drawnSwitch(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
-    || (field ? hiddenLabel(el) : '')
+    || (field || drawnSwitch(el) || drawnTick(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
+    || (field ? hiddenLabel(el) || textBefore(el) : labelsOfHidden(el))
     || tidy(el.name)
     || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
 });

@@ -109,9 +109,9 @@ const observe = async (viewportOnly, maxChars) => {
   };
   // A text beside a checkbox, a switch or a field is written once, as the name of that.
   const pairUp = root => {
-    for (const el of inside(`${FIELDS},${DRAWN}`, root)) {
+    for (const el of inside(`${FIELDS},${DRAWN},${TICK_ROLES}`, root)) {
       const field = el.matches(FIELDS);
-      if (!field && !drawsSwitch(el)) continue;
+      if (!field && !drawnTick(el)) continue;
       const style = getComputedStyle(el);
       if (!shown(el, style) || shrunkAway(style)) continue;
       const text = nameOf(el) && textBeside(el);
@@ -224,7 +224,8 @@ const observe = async (viewportOnly, maxChars) => {
       if (near) put(escape(tidy(el.alt) || ariaOrTooltip(el)));
     } else if (standsBehind(el)) {
       return;
-    } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))) {
+    } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))
+        || hasRole(el) && disabled(el) && !el.querySelector(CONTROLS)) {
       if (near && (el.matches(TICKS) || !fadedOut(el))) putDisabled(el);
     } else {
       const linesBefore = lines.length;

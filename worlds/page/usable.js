@@ -148,7 +148,8 @@ const looksClickable = el => {
 
 // What the keys reach only to scroll it, or to have it read aloud.
 const READ = 'pre,article,section,main,figure,table';
-const READ_ROLES = /^(article|dialog|document|feed|figure|group|log|main|note|region|status|table|tabpanel)$/;
+const READ_ROLES = new RegExp('^(article|dialog|document|feed|figure|group|log|main|none|note|presentation|region|'
+  + 'separator|status|table|tabpanel)$');
 const isForReading = el => {
   const scrolls = el.scrollHeight > el.clientHeight && /auto|scroll/.test(getComputedStyle(el).overflowY);
   return scrolls || (role(el) ? READ_ROLES.test(role(el)) : el.matches(READ));
@@ -238,7 +239,7 @@ const titleIn = (card, visible) => {
 
 // A picture that people press, though it is no part of what is read aloud: the cross of a tag. Not what lies behind
 // a dialog and closes it.
-const pressedPicture = el => tidy(el.textContent).length <= 2
+const pressedPicture = el => (tidy(el.textContent).length <= 2 || inIconFont(el, tidy(el.textContent)))
   && !el.matches('a[href],input,select,textarea') && !el.querySelector(CONTROLS)
   && (hears(el) || hasOwnHand(el)) && drawsSomething(el) && !fillsWindow(el);
 const drawsSomething = el => !wordless(el) || el.matches('svg,img') || [el, ...inside('*', el)].some(part =>

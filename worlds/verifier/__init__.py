@@ -34,7 +34,10 @@ async def verify(file: str, server_url: str) -> tuple[bool, str]:
         await process.wait()
     if not text:
         raise EnvError(f"the verifier {file} ended without a verdict")
-    verdict = json.loads(text)
+    try:
+        verdict = json.loads(text)
+    except ValueError:  # the file itself has written where the verdict goes
+        raise EnvError(f"the verifier {file} wrote something else than a verdict") from None
     if "error" in verdict:
         raise EnvError(f"the verifier {file} failed: {verdict['error']}")
     return verdict["passed"], verdict["reason"]
