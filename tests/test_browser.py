@@ -1347,6 +1347,19 @@ def test_a_field_that_is_locked_is_not_typed_over(site, browse):
     browse(test, site({"/": "<input aria-label=total readonly value=42>"}))
 
 
+@pytest.mark.parametrize("value", ["0", "7", "10"])
+def test_a_slider_ends_with_a_key_that_a_person_pressed(site, browse, value):
+    """Streamlit's took its value only then: the page showed 7, and the server had 3."""
+    page = """<input type=range id=r aria-label=size max=10 value=3><script>
+        r.onkeyup = event => { if (event.isTrusted && event.key.startsWith("Arrow")) document.title = `took ${r.value}`; }</script>"""
+
+    async def test(session):
+        await session.observe()
+        seen = await act(session, f'do(action="Type", argument="{value}", element="0")')
+        assert seen == f"title: took {value}\n<input>size <0> = {value}</input>"
+    browse(test, site({"/": page}))
+
+
 def test_a_slider_says_how_far_it_goes(site, browse):
     async def test(session):
         await session.observe()

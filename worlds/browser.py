@@ -903,10 +903,20 @@ class Session:
         else:
             # By force, which means without waiting: `focus` has checked the field.
             await field.fill(text, force=True)
+            if way == "range":
+                await self._step_and_back(element)
             unchanged = await self.ask("typed", element, text)
             if unchanged is True:  # a full field with a mask, as for a phone number, takes only keys
                 await field.select_text(force=True)
                 await self.page.keyboard.type(text)
+
+    async def _step_and_back(self, element: int):
+        """Moves an <input type=range> one step away and back: some scripts take a value only from a key."""
+        keys = ["ArrowDown", "ArrowUp"]
+        if await self.ask("atMinimum", element) is True:
+            keys.reverse()
+        for key in keys:
+            await self.page.keyboard.press(key)
 
     async def _slider_at(self, element: int) -> float | None:
         """What a slider stands at that the page draws; None for any other element."""

@@ -157,7 +157,7 @@ const focus = (id, text) => {
 };
 
 // How the agent's text gets into an element: "slider", by the arrow keys; "code", pasted; "rich", by keys; "part" (of a
-// date), by keys that replace its number; "field", all at once.
+// date), by keys that replace its number; "field", all at once; "range", so as well, and then by keys.
 const wayToType = id => {
   const el = numbered(id);
   if (isSlider(el)) return 'slider';
@@ -166,7 +166,11 @@ const wayToType = id => {
   const withoutHelp = el.matches('[contenteditable][spellcheck=false][autocapitalize=off]');
   if (keyField(el) || propertyOf(el, 'editContext') || withoutHelp) return 'code';
   if (el.isContentEditable) return 'rich';
-  return 'field';
+  return matches(el, 'input[type=range]') ? 'range' : 'field';
+};
+const atMinimum = id => {
+  const el = numbered(id);
+  return !!el && Number(el.value) <= Number(el.min || 0);
 };
 
 // browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
@@ -247,7 +251,7 @@ const paste = (id, text) => {
   return !(keyField(el) ?? el).dispatchEvent(event);
 };
 
-const functions = {observe, settled, locate, missed, select, focus, wayToType, sliderAt, paste, typed, scroll};
+const functions = {observe, settled, locate, missed, select, focus, wayToType, atMinimum, sliderAt, paste, typed, scroll};
 const call = ([name, ...given]) => {
   forget();  // the page has changed since the last call
   return functions[name](...given);
