@@ -489,7 +489,9 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
     # WebArena: the policy reads and writes the benchmark's host in place of the site's real address.
     hosts = trajectory.task.get("hosts", {})
     to_address = {f"http://{host}": address for host, address in hosts.items()}
-    to_host = {address: host for host, address in to_address.items()}
+    to_host = {}
+    for host, address in to_address.items():
+        to_host.setdefault(address, host)  # two sites may have one address
     while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
         # 1) Observe. What went wrong with the last action comes first.
         url, page = await session.observe()

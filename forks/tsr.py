@@ -44,7 +44,7 @@ import run  # before torch
 import mgrpo
 from compress import Chat, Trajectory
 from forks.shared import without_messages
-from rollout import ActionError, parse
+from rollout import ActionError, parse, replace_all
 
 BEST = 3  # the highest rating: what `rating` has points for
 
@@ -81,9 +81,9 @@ def rating(response: str, trajectory: Trajectory) -> int:
         call = parse(response)
     except ActionError:
         return 0
-    action = str(call)
-    for host, address in trajectory.task.get("hosts", {}).items():
-        action = action.replace(f"http://{host}", address)  # as rollout.take_turns does before it acts
+    hosts = trajectory.task.get("hosts", {})
+    to_address = {f"http://{host}": address for host, address in hosts.items()}
+    action = replace_all(str(call), to_address)  # as rollout.take_turns does before it acts
     is_shown = shows(page, response, call.element)
     tried_here = [turn.action for turn in earlier if without_messages(turn.observation) == page]
     is_new = action not in tried_here

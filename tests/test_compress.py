@@ -471,6 +471,9 @@ def test_a_record_holds_success_and_reward_apart_and_a_replay_knows_the_success(
     assert record["reward"] == -0.4
     assert record["step"] == 3
     assert record["source"] is None
+    assert "advantage" not in record["turns"][0]
+    trajectory.turns[0].advantage = -0.8  # a turn's own, as in forks/gigpo.py
+    assert to_record(trajectory, chat)["turns"][0]["advantage"] == -0.8
     trajectory.task = trajectory.task | {"source": 1}  # of the second source of --tasks
     assert to_record(trajectory, chat)["source"] == 1
     assert replay(chat, record).success == 1.0
@@ -519,6 +522,7 @@ def test_a_page_that_reads_like_the_placeholder_is_trained_on(chat):
 @pytest.mark.parametrize("agent, says", [
     ({"system": "x"}, "its agent has no compress and no think"),
     ({"system": 5, "think": True, "compress": True}, "system is 5"),
+    ({"system": "\ud800", "think": True, "compress": True}, "surrogates not allowed"),
 ])
 def test_a_record_whose_agent_cannot_be_followed_is_refused(chat, agent, says):
     record = to_record(make_trajectory(chat, 1), chat)

@@ -1082,6 +1082,35 @@ def test_a_run_that_is_killed_while_it_saves_its_best_policy_keeps_the_one_befor
     assert folders - {"adapter"} == {"best", "state", "step-00001", "step-00002"}
 
 
+def test_a_fork_may_do_more_before_and_after_an_update(chat, play):
+    done = []
+
+    class Averaged(MGRPO):
+        def update(self, rows, show=runs.ignore):
+            done.append(len(rows))
+            metrics = super().update(rows, show)
+            done.append(metrics["loss"])
+            return metrics
+
+    lines = play(even_tasks_teach(chat), "x", Averaged, steps=1, updates_per_batch=2)
+    assert done[1] == lines[0]["loss"]
+    assert done[0] == done[2] > 0
+
+
+@pytest.mark.parametrize("long", [3, 9])
+def test_a_task_that_leaves_no_room_for_a_page_is_refused_before_a_step_is_played(long, chat, play, monkeypatch):
+    """--tasks holds the first six here, --held-out the others. Its episodes had no turns and counted as failures."""
+    tasks = [dict(task) for task in TASKS]
+    tasks[long]["intent"] = "lamp " * 2000
+
+    def load_tasks(spec, sites, **more):
+        return tasks[6:] if spec == "theirs" else tasks[:6]
+
+    monkeypatch.setattr(worlds, "load_tasks", load_tasks)
+    with pytest.raises(ValueError, match=f"the sentence of task {long} is too long"):
+        play(None, "x", steps=1, held_out="theirs")
+
+
 def test_a_report_that_cannot_be_drawn_costs_no_step(chat, play, monkeypatch, tmp_path):
     """It was drawn before the state was saved: each resume trained the same step again, and failed again."""
     report = runs.report

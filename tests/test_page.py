@@ -73,6 +73,34 @@ READ = {  # how real pages are built -> what the agent reads
         "Order summary\nTotal: 12 kr\nShips on Monday\n<input> <0></input>"),
     "a name above a field, with a hint between": (
         "<div><div>Quantity</div><small>12 at most</small><div><input></div></div>", "12 at most\n<input>Quantity <0></input>"),
+    "a name above a field, with a hint of several pieces": (
+        "<div><div>Phone</div><p>Use <b>8</b> or <b>more</b> digits</p><div><input></div></div>",
+        "Use 8 or more digits\n<input>Phone <0></input>"),
+    "a label that is tied to no field, with hints between": (
+        "<div><label>Password</label><p>8 characters<p>one digit<p>no space<div><input type=password></div></div>",
+        "8 characters\none digit\nno space\n<input>Password <0></input>"),
+    "texts before boxes, which name the group": (
+        "<p>Gender: <input type=radio name=g> Male <input type=radio name=g> Female</p>",
+        "Gender: <radio>g <0> = off</radio> Male <radio>g <1> = off</radio> Female"),
+    "a field beside a switch with a name of its own": (
+        "<div><span>Amount</span> <input> <div role=switch aria-label=Recurring tabindex=0 style='display:inline-block;width:9px;height:9px'>"
+        "</div></div>", "<input>Amount <0></input> <checkbox>Recurring <1> = off</checkbox>"),
+    "a drawn box whose input is parked in it": (
+        "<div><div role=checkbox style='width:20px;height:20px;cursor:pointer'><div style='position:absolute;width:1px;height:1px;"
+        "overflow:hidden'><input type=checkbox></div></div><span>New York</span></div>", "<checkbox>New York <0> = off</checkbox>"),
+    "a disabled box whose input is hidden": (
+        "<div><div role=checkbox aria-disabled=true style='width:20px;height:20px'><input type=checkbox hidden></div>Gift wrap</div>",
+        "Gift wrap"),
+    "a branch that is disabled, and its leaf": (
+        "<ul><li role=treeitem aria-disabled=true>dist<ul role=group><li role=treeitem tabindex=0>a.js</ul></ul>",
+        "dist\n<li>a.js <0></li>"),
+    "a choice that is disabled, and the button in it": (
+        "<div role=option aria-disabled=true>Pro <span role=button tabindex=0>Upgrade</span></div>"
+        "<div role=option aria-disabled=true><img alt='Red shoe'> sold out</div><div role=option aria-disabled=true></div>",
+        "Pro <button>Upgrade <0></button> (disabled)\nRed shoe sold out (disabled)"),
+    "focus on elements whose role says nothing": (
+        "<span role=none tabindex=0>chip</span><div role=separator tabindex=0 aria-valuenow=30 aria-label=split style='height:9px'></div>",
+        "<span>chip <0></span> <div>split <1> = 30</div>"),
     "a text right before a field": (
         "<p>Date: <input name=on_0> <a href=/>Today</a><br>Time: <input name=on_1></p>",
         "Date: <input>Date <0></input> <a>Today <1></a>\nTime: <input>Time <2></input>"),
@@ -98,8 +126,9 @@ READ = {  # how real pages are built -> what the agent reads
         "style='display:inline-block;width:99px;height:20px'></span></span>", "Category <span>Category <0></span>"),
     "sliders that show what they stand at": (
         "<div role=slider tabindex=0 aria-valuenow=30 style='width:99px;height:9px'>30</div>"
-        "<label>Size <input type=range max=2 value=0 aria-valuetext=S></label>",
-        "<input> <0> = 30</input> <input>Size <1> = 0 (S)</input>"),
+        "<label>Size <input type=range max=2 value=0 aria-valuetext=S></label>"
+        "<p><label>Loss <input type=range value=3 aria-valuetext=13%></label> <label>Page <input type=range value=3 aria-valuetext='3 of 9'></label>",
+        "<input> <0> = 30</input> <input>Size <1> = 0 (S)</input>\n<input>Loss <2> = 3 (13%)</input> <input>Page <3> = 3</input>"),
     "cells that span several": (
         "<table><tr><th>Day<th>9:00<th>10:00<th>11:00<tr><th>Mon<td colspan=2>Busy<td>Free"
         "<tr><td rowspan=2>Tue<td>a<td>b<td>c<tr><td>d<td>e<td>f<tr><td rowspan=0>Wed<td>g</table>",

@@ -68,6 +68,9 @@ def test_a_run_that_starts_over_leaves_nothing_that_an_earlier_one_has_earned(tm
     for file in ("summary.json", "summary-dev.json", "metrics.jsonl", "trajectories.jsonl", "report.html"):
         (tmp_path / file).write_text("")
     (tmp_path / "demos.jsonl").touch()  # takes minutes to record, and is checked before it is used again
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    (tmp_path / "step-notes").mkdir()  # a person's
+    (tmp_path / "models.safetensors").touch()
 
     start(tmp_path, first=1)
     assert (tmp_path / "best/file").exists()
@@ -75,7 +78,7 @@ def test_a_run_that_starts_over_leaves_nothing_that_an_earlier_one_has_earned(tm
 
     start(tmp_path)
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["config.json", "demos.jsonl", "lock"]
+    assert left == ["config.json", "demos.jsonl", "lock", "models.safetensors", "step-notes"]
 
 
 def test_a_run_that_goes_on_drops_the_rows_that_come_again(tmp_path):
@@ -270,6 +273,12 @@ def test_a_directory_that_is_a_link_goes_without_what_it_leads_to(tmp_path):
     for _ in range(2):
         runs.delete_directory(tmp_path / "state")
     assert [path.name for path in tmp_path.iterdir()] == ["disk"]
+
+    (tmp_path / "best").symlink_to(disk)
+    for _ in range(2):
+        (tmp_path / "best.new").mkdir()
+        runs.swap_directory(tmp_path / "best", tmp_path / "best.new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "disk"]
     assert (disk / "kept").exists()
 
 
@@ -662,6 +671,11 @@ def test_a_checkpoints_odd_settings_are_refused_by_its_name(run, says, monkeypat
     config.write_text(json.dumps({"model_type": "llama", "run": run}))
     with pytest.raises(ValueError, match=f"cannot use {config}: {says}"):
         parsed(monkeypatch, "--model", tmp_path, start="runs/bc")
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path):
+    (tmp_path / "agent.json").write_text('{"think": false}', encoding="utf-8-sig")
+    assert runs.read_json(tmp_path / "agent.json") == {"think": False}
 
 
 def test_an_evaluation_as_model_names_the_policy_that_it_played(monkeypatch, tmp_path):

@@ -625,6 +625,8 @@ def judge(tmp_path, text, url="http://127.0.0.1:9"):
     ("exit(3)", "SystemExit: 3"),
     ("import os; os._exit(0)", "without a verdict"),
     ("import os\n    for end in range(1, 20):\n        try: os.write(end, b'junk')\n        except OSError: pass\n    return True, ''",
+     "wrote something else than a verdict"),
+    ("import os\n    for end in range(3, 20):\n        try: os.write(end, b'{}')\n        except OSError: pass\n    os._exit(0)",
      "wrote something else than a verdict")])
 def test_a_verifier_without_a_verdict_is_an_environment_error(tmp_path, monkeypatch, body, says):
     if "took more" in says:  # the others must have started before it is over

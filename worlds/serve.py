@@ -351,14 +351,15 @@ class Servers:
 
     async def start(self, task: dict, seconds: float) -> Server:
         """A server that answers; `undo` ends it."""
-        self.hold_guard()
         try:
-            return await self.try_ports(task, seconds)
-        except BaseException as error:  # no server came up, or the run ends
-            self.release_guard()
-            if isinstance(error, OSError):  # its directory is gone, or there are too many processes
-                raise EnvError(f"the site's server could not be started: {error}") from error
-            raise
+            self.hold_guard()
+            try:
+                return await self.try_ports(task, seconds)
+            except BaseException:  # no server came up, or the run ends
+                self.release_guard()
+                raise
+        except OSError as error:  # its directory is gone, or there are too many processes
+            raise EnvError(f"the site's server could not be started: {error}") from error
 
     async def try_ports(self, task: dict, seconds: float) -> Server:
         """As `start`. If another program takes its port, a further port is tried."""

@@ -7,6 +7,7 @@ const ELEMENTS = Symbol.for('elements'), WORK = Symbol.for('work'), REFUSALS = S
 const MODALS = Symbol.for('modals');
 // A page's own `class Event` would stand before the window's.
 const {CSS, DOMMatrix, DOMRect, Event, KeyboardEvent, NodeFilter, Range, matchMedia} = window;
+const {requestAnimationFrame, setTimeout} = window;
 const ELEMENT = 1, TEXT = 3, DOCUMENT = 9, FRAGMENT = 11;  // values of nodeType
 const real = (type, name) => {  // a property of the prototype, whatever an instance has under that name
   const {get, value} = Object.getOwnPropertyDescriptor(type.prototype, name);

@@ -103,22 +103,28 @@ const firstText = (row, el) => {
   return short;
 };
 const TICK_ROLES = '[role=checkbox],[role=radio],[role=switch]';
-const drawnTick = el => drawsSwitch(el) || el.matches(TICK_ROLES);
 const fieldsOf = remembered(row => {
-  const candidates = inside(`${FIELDS},${DRAWN},${TICK_ROLES}`, row);
-  return candidates.filter(field => field.matches(FIELDS) || drawnTick(field));
+  const candidates = inside(`${FIELDS},${DRAWN}`, row);
+  return candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
 });
-// Whether more than one text stands between a field and what may be its name: then it is the title of them all.
+// What may have the same text beside it as el.
+const rivalsOf = (el, row) => canBeTicked(el) ? [...fieldsOf(row), ...inside(TICK_ROLES, row)] : fieldsOf(row);
+const blockOf = node => {
+  let block = parentOf(node);
+  while (block && getComputedStyle(block).display === 'inline') block = parentOf(block);
+  return block;
+};
+// Whether several paragraphs stand between a field and what may be its name: then it is the title of them all.
 const isFarFrom = (el, text, row) => {
-  if (canBeTicked(el) || !precedes(text, el)) return false;
-  let between = 0;
+  if (canBeTicked(el) || !precedes(text, el) || closest(parentOf(text), 'label')) return false;
+  const between = new Set();
   const texts = textsIn(document, row, NodeFilter.SHOW_TEXT);
   texts.currentNode = text;
   for (let node = texts.nextNode(); node && precedes(node, el); node = texts.nextNode()) {
-    const isSeen = tidy(node.data).length > 2 && boxed(parentOf(node)).checkVisibility();
-    if (isSeen) between++;
+    if (tidy(node.data) && boxed(parentOf(node)).checkVisibility()) between.add(blockOf(node));
   }
-  return between > 1;
+  between.delete(blockOf(text));
+  return between.size > 1;
 };
 // Whether it is the name of el: it is no paragraph, table or sum ("8 + 8 =").
 const isNameIn = (row, text, el) => {
@@ -134,7 +140,7 @@ const isNameIn = (row, text, el) => {
 const textBeside = remembered(el => {
   if (el.closest('th') || ticksAll(el)) return null;
   for (let row = parentOf(el); row && !matches(row, BLOCKS); row = parentOf(row)) {
-    const others = fieldsOf(row).some(field => !contains(el, field) && !contains(field, el));
+    const others = rivalsOf(el, row).some(field => !contains(el, field) && !contains(field, el));
     if (others) return null;
     const text = firstText(row, el);
     if (text) return isNameIn(row, text, el) && !isFarFrom(el, text, row) ? text : null;
@@ -148,7 +154,7 @@ const looseLabel = el => {
 };
 // Of "Date: <input>", right before a field.
 const textBefore = el => {
-  const before = el.previousSibling;
+  const before = !canBeTicked(el) && el.previousSibling;
   const said = before && nodeType(before) === TEXT ? tidy(before.data) : '';
   return /\p{L}:$/u.test(said) && said.length < 40 ? said.slice(0, -1) : '';
 };
@@ -299,7 +305,7 @@ const nameOf = remembered(el => {
     || textOfIds(el, 'aria-describedby')
     || picture(el)
     || (editable(el) ? tidy(hint(el)) || frameName(el) : '')
-    || (field || drawnSwitch(el) || drawnTick(el) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
+    || (field || drawnSwitch(el) || el.matches(TICK_ROLES) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
     || (field ? hiddenLabel(el) || textBefore(el) : labelsOfHidden(el))
     || tidy(el.name)
     || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);

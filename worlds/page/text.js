@@ -111,12 +111,12 @@ const observe = async (viewportOnly, maxChars) => {
   const pairUp = root => {
     for (const el of inside(`${FIELDS},${DRAWN},${TICK_ROLES}`, root)) {
       const field = el.matches(FIELDS);
-      if (!field && !drawnTick(el)) continue;
+      if (!field && !drawsSwitch(el) && !el.matches(TICK_ROLES)) continue;
       const style = getComputedStyle(el);
       if (!shown(el, style) || shrunkAway(style)) continue;
       const text = nameOf(el) && textBeside(el);
       if (!text || nameOf(el) !== tidy(text.data) || parentOf(text).closest('td,a[href]')) continue;
-      const written = disabled(el) || clickable(el);
+      const written = innermost(el) && (disabled(el) ? native(el) : clickable(el));
       const shows = written && !el.closest('[inert],[aria-hidden=true]') && !covered(el);
       if (shows) beside.set(text, el);
     }
@@ -224,14 +224,15 @@ const observe = async (viewportOnly, maxChars) => {
       if (near) put(escape(tidy(el.alt) || ariaOrTooltip(el)));
     } else if (standsBehind(el)) {
       return;
-    } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))
-        || hasRole(el) && disabled(el) && !el.querySelector(CONTROLS)) {
+    } else if (el.localName === 'select' || el.matches('button,input,textarea') && (inert || disabled(el))) {
       if (near && (el.matches(TICKS) || !fadedOut(el))) putDisabled(el);
     } else {
       const linesBefore = lines.length;
       const lineBefore = line;
       children();
-      const addedNothing = lines.length === linesBefore && line === lineBefore;
+      const sameLine = lines.length === linesBefore;
+      const addedNothing = sameLine && line === lineBefore;
+      if (sameLine && !addedNothing && hasRole(el) && disabled(el)) put('(disabled)');
       const said = addedNothing ? pictured(el) : '';
       if (said && near && wordless(el) && boxOf(el) && !fadedOut(el)) put(escape(said));
     }

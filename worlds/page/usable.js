@@ -148,9 +148,11 @@ const looksClickable = el => {
 
 // What the keys reach only to scroll it, or to have it read aloud.
 const READ = 'pre,article,section,main,figure,table';
-const READ_ROLES = new RegExp('^(article|dialog|document|feed|figure|group|log|main|none|note|presentation|region|'
-  + 'separator|status|table|tabpanel)$');
+const READ_ROLES = /^(article|dialog|document|feed|figure|group|log|main|note|region|status|table|tabpanel)$/;
+const isLine = el => /^(none|presentation|separator)$/.test(role(el)) && wordless(el)  // between items of a menu
+  && !el.hasAttribute('aria-valuenow');
 const isForReading = el => {
+  if (isLine(el)) return true;
   const scrolls = el.scrollHeight > el.clientHeight && /auto|scroll/.test(getComputedStyle(el).overflowY);
   return scrolls || (role(el) ? READ_ROLES.test(role(el)) : el.matches(READ));
 };

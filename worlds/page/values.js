@@ -122,7 +122,7 @@ const valueOf = el => {
   }
   if (el.type === 'password') return el.value ? '****' : '';
   const said = el.type === 'range' && attribute(el, 'aria-valuetext');
-  if (said && !said.includes(el.value)) return `${el.value} (${cut(said, 100)})`;
+  if (said && !said.split(' ').includes(el.value)) return `${el.value} (${cut(said, 100)})`;
   const value = cut(tidy(el.value), 500), example = tidy(el.placeholder);
   const suggestions = [...el.list?.options ?? []].map(option => tidy(option.value));
   if (suggestions.length) return tidy(`${value} (${choiceOf(suggestions)})`);

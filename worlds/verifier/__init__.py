@@ -36,8 +36,10 @@ async def verify(file: str, server_url: str) -> tuple[bool, str]:
         raise EnvError(f"the verifier {file} ended without a verdict")
     try:
         verdict = json.loads(text)
-    except ValueError:  # the file itself has written where the verdict goes
+        error = verdict.get("error")
+        outcome = error or (verdict["passed"], verdict["reason"])
+    except (ValueError, LookupError, AttributeError):  # the file itself has written where the verdict goes
         raise EnvError(f"the verifier {file} wrote something else than a verdict") from None
-    if "error" in verdict:
-        raise EnvError(f"the verifier {file} failed: {verdict['error']}")
-    return verdict["passed"], verdict["reason"]
+    if error:
+        raise EnvError(f"the verifier {file} failed: {error}")
+    return outcome
