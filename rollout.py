@@ -511,8 +511,9 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
         await env.watch(session, trajectory)
 
         # 3) Act.
+        response = replace_all(turn.response, to_address)
         try:
-            call = parse(replace_all(turn.response, to_address))
+            call = parse(response)
             turn.action = str(call)
             if call.name == "exit":
                 trajectory.answer = call.argument
