@@ -99,8 +99,9 @@ READ = {  # how real pages are built -> what the agent reads
         "<div role=option aria-disabled=true><img alt='Red shoe'> sold out</div><div role=option aria-disabled=true></div>",
         "Pro <button>Upgrade <0></button> (disabled)\nRed shoe sold out (disabled)"),
     "focus on elements whose role says nothing": (
-        "<span role=none tabindex=0>chip</span><div role=separator tabindex=0 aria-valuenow=30 aria-label=split style='height:9px'></div>",
-        "<span>chip <0></span> <div>split <1> = 30</div>"),
+        "<span role=none tabindex=0>chip</span> <b role=presentation tabindex=0 class=zoom><svg width=9 height=9></svg></b>"
+        "<div role=option aria-disabled=true><span role=link aria-disabled=true>gone</span></div><div role=separator tabindex=0 aria-valuenow=30 aria-label=split style='height:9px'></div>",
+        "<span>chip <0></span> <b>zoom <1></b>\ngone (disabled)\n<div>split <2> = 30</div>"),
     "a text right before a field": (
         "<p>Date: <input name=on_0> <a href=/>Today</a><br>Time: <input name=on_1></p>",
         "Date: <input>Date <0></input> <a>Today <1></a>\nTime: <input>Time <2></input>"),

@@ -251,7 +251,8 @@ const paste = (id, text) => {
   return !(keyField(el) ?? el).dispatchEvent(event);
 };
 
-const functions = {observe, settled, locate, missed, select, focus, wayToType, atMinimum, sliderAt, paste, typed, scroll};
+const functions = {observe, settled, locate, missed, select, focus, wayToType, atMinimum, sliderAt, paste, typed,
+  scroll};
 const call = ([name, ...given]) => {
   forget();  // the page has changed since the last call
   return functions[name](...given);

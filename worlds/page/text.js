@@ -232,7 +232,8 @@ const observe = async (viewportOnly, maxChars) => {
       children();
       const sameLine = lines.length === linesBefore;
       const addedNothing = sameLine && line === lineBefore;
-      if (sameLine && !addedNothing && hasRole(el) && disabled(el)) put('(disabled)');
+      const isDisabled = hasRole(el) && disabled(el) && !line.endsWith('(disabled)');
+      if (sameLine && !addedNothing && isDisabled) put('(disabled)');
       const said = addedNothing ? pictured(el) : '';
       if (said && near && wordless(el) && boxOf(el) && !fadedOut(el)) put(escape(said));
     }

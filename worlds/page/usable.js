@@ -149,7 +149,7 @@ const looksClickable = el => {
 // What the keys reach only to scroll it, or to have it read aloud.
 const READ = 'pre,article,section,main,figure,table';
 const READ_ROLES = /^(article|dialog|document|feed|figure|group|log|main|note|region|status|table|tabpanel)$/;
-const isLine = el => /^(none|presentation|separator)$/.test(role(el)) && wordless(el)  // between items of a menu
+const isLine = el => /^(none|presentation|separator)$/.test(role(el)) && !drawsSomething(el)  // between items of a menu
   && !el.hasAttribute('aria-valuenow');
 const isForReading = el => {
   if (isLine(el)) return true;
