@@ -476,9 +476,17 @@ class Engine:
 Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
 
 
-def replace_all(text: str, replacements: dict[str, str]) -> str:
-    for old, new in replacements.items():
-        text = text.replace(old, new)
+def to_hosts(text: str, task: dict) -> str:
+    """WebArena: what the policy reads has the benchmark's hosts in place of the sites' real addresses."""
+    for host, address in task.get("hosts", {}).items():
+        text = text.replace(address, f"http://{host}")
+    return text
+
+
+def to_addresses(text: str, task: dict) -> str:
+    """The other way round: what the policy writes, with the real addresses."""
+    for host, address in task.get("hosts", {}).items():
+        text = text.replace(f"http://{host}", address)
     return text
 
 
@@ -486,18 +494,12 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
                      settings: Settings, slot: int):
     """Observes and acts until the agent exits, uses up its turns, or fills the context."""
     budget = settings.max_context - settings.max_new_tokens
-    # WebArena: the policy reads and writes the benchmark's host in place of the site's real address.
-    hosts = trajectory.task.get("hosts", {})
-    to_address = {f"http://{host}": address for host, address in hosts.items()}
-    to_host = {}
-    for host, address in to_address.items():
-        to_host.setdefault(address, host)  # two sites may have one address
     while len(trajectory.turns) < settings.max_turns and trajectory.answer is None:
         # 1) Observe. What went wrong with the last action comes first.
         url, page = await session.observe()
         if trajectory.turns and trajectory.turns[-1].error:
             page = f"error: {trajectory.turns[-1].error}\n{page}"
-        page = replace_all(page, to_host)
+        page = to_hosts(page, trajectory.task)
         fitted = compress.fit_page(chat, trajectory, page, budget)
         if fitted is None:
             return  # the history alone fills the context: this is the end, as at the turn limit
@@ -511,7 +513,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
         await env.watch(session, trajectory)
 
         # 3) Act.
-        response = replace_all(turn.response, to_address)
+        response = to_addresses(turn.response, trajectory.task)
         try:
             call = parse(response)
             turn.action = str(call)

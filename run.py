@@ -749,7 +749,7 @@ LEAST = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(NOT_NEGATIVE, 0)}
 
 
 def remembered(checkpoint: str | None) -> dict:
-    """The sizes and the kind of pages that a checkpoint of ours was trained with: those of SIZES that it knows."""
+    """The sizes and the kind of pages that a checkpoint of ours was trained with."""
     if not checkpoint:
         return {}
     path = Path(checkpoint) / "config.json"

@@ -44,7 +44,7 @@ import run  # before torch
 import mgrpo
 from compress import Chat, Trajectory
 from forks.shared import without_messages
-from rollout import ActionError, parse, replace_all
+from rollout import ActionError, parse, to_addresses
 
 BEST = 3  # the highest rating: what `rating` has points for
 
@@ -81,9 +81,7 @@ def rating(response: str, trajectory: Trajectory) -> int:
         call = parse(response)
     except ActionError:
         return 0
-    hosts = trajectory.task.get("hosts", {})
-    to_address = {f"http://{host}": address for host, address in hosts.items()}
-    action = replace_all(str(call), to_address)  # as rollout.take_turns does before it acts
+    action = to_addresses(str(call), trajectory.task)  # as rollout.take_turns does before it acts
     is_shown = shows(page, response, call.element)
     tried_here = [turn.action for turn in earlier if without_messages(turn.observation) == page]
     is_new = action not in tried_here

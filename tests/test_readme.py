@@ -866,6 +866,7 @@ def test_filtered_cloning_with_as_many_episodes_has_the_figures_of_the_raw_files
     gains = {}  # of each seed, by template
     leads = {}
     unseen = {"clone": [], "r1": [], "filtered": []}  # success on template 184
+    on_template = {"82": [], "87": []}  # filtered cloning and M-GRPO, of each seed
     sampled = []  # of each seed: successes on demonstrated tasks and on others, groups of these with both outcomes
     for seed, steps in (("32", "1,572"), ("33", "1,487")):
         splits = {name: json.loads((raw / f"{name}-seed{seed}.json").read_text())["splits"] for name in unseen}
@@ -878,6 +879,9 @@ def test_filtered_cloning_with_as_many_episodes_has_the_figures_of_the_raw_files
                      for number, one in policy["sandbox:long-test-unseen"]["per_template"].items()}
             unseen[name].append(f"{rates.pop('184'):.0f}")
             assert set(rates.values()) == {0}
+
+        for number, rates in on_template.items():
+            rates += [f"{100 * seen[name][number]['success_rate']:.0f}" for name in ("filtered", "r1")]
 
         # 1) What it learned from.
         sample = json.loads((raw / f"filtered-seed{seed}-sample.json").read_text())
@@ -912,6 +916,9 @@ def test_filtered_cloning_with_as_many_episodes_has_the_figures_of_the_raw_files
     assert f"Filtered cloning with as many episodes gains {own}" in SCALE
     solves = "solves {} and {}% of it, M-GRPO {} and {}%, the clones {} and {}%."
     assert solves.format(*unseen["filtered"], *unseen["r1"], *unseen["clone"]) in page
+    instead = "({number}, {} instead of {}% and {} instead of {}%)"
+    for number in ("87", "82"):
+        assert instead.format(*on_template[number], number=number) in page
     on_shown, on_others, mixed = zip(*sampled)
     assert ("succeed {} and {} times of 440 on the 55 demonstrated tasks, and {} and {} times of 4,168 on the 521 others, "
             "where {} and {} groups of eight").format(*on_shown, *on_others, *mixed) in page

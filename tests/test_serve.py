@@ -181,6 +181,15 @@ def test_a_server_that_cannot_be_started_voids_its_episode_alone(shop, tmp_path,
     assert nothing_left(tmp_path)
 
 
+def test_a_guard_that_cannot_be_started_voids_the_episode(shop, tmp_path, chat, run, monkeypatch):
+    def full(self):
+        raise OSError(11, "no more processes")
+
+    monkeypatch.setattr(serve.Servers, "hold_guard", full)
+    tau, = run(play([shop()], [ADD, "exit('done')"], tmp_path, chat))
+    assert tau.broken_by == "the site's server could not be started: [Errno 11] no more processes"
+
+
 async def kill_server(tau, chat):
     """An Act: kills the server behind the page, then exits."""
     port = tau.turns[0].url.split(":")[2].strip("/")
