@@ -92,7 +92,7 @@ def recorded_already(path: Path, tasks: list[dict], recorded_with: dict) -> bool
     return found == wanted
 
 
-def record_demonstrations(chat: Chat, cfg: Config, directory: run.Run, name: str):
+def record_demonstrations(chat: Chat, cfg: Config, directory: run.RunDirectory, name: str):
     """Writes OUT/name: the sandbox's experts act in the real browser, on the policy's own pages.
 
     All ranks call it and share the work. An existing file with the same model, tasks and page settings
@@ -170,8 +170,8 @@ def read_lines(path: str | Path) -> list[tuple[str, dict]]:
 
 def why_left_out(record: dict, split: str) -> str:
     """Why an episode is no demonstration; "" if it is one."""
-    # A record's split is a word ("train"), or the source of an evaluation, which may hold commas of its own
-    # ("miniwob:click-test,click-link"). `sources` keeps both "train,dev" and such a source whole.
+    # --data-split lists words ("train,dev"), or sources of an evaluation, whose names may hold commas
+    # ("miniwob:click-test,click-link"). Accept both readings.
     wanted = {*worlds.sources(split), *split.split(",")}
     if "split" in record and record["split"] not in wanted:
         return f"split {record['split']}, not --data-split {split}"
@@ -287,10 +287,22 @@ def lr_by_size(model, *, small_model: float, large_model: float) -> float:
 def warmup_cosine(step: int, steps: int, cfg: Config) -> float:
     """The learning rate: a linear rise, then a cosine that would reach 0 after the last step."""
     warm = max(1, round(cfg.warmup * steps))
-    rise = (step + 1) / warm
-    angle = math.pi * max(0, step - warm) / max(1, steps - warm)
-    fall = 0.5 * (1 + math.cos(angle))
-    return cfg.lr * min(rise, fall)
+    if step < warm:
+        return cfg.lr * ((step + 1) / warm)
+    angle = math.pi * (step - warm) / (steps - warm)
+    return cfg.lr * (0.5 * (1 + math.cos(angle)))
+
+
+def rows_to_learn(demonstrations: list[Trajectory], chat: Chat, cfg: Config) -> tuple[list[list[Row]], int]:
+    """(the rows of each demonstration that fit into --max-context, how many rows do not)."""
+    dataset = []
+    left_out = 0
+    for demonstration in demonstrations:
+        rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
+        fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
+        left_out += len(rows) - len(fitting)
+        dataset.append(fitting)
+    return dataset, left_out
 
 
 def batches(dataset: list[list[Row]], steps: int, cfg: Config):
@@ -327,13 +339,13 @@ def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
         inputs = pack(micro_batch, device)
         logp_N, _, _ = token_logprobs(model, **inputs)
         loss = -logp_N.sum() / total_tokens
-        if micro_batch[0] is PADDING:
+        if micro_batch[0] is PADDING:  # its passes only keep sharded ranks in step
             loss = loss * 0.0
         (loss * run.world_size()).backward()
         loss_sum += loss.item()
 
     # 3) Step.
-    total_loss = float(run.all_sum([loss_sum]))
+    [total_loss] = run.all_sum([loss_sum])
     grad_norm, skipped = optimizer_step(model, optimizer, total_loss, cfg.max_grad_norm)
     return total_loss, grad_norm, skipped
 
@@ -361,7 +373,7 @@ def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, di
         speed = tokens / seconds
         left = (steps - done) / (done - first_step) * seconds
         tick(f"bc step {done}/{steps} ({100 * done // steps}%), loss {loss:.4f}, "
-             f"{speed:.0f} tokens/s, {left:.0f} s left")
+             f"{speed:.0f} tokens/s, {left:.0f} s left", last=done == steps)
         directory.write_metrics({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
                                  "tokens_per_second": speed})
         if cfg.save_every and done % cfg.save_every == 0:
@@ -403,16 +415,10 @@ def main(cfg: Config, make_optimizer=adamw):
     demonstrations = read_demonstrations(data, chat, cfg.data_split)
 
     # 3) Their rows, as far as they fit.
-    dataset = []
-    over_context = 0  # responses left out, since their rows are longer than --max-context
-    over_response = 0  # responses learned, but longer than the policy's own may be
-    for demonstration in demonstrations:
-        rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
-        fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
-        over_context += len(rows) - len(fitting)
-        over_response += sum(row.n_action > cfg.max_new_tokens for row in fitting)
-        dataset.append(fitting)
-    responses = sum(len(rows) for rows in dataset)
+    dataset, over_context = rows_to_learn(demonstrations, chat, cfg)
+    lengths = [row.n_action for rows in dataset for row in rows]
+    responses = len(lengths)
+    over_response = sum(length > cfg.max_new_tokens for length in lengths)  # learned, but longer than its own may be
     if not responses:
         raise ValueError(f"no response that fits --max-context {cfg.max_context} is left to learn; "
                          f"{over_context} are longer.")

@@ -396,7 +396,7 @@ def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
     """The next turn's user message, with the page cut so that trunk and message fit in `budget`.
 
     Returns (message_ids, page as shown, whether it was cut), or None: the system prompt, the task and
-    the history are never cut, and they alone leave no room.
+    the history are never cut, and they leave no room for more than a part of CUT.
     """
     j = len(trajectory.turns)
     room = budget - len(trunk(chat, trajectory, j))

@@ -14,6 +14,16 @@ A task says what must be true at the end. Every check is 0 or 1, and their produ
                     -> url_match of the address
                     -> verify, a program that judges
 
+    python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
+    torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
+    python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini --temperature 1
+    python evaluate.py --validate test.json        # what a task file holds, what is broken in it
+    python evaluate.py --model runs/mgrpo --tasks infinity:CLONE/gmail:easy  # WebArena-Infinity
+    python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
+    python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
+
+If an evaluation is interrupted, or sites fail, repeat its command: only the episodes that are missing are played.
+
 `score` is both the training reward and the benchmark's metric. It follows VisualAgentBench's
 evaluators, which produced the paper's numbers. WebArena's own are laxer: they ignore the order of a query's
 parameters, accept parts of words, and take "GOLD in PRED" where a task has no url_note. We differ from
@@ -36,16 +46,6 @@ VisualAgentBench's on purpose:
       five responses in a row without an action, or five equal actions.
     - The judge's verdict (fuzzy_match) is the last line of its reply. Without --judge-url the tasks
       that need a judge are left out and counted.
-
-    python evaluate.py --model runs/mgrpo --tasks sandbox:test,sandbox:test-unseen
-    torchrun --nproc_per_node 8 evaluate.py --model runs/mgrpo --tasks test.json  # SHOPPING=http://...
-    python evaluate.py --policy-url https://api.openai.com/v1 --policy-model o4-mini --temperature 1
-    python evaluate.py --validate test.json        # what a task file holds, what is broken in it
-    python evaluate.py --model runs/mgrpo --tasks infinity:CLONE/gmail:easy  # WebArena-Infinity
-    python evaluate.py --model runs/mgrpo --tasks sandbox:test:1 --watch   # in a window
-    python evaluate.py --report --out runs/mgrpo   # only write a run's report.html again
-
-If an evaluation is interrupted, or sites fail, repeat its command: only the episodes that are missing are played.
 """
 import run  # first: it prepares OpenMP before torch loads
 
@@ -522,12 +522,16 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
 
 
 def require_verdicts(played: list[Trajectory], out: Path):
-    """Raises if the environment broke every episode: sites that are down give no result, not even 0%.
+    """Raises if the environment broke every episode: sites that are down give no result, not even 0%."""
+    if not any(tau.status == "ok" for tau in played):
+        raise ValueError(why_no_verdicts(played, out))
+
+
+def why_no_verdicts(played: list[Trajectory], out: Path) -> str:
+    """What broke the first of these episodes, and what to do about it.
 
     out: the run's directory, which holds what failed servers wrote.
     """
-    if any(tau.status == "ok" for tau in played):
-        return
     reason = played[0].broken_by
     remedy = "open the site in a browser"
     if "is not valid JavaScript" in reason or "add .innerText" in reason:
@@ -540,8 +544,8 @@ def require_verdicts(played: list[Trajectory], out: Path):
         remedy = "check the endpoint's address, its model's name and OPENAI_API_KEY"
     elif (out / "servers.log").exists():
         remedy = f"see what the site's server wrote in {out / 'servers.log'}"
-    raise ValueError(f"none of the {len(played)} episodes could be played and judged, the first because "
-                     f"of this: {reason}; {remedy}.")
+    return (f"none of the {len(played)} episodes could be played and judged, the first because "
+            f"of this: {reason}; {remedy}.")
 
 
 # ------------------------------------------------------------------------------------- statistics --
@@ -799,10 +803,14 @@ def open_policy(cfg: Config, device):
         chat = Chat(tokenizer, compress.system_prompt(actions_help(), think=True))
     if cfg.policy_url:
         return chat, Endpoint(cfg.policy_url, cfg.policy_model)
-    dtype = model.computing_dtype(device, cfg.precision)
-    policy = model.load(checkpoint, dtype, device)
+    return chat, open_weights(checkpoint, chat, cfg, device)
+
+
+def open_weights(checkpoint: str, chat: Chat, cfg, device) -> model.Transformer:
+    """A checkpoint's policy, to play with. Raises ValueError if it does not fit its tokenizer or --max-context."""
+    policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
     model.check_fit(policy, chat.tokenizer, cfg.max_context)
-    return chat, policy
+    return policy
 
 
 def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
@@ -846,7 +854,7 @@ class Unfinished:
     addresses the evaluation starts over. Episodes without a verdict are not kept, so they are played again.
     """
 
-    def __init__(self, directory: run.Run, cfg: Config, sites: dict, tasks: list[dict]):
+    def __init__(self, directory: run.RunDirectory, cfg: Config, sites: dict, tasks: list[dict]):
         # 1) Read what is there.
         self.folder = directory.path / "unfinished"
         own = self.folder / evaluation_key(cfg, sites, tasks)
@@ -909,17 +917,17 @@ class Unfinished:
             run.delete_directory(self.folder)
 
 
-def write_split(directory: run.Run, split: str, records: list[dict]):
+def write_split(directory: run.RunDirectory, split: str, records: list[dict]):
     """Writes a split's episodes to trajectories.jsonl, in place of an earlier evaluation's."""
-    def keeps(row: dict) -> bool:
-        return row.get("split") != split
+    def is_other(line: dict) -> bool:
+        return line.get("split") != split
 
     if run.rank() == 0:
-        run.keep_rows(directory.path / "trajectories.jsonl", keeps)
+        run.keep_lines(directory.path / "trajectories.jsonl", is_other)
     directory.append("trajectories.jsonl", records)
 
 
-def evaluate_splits(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.Run):
+def evaluate_splits(policy, chat: Chat, env: Environment, cfg: Config, *, directory: run.RunDirectory):
     """Plays every split under every turn limit -> {name: summary}.
 
     Each split's episodes and figures are written as soon as it has been played; if a later one
@@ -982,7 +990,7 @@ def main(cfg: Config) -> int | None:
     if not claimed and not run.holds_run(out):
         run.refuse_foreign(out, ("unfinished", "screenshots", "trajectories.jsonl", "summary.json", "report.html"))
     chat, policy = open_policy(cfg, device)
-    directory = run.Run(cfg.out, run.describe_run(cfg, device))
+    directory = run.RunDirectory(cfg.out, run.describe_run(cfg, device))
     directory.claim()
     with worlds.open_sites(cfg.tasks) as sites:
         env = Environment(sites, directory.path, cfg, visible=cfg.watch)

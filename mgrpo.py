@@ -70,7 +70,6 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -79,7 +78,7 @@ import bc
 import compress
 import worlds
 from compress import Chat, Row, Trajectory, to_record
-from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, require_verdicts
+from evaluate import SiteSettings, Environment, episode_metrics, evaluate, mean, percent, why_no_verdicts
 from model import as_reference, computing_dtype, config_json, load_for_training, save, token_logprobs
 from rollout import check_room, rollout, task_key
 from worlds.browser import BrowserSettings
@@ -179,7 +178,8 @@ def kl_estimate(logp_N, logp_ref_N):
     """k3, Schulman's estimate of KL(pi || pi_ref) from tokens that pi sampled, (N,).
 
     The mean of -delta is the KL; exp(delta) - 1 has mean 0 and makes every term non-negative, 0 where the
-    policies agree. From a batch's second update on, pi_old sampled the tokens, so it is approximate.
+    policies agree. From a batch's second update on, pi is no longer the policy that sampled the tokens, so the
+    estimate is approximate.
 
     Only its value estimates this KL. Its gradient at these tokens, which the loss takes, is on average that of
     KL(pi_ref || pi), as in GRPO. Both pull pi toward pi_ref. The gradient has no bound: one token 25 nats below
@@ -220,7 +220,7 @@ def weighted_rows(groups: list[list[Trajectory]], chat: Chat, cfg: Config) -> li
     for group in groups:
         for tau in group:
             own_tokens += sum(len(turn.response_ids) for turn in tau.turns)
-    n_groups, n_tokens = run.all_sum([len(groups), own_tokens]).tolist()
+    n_groups, n_tokens = run.all_sum([len(groups), own_tokens])
     longest = cfg.max_turns * cfg.max_new_tokens  # the most response tokens that an episode can have
     out = []
     for group in groups:
@@ -310,7 +310,7 @@ class MGRPO:
     A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). In inputs,
     B is 1 and T the ids of a packed micro-batch (`pack`). Forks also use R, the number of rows.
     """
-    smallest_group = 2  # the mean of one episode is its own reward, so its advantage would be 0
+    smallest_group = 2  # one episode's reward has no spread: A would be 0 / 0
     advice = "next: python evaluate.py --model {out}{tasks}"  # how `main` ends
 
     def __init__(self, cfg: Config, chat: Chat, model, reference, optimizer, device):
@@ -377,19 +377,58 @@ class MGRPO:
         rows = weighted_rows(kept, self.chat, self.cfg)
         if not self.cfg.credit_errors:
             withhold_credit(rows)
-        n_kept = run.all_sum([len(kept)])
+        [n_kept] = run.all_sum([len(kept)])
         return rows, {"groups_kept": int(n_kept)}
 
     def n_updates(self, step: int) -> int:
         """How many optimizer steps the step's rows are used for."""
         return self.cfg.updates_per_batch
 
-    def update(self, rows: list[Row], show=run.ignore) -> dict:
+    def update(self, rows: list[Row]) -> dict:
         """One optimizer step on the step's rows; returns its metrics. A fork may do more before or after it.
 
-        All ranks call it, with their own rows. show: see the function `update`.
+        All ranks call it, each with its own rows. In a step's first update logp_gap, the mean
+        |log pi - log pi_old|, is rounding alone.
         """
-        return update(self, rows, show)
+        cfg = self.cfg
+        sums = {}
+        for micro_batch in bc.balanced_micro_batches(rows, cfg.max_tokens):
+            # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
+            inputs = compress.pack(micro_batch, self.device)
+            logp_N, entropy_N, hidden_ND = self.logprobs(micro_batch, inputs)
+            logp_ref_N = reference_logps(self, inputs, logp_N)
+            fill_missing_logps(micro_batch, logp_N)
+
+            # 2) Loss and backward. The weights divide by the counts of all ranks already, and FSDP divides
+            #    by the number of ranks once more, so multiply by it.
+            loss, metrics = self.loss(micro_batch, logp_N, logp_ref_N, hidden_ND)
+            (loss * run.world_size()).backward()
+
+            # 3) Measure. PADDING adds nothing but its keys: all_sum below adds the ranks' lists of values, so
+            #    every rank needs the same keys in the same order.
+            gap_N = (logp_N.detach() - sampled_logps(micro_batch, self.device)).abs()
+            metrics["entropy"] = entropy_N.sum().item()
+            metrics["logp_gap"] = gap_N.sum().item()
+            metrics["loss"] = loss.item()
+            metrics["action_tokens"] = len(logp_N)
+            metrics["packed_tokens"] = inputs["tokens_BT"].numel()
+            for key, value in metrics.items():
+                sums.setdefault(key, 0.0)
+                if micro_batch[0] is not bc.PADDING:
+                    sums[key] += value
+
+        # 4) Add up over the ranks, and step.
+        summed = run.all_sum(list(sums.values()))
+        totals = dict(zip(sums, summed))
+        total_loss = totals["loss"]
+        n_action_tokens = totals["action_tokens"]
+        grad_norm, skipped = bc.optimizer_step(self.model, self.optimizer, total_loss, cfg.max_grad_norm)
+        for key in totals:
+            if key not in ("loss", "action_tokens", "packed_tokens"):
+                totals[key] /= n_action_tokens  # these become means over the action tokens
+        totals["grad_norm"] = grad_norm
+        totals["skipped"] = int(skipped)
+        return totals
 
     def logprobs(self, micro_batch: list[Row], inputs: dict):
         """(logp_N, entropy_N, hidden_ND) of the action tokens of a micro-batch under the policy.
@@ -430,77 +469,38 @@ def fill_missing_logps(rows: list[Row], logp_N):
             row.logps = logp.tolist()
 
 
-def update(method: MGRPO, rows: list[Row], show=run.ignore) -> dict:
-    """One optimizer step on the rows of all ranks; returns its metrics.
-
-    logp_gap is the mean |log pi - log pi_old|. In a step's first update it is rounding alone.
-    show(share): called with the share of the micro-batches that are done.
-    """
-    cfg = method.cfg
-    sums = {}
-    micro_batches = bc.balanced_micro_batches(rows, cfg.max_tokens)
-    for i, micro_batch in enumerate(micro_batches):
-        # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
-        inputs = compress.pack(micro_batch, method.device)
-        logp_N, entropy_N, hidden_ND = method.logprobs(micro_batch, inputs)
-        logp_ref_N = reference_logps(method, inputs, logp_N)
-        fill_missing_logps(micro_batch, logp_N)
-
-        # 2) Loss and backward. The weights divide by the counts of all ranks already, and FSDP divides
-        #    by the number of ranks once more, so multiply by it.
-        loss, metrics = method.loss(micro_batch, logp_N, logp_ref_N, hidden_ND)
-        (loss * run.world_size()).backward()
-
-        # 3) Measure. PADDING adds nothing but its keys: all_sum below adds the ranks' lists of values, so
-        #    every rank needs the same keys in the same order.
-        gap_N = (logp_N.detach() - sampled_logps(micro_batch, method.device)).abs()
-        metrics["entropy"] = entropy_N.sum().item()
-        metrics["logp_gap"] = gap_N.sum().item()
-        metrics["loss"] = loss.item()
-        metrics["actions"] = len(logp_N)
-        metrics["tokens"] = inputs["tokens_BT"].numel()
-        for key, value in metrics.items():
-            sums.setdefault(key, 0.0)
-            if micro_batch[0] is not bc.PADDING:
-                sums[key] += value
-        show((i + 1) / len(micro_batches))
-
-    # 4) Add up over the ranks, and step.
-    summed = run.all_sum(list(sums.values())).tolist()
-    totals = dict(zip(sums, summed))
-    total_loss = totals["loss"]
-    n_actions = totals["actions"]
-    grad_norm, skipped = bc.optimizer_step(method.model, method.optimizer, total_loss, cfg.max_grad_norm)
-    for key in totals:
-        if key not in ("loss", "actions", "tokens"):
-            totals[key] /= n_actions  # these become means over the action tokens
-    totals["grad_norm"] = grad_norm
-    totals["skipped"] = int(skipped)
-    return totals
-
-
 def update_metrics(updates: list[dict]) -> dict:
     """The metrics of a step from those of its updates, in order. None, not 0, where nothing was trained."""
     if not updates:
-        none = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
-        return {**none, "skipped": 0, "change": [], "tokens_packed": 0}
+        untrained = dict.fromkeys(("loss", "grad_norm", "kl", "clip_frac", "entropy", "logp_gap"))
+        return {**untrained, "skipped": 0, "change": [], "tokens_packed": 0}
     # From the first update, which is on-policy: loss, gradient norm, entropy, logp_gap, and a fork's own.
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
     first, *others = updates
     last = updates[-1]
     line = dict(first)
-    del line["actions"], line["tokens"]
+    del line["action_tokens"], line["packed_tokens"]
     line["kl"] = last["kl"]
     line["clip_frac"] = last["clip_frac"]
     line["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
     line["skipped"] = sum(one["skipped"] for one in updates)
     # All ids of the packed rows, contexts as well: what was computed.
-    line["tokens_packed"] = int(sum(one["tokens"] for one in updates))
+    line["tokens_packed"] = int(sum(one["packed_tokens"] for one in updates))
     return line
 
 
 def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> dict:
-    """A step's line of metrics.jsonl, without its times and what `training_rows` measured."""
+    """A step's line of metrics.jsonl, without its times and what `training_rows` measured.
+
+        reward               mean of what training maximizes; more about the episodes: evaluate.episode_metrics
+        loss, entropy        of the first update; entropy is a mean over the action tokens, in nats
+        grad_norm            of the first update, before clipping
+        logp_gap             mean |log pi - log pi_old| before the first update: rounding alone
+        change               the same before each later update: how far the earlier ones moved the policy
+        kl, clip_frac        of the last update; clip_frac is the share of action tokens that are clipped
+        skipped              updates that took no step, because loss or gradient was not finite
+        tokens_packed        tokens computed in all updates, contexts included
+    """
     rewards = [tau.reward for tau in episodes if tau.status == "ok"]
     return {"step": step, "reward": mean(rewards), **episode_metrics(episodes), **update_metrics(updates)}
 
@@ -605,16 +605,16 @@ def is_best(line: dict, out: Path) -> bool:
         return False
     best = False
     if run.rank() == 0:
-        rows = run.all_rows(out / "metrics.jsonl")
-        earlier = rows[:-1]  # the last row is this step's
-        # The row of OUT/best may be gone: a run that resumes repeats the steps since its last save.
+        lines = run.all_lines(out / "metrics.jsonl")
+        earlier = lines[:-1]  # the last is this step's
+        # The line of OUT/best may be gone: a run that resumes repeats the steps since its last save.
         earlier.append(kept_best(out))
-        rates = [row.get("held_out_success") for row in earlier if row.get("held_out") == line["held_out"]]
+        rates = [one.get("held_out_success") for one in earlier if one.get("held_out") == line["held_out"]]
         best = all(rate > old for old in rates if old is not None)
     return run.all_max(best)
 
 
-def save_everything(method: MGRPO, directory: run.Run, line: dict):
+def save_everything(method: MGRPO, directory: run.RunDirectory, line: dict):
     """Checkpoints, report and training state, as far as they are due after a step."""
     cfg = method.cfg
     step = line["step"]
@@ -636,17 +636,17 @@ def save_everything(method: MGRPO, directory: run.Run, line: dict):
         # repeats the steps since then. A run's first state is saved first: `refuse_lost_state` refuses a policy
         # without a state. If the run is killed in between, its next save or `finish` writes the policy.
         no_state = run.rank() == 0 and not run.saved_states(directory.path / "state")
-        first_save = run.all_max(no_state)
-        if first_save:
+        if run.all_max(no_state):  # the first save
             save_state(method, directory, step + 1)
-        save_as(directory.path)
-        if not first_save:
+            save_as(directory.path)
+        else:
+            save_as(directory.path)
             save_state(method, directory, step + 1)
         if run.rank() == 0:  # last: a report that cannot be drawn costs no step
             run.report(directory.path)
 
 
-def save_state(method: MGRPO, directory: run.Run, step: int):
+def save_state(method: MGRPO, directory: run.RunDirectory, step: int):
     """Saves what a resumed run needs; it continues with `step`."""
     run.save_state(method.cfg, method.model, method.optimizer, step=step, inputs=directory.inputs,
                    method_name=type(method).__name__)
@@ -695,11 +695,11 @@ def finish(method: MGRPO, device, first_step: int):
 def warmup_linear(step: int, cfg: Config) -> float:
     """The learning rate: a linear rise; then constant, or a linear fall that would reach 0 after the last step."""
     warm = round(cfg.warmup * cfg.steps)
-    rise = (step + 1) / max(warm, 1)
-    fall = 1.0
-    if cfg.decay:
-        fall = (cfg.steps - step) / max(cfg.steps - warm, 1)
-    return cfg.lr * min(rise, fall)
+    if step < warm:
+        return cfg.lr * ((step + 1) / warm)
+    if not cfg.decay:
+        return cfg.lr
+    return cfg.lr * ((cfg.steps - step) / (cfg.steps - warm))
 
 
 def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float | None:
@@ -708,12 +708,6 @@ def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float 
     tick = run.ticker("  held out: ")
     played = evaluate(method.model, method.chat, tasks, env=env, settings=method.cfg, tick=tick)
     return episode_metrics(played)["success_rate"]
-
-
-def show_progress(tick, i: int, n: int, share: float):
-    """Shows the progress of n updates: i are done, and this share of the next."""
-    percent_done = int(100 * (i + share) / n)  # rounded down: "(100%)" is a ticker's last line
-    tick(f"({percent_done}%)")
 
 
 # A logp_gap above this is more than rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.
@@ -738,7 +732,7 @@ def print_step(line: dict, cfg: Config, device, minutes_left: float):
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
 
 
-def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory: run.Run) -> tuple[list, list]:
+def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory: run.RunDirectory) -> tuple[list, list]:
     """Plays a step's tasks. Returns this rank's episodes, and those of all ranks.
 
     Sites may be down for a while, so a step is played again if none of its episodes could be judged. If the sites
@@ -756,7 +750,7 @@ def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory
             return episodes, all_episodes
         run.print0(f"  none of the {len(all_episodes)} episodes could be judged")
     save_state(method, directory, step)
-    require_verdicts(all_episodes, directory.path)  # raises, since none was judged
+    raise ValueError(why_no_verdicts(all_episodes, directory.path))
 
 
 def main(cfg: Config, Method=MGRPO):
@@ -801,9 +795,9 @@ def main(cfg: Config, Method=MGRPO):
                 n_updates = method.n_updates(step)
                 tick = run.ticker("  updates ")
                 for i in range(n_updates):
-                    show = partial(show_progress, tick, i, n_updates)
-                    metrics = method.update(rows, show)
-                    updates.append(metrics)
+                    tick(f"{i}/{n_updates}")
+                    updates.append(method.update(rows))
+                tick(f"{n_updates}/{n_updates}", last=True)
 
             # 4) Log.
             train_end = time.monotonic()

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-import model
 from compress import Chat, Trajectory, format_response, open_chat, to_record
-from evaluate import Environment, SiteSettings, evaluate_js, visit
+from evaluate import Environment, SiteSettings, evaluate_js, open_weights, visit
 from rollout import ACTIONS, Call, Settings, actions_help, play, rollout
 from worlds import onlooker, recorder, webarena
 from worlds.browser import ENV_FAILED, ActionError, Browser, EnvError, first_line, sites_of
@@ -127,8 +126,7 @@ def play_once(cfg: Config, task: dict):
     checkpoint = checkpoint_of(cfg)
     device = run.init_dist()
     chat = open_chat(checkpoint, actions_help())
-    policy = model.load(checkpoint, model.computing_dtype(device, cfg.precision), device)
-    model.check_fit(policy, chat.tokenizer, cfg.max_context)
+    policy = open_weights(checkpoint, chat, cfg, device)
     env = Narrated({}, OUT_DIR, SiteSettings(timeout=cfg.timeout), visible=cfg.watch)
     playing = rollout(policy, chat, [task], env=env, settings=cfg, seed=cfg.seed,
                       temperature=cfg.temperature)

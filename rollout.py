@@ -2,7 +2,7 @@
 
 One turn:   settle -> observe: page as text with element ids -> response -> parse -> execute
 
-    - `ACTIONS` is the only list of actions, for the prompt, the parser and the executor.
+    - `ACTIONS` defines every action once, for the prompt, the parser and the executor.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
       of each history between turns, so a turn computes only what its context does not share with the
       context before.
@@ -324,6 +324,11 @@ class Request:
 CHUNK = 2048  # ids of one prefill pass: bounds its memory
 
 
+def no_logits(x_BTD):
+    """The `head` of a prefill, which only fills the cache. A view will do: FSDP2 is not around."""
+    return x_BTD[:, :0]
+
+
 class Engine:
     """Continuous batching: prefill new requests, decode one token for all running ones, repeat.
 
@@ -417,7 +422,7 @@ class Engine:
             tokens_BT = torch.tensor([ids[start:stop]], device=self.device)
             positions_BT = torch.arange(start, stop, device=self.device)[None]
             self.model(tokens_BT, positions_BT, self.cache, slots=slice(slot, slot + 1),
-                       head=lambda x_BTD: x_BTD[:, :0])  # a view will do here: FSDP2 is not around
+                       head=no_logits)
         self.held[slot] = ids
 
     @torch.no_grad()
@@ -580,7 +585,8 @@ def check_room(chat: Chat, tasks: list[dict], settings: Settings):
         raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
                          f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
     for task in tasks:
-        if compress.fit_page(chat, Trajectory(task), page="", budget=budget) is None:
+        # A page of which nothing is left but the mark of the cut.
+        if compress.fit_page(chat, Trajectory(task), page=compress.CUT, budget=budget) is None:
             raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the sentence of "
                              f"task {task['task_id']} is too long.")
 
@@ -624,7 +630,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             # 2) Say how far we are, and go on.
             played.append(trajectory)
             seconds = time.monotonic() - start
-            tick(progress(played, total=len(jobs), seconds=seconds))
+            tick(progress(played, total=len(jobs), seconds=seconds), last=len(played) == len(jobs))
             draw_ahead()  # not drawn yet if no attempt came to its verdict
             job = upcoming
             upcoming = None

@@ -94,9 +94,9 @@ def init_dist(precision: str | None = None) -> torch.device:
 
     # 3) A warning, once.
     if precision == "bfloat16" and not cuda:
-        times = bfloat16_slowdown()
-        if times > 2:
-            print0(f"warning: this CPU multiplies {times:.0f} times as slowly in bfloat16 as in float32; "
+        slowdown = bfloat16_slowdown()
+        if slowdown > 2:
+            print0(f"warning: this CPU multiplies {slowdown:.0f} times as slowly in bfloat16 as in float32; "
                    "leave out --precision bfloat16")
     return device
 
@@ -130,9 +130,9 @@ def gather(items: list) -> list:
     return [item for part in parts for item in part]
 
 
-def all_sum(values: list) -> torch.Tensor:
-    """Element-wise sum of a list of numbers over all ranks, float64."""
-    return torch.tensor(gather([values]), dtype=torch.float64).sum(0)
+def all_sum(values: list) -> list[float]:
+    """Element-wise sum of a list of numbers over all ranks, in float64."""
+    return torch.tensor(gather([values]), dtype=torch.float64).sum(0).tolist()
 
 
 def all_max(value):
@@ -163,14 +163,13 @@ def print0(*values):
         say(*values)
 
 
-def ignore(*_):
+def ignore(*_, **__):
     """Does nothing: what functions that report progress call by default."""
 
 
 def ticker(begin: str = ""):
-    """Returns tick(line), which shows progress: one line, rewritten on a terminal; elsewhere a new line now and then.
-
-    A line with "(100%)" is the last: it is always shown and stays. Ranks other than 0 are silent.
+    """Returns tick(line, last=False), which shows progress: one line, rewritten on a terminal; elsewhere a new line
+    now and then. The last one is always shown and stays. Ranks other than 0 are silent.
     """
     if rank() != 0:
         return ignore
@@ -178,9 +177,8 @@ def ticker(begin: str = ""):
     pause = 0.2 if live else 10.0  # seconds between two lines, at least
     shown = -pause
 
-    def tick(line: str):
+    def tick(line: str, last=False):
         nonlocal shown
-        last = "(100%)" in line
         now = time.monotonic()
         if not last and now - shown < pause:
             return
@@ -219,7 +217,8 @@ def writing(path: str | Path):
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot write {path}: {error}; what was there is unharmed") from error
+        raise ValueError(f"cannot write {path}: {error}; what was there is unharmed. "
+                         "Repeat the command when it can be written.") from error
 
 
 def read_json(path: Path) -> dict:
@@ -230,29 +229,29 @@ def read_json(path: Path) -> dict:
         return value
 
 
-def last_rows(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[dict], int]:
-    """The rows in the last `size` bytes of a .jsonl file, at most `count`; how many it left out."""
+def last_lines(path: Path, count: int = 2000, size: int = 40_000_000) -> tuple[list[dict], int]:
+    """The objects in the last `size` bytes of a .jsonl file, at most `count`; how many it left out."""
     if not path.exists():
         return [], 0
     with open(path, "rb") as file:
         total = sum(1 for _ in file)
         file.seek(max(0, file.tell() - size))
-        lines = file.read().splitlines()[-count:]
-    rows = []
-    for line in lines:
+        texts = file.read().splitlines()[-count:]
+    lines = []
+    for text in texts:
         with contextlib.suppress(ValueError, RecursionError):  # the first or last may be cut off
-            rows.append(json.loads(line, parse_constant=lambda _: None))  # JSON has no NaN
-    return rows, total - len(rows)
+            lines.append(json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN
+    return lines, total - len(lines)
 
 
-def all_rows(path: Path) -> list[dict]:
-    """The rows of a .jsonl file, up to a million, from its last gigabyte."""
-    rows, _ = last_rows(path, count=10**6, size=10**9)
-    return rows
+def all_lines(path: Path) -> list[dict]:
+    """The objects in a .jsonl file, up to a million, from its last gigabyte."""
+    lines, _ = last_lines(path, count=10**6, size=10**9)
+    return lines
 
 
-def keep_rows(path: Path, keep):
-    """Rewrites a .jsonl file without the rows that `keep` refuses and without a cut-off last line."""
+def keep_lines(path: Path, keep):
+    """Rewrites a .jsonl file without the objects that `keep` refuses and without a cut-off last line."""
     if not path.exists():
         return
     shorter = path.with_suffix(".tmp")
@@ -438,7 +437,7 @@ PLACE_AND_PACE = {"out", "resume", "force", "save_every", "concurrency", "timeou
 
 
 def save_state(cfg, model, optimizer, *, step: int, inputs: dict, method_name: str = ""):
-    """Saves the training state: the run continues with `step`. inputs: `Run.inputs`; method_name: see `resume`."""
+    """Saves the training state: the run continues with `step`. inputs: `RunDirectory.inputs`; method_name: see `resume`."""
     extra = {"step": step, "config": asdict(cfg), "inputs": inputs, "method": method_name}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
@@ -535,7 +534,7 @@ CHECKPOINT = ("*.safetensors", "config.json", "generation_config.json", "agent.j
               "special_tokens_map.json", "chat_template.jinja")
 
 
-class Run:
+class RunDirectory:
     """A run's directory. Only rank 0 writes."""
 
     def __init__(self, path: str | Path, config: dict):
@@ -575,15 +574,15 @@ class Run:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self.path / name)
 
-    def append(self, name: str, rows: list[dict]):
+    def append(self, name: str, lines: list[dict]):
         if rank() != 0:
             return
         with writing(self.path / name), open(self.path / name, "a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row) + "\n")
+            for line in lines:
+                file.write(json.dumps(line) + "\n")
 
     def write_metrics(self, metrics: dict):
-        """Appends a row. JSON has no NaN, so non-finite numbers become null."""
+        """Appends a line. JSON has no NaN, so non-finite numbers become null."""
         finite = json.loads(json.dumps(metrics), parse_constant=lambda _: None)
         self.append("metrics.jsonl", [finite])
 
@@ -592,8 +591,8 @@ class Run:
 
         Until then an earlier run's directory is whole: this one may still find that it cannot train.
         """
-        def is_earlier(row: dict) -> bool:  # rows of later steps come again
-            step = row.get("step") or 0
+        def is_earlier(line: dict) -> bool:  # lines of later steps come again
+            step = line.get("step") or 0
             return step < first_step
 
         if first_step == 0:
@@ -601,7 +600,7 @@ class Run:
         if rank() == 0:
             undo_half_a_swap(self.path / "best")
             for name in ("metrics.jsonl", "trajectories.jsonl"):
-                keep_rows(self.path / name, is_earlier)
+                keep_lines(self.path / name, is_earlier)
         self.replace("config.json", {**model_config, "run": self.config})
 
     def clear(self):
@@ -610,8 +609,8 @@ class Run:
             return
         try:
             for pattern in DIRECTORIES:
-                for directory in self.path.glob(pattern):
-                    delete_directory(directory)
+                for found in self.path.glob(pattern):
+                    delete_directory(found)
             for pattern in ("model.safetensors", "model-[0-9]*.safetensors", *RECORDS):
                 for file in self.path.glob(pattern):
                     file.unlink()
@@ -670,8 +669,8 @@ def refuse_inputs_in(out: Path, cfg):
                              "choose another --out.")
 
 
-def open_run(cfg, device, first_step: int) -> Run:
-    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one. `Run.begin` changes what is there."""
+def open_run(cfg, device, first_step: int) -> RunDirectory:
+    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one. `RunDirectory.begin` changes what is there."""
     if not cfg.out:
         raise ValueError("--out: name a directory for the run.")
     if first_step == 0:
@@ -680,7 +679,7 @@ def open_run(cfg, device, first_step: int) -> Run:
         if not holds_run(out):
             refuse_foreign(out, (*DIRECTORIES, *RECORDS, *CHECKPOINT, "demos*.jsonl"))
 
-    directory = Run(cfg.out, describe_run(cfg, device))
+    directory = RunDirectory(cfg.out, describe_run(cfg, device))
     directory.inputs = inputs_of(cfg)
     directory.claim()
     print0("config: " + ", ".join(f"{key} {value}" for key, value in directory.config.items()))
@@ -717,17 +716,17 @@ def report(run_dir: str | Path, others=()) -> Path:
     for directory in (*others, path):
         for file in sorted(Path(directory).glob("summary*.json")):
             summaries.append({**read_json(file), "name": file.parent.resolve().name})
-    trajectories, left_out = last_rows(path / "trajectories.jsonl")
+    trajectories, left_out = last_lines(path / "trajectories.jsonl")
     with reading(path / "trajectories.jsonl"):
         embed_screenshots(trajectories, path)
-    metrics, _ = last_rows(path / "metrics.jsonl", count=100_000)
+    metrics, _ = last_lines(path / "metrics.jsonl", count=100_000)
 
     data = {"name": path.name, "config": config.get("run", {}), "metrics": metrics,
             "trajectories": trajectories, "left_out": left_out, "summaries": summaries}
     # Page text is hostile: without a "<" it cannot close the script element that holds the data.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     template = (ROOT / "assets" / "report.html").read_text(encoding="utf-8")
-    Run(path, {}).replace("report.html", template.replace("/*DATA*/", text))
+    RunDirectory(path, {}).replace("report.html", template.replace("/*DATA*/", text))
     return path / "report.html"
 
 

@@ -92,8 +92,7 @@ class AWR(mgrpo.MGRPO):
 
         # 3) Means and counts over all ranks.
         sum_w = sum(row.advantage for row in rows)
-        totals = run.all_sum([sum_w, len(rows), len(training)])
-        sum_w, n_rows, n_episodes = totals.tolist()
+        sum_w, n_rows, n_episodes = run.all_sum([sum_w, len(rows), len(training)])
         metrics["weight"] = sum_w / max(n_rows, 1)
         metrics["episodes_trained"] = int(n_episodes)
         return rows, metrics

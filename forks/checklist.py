@@ -310,7 +310,8 @@ class Checklist(mgrpo.MGRPO):
         """mgrpo.py's, and how many groups train although all of them fail, or all succeed."""
         self.revived = 0
         rows, metrics = super().training_rows(episodes, step)
-        metrics["groups_revived"] = int(run.all_sum([self.revived]))
+        [revived] = run.all_sum([self.revived])
+        metrics["groups_revived"] = int(revived)
         return rows, metrics
 
 

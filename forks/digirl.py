@@ -130,8 +130,7 @@ class DigiRL(mgrpo.MGRPO):
             rows = self.good_turns(chosen)
 
         # 4) Counts over all ranks.
-        totals = run.all_sum([len(everything), len(chosen), len(rows)])
-        seen, kept, cloned = totals.tolist()
+        seen, kept, cloned = run.all_sum([len(everything), len(chosen), len(rows)])
         return rows, {
             "episodes_seen": int(seen),
             "episodes_kept": kept / max(seen, 1),
@@ -171,8 +170,8 @@ class DigiRL(mgrpo.MGRPO):
             A += turn_advantages(tau.reward, V.tolist(), cfg.lam)
         good = [row for row, A_j in zip(rows, A) if A_j > 1 / cfg.max_turns]
 
-        n_tokens = sum(row.n_action for row in good)
-        n_tokens = float(run.all_sum([n_tokens]))
+        own_tokens = sum(row.n_action for row in good)
+        [n_tokens] = run.all_sum([own_tokens])
         for row in good:
             row.weight = 1 / n_tokens
             row.advantage = 1.0

@@ -153,7 +153,7 @@ class Feedback(mgrpo.MGRPO):
         for row in rows:
             n_news += append_feedback(self.chat, row, self.cfg.feedback_tokens, self.cfg.max_context)
         n_actions = sum(row.n_action for row in rows)
-        n_news, n_actions = run.all_sum([n_news, n_actions]).tolist()
+        n_news, n_actions = run.all_sum([n_news, n_actions])
         self.n_news = max(n_news, 1)
         self.n_actions = n_actions
         metrics["n_feedback"] = int(n_news)

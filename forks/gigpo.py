@@ -79,7 +79,7 @@ class GiGPO(mgrpo.MGRPO):
         """mgrpo.py's, and how many turns got an advantage of their own."""
         rows, metrics = super().training_rows(episodes, step)
         compared = sum(row.turn.advantage != 0 for row in rows)
-        compared, turns = run.all_sum([compared, len(rows)]).tolist()
+        compared, turns = run.all_sum([compared, len(rows)])
         metrics["turns_compared"] = compared / max(turns, 1)
         return rows, metrics
 

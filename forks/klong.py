@@ -112,7 +112,7 @@ class KLong(mgrpo.MGRPO):
             j = row.tau.turns.index(row.turn)
             windows.add((id(row.tau), self.chat.dropped(j)))
         trained = len({id(row.tau) for row in rows})
-        windows, trained = run.all_sum([len(windows), trained]).tolist()
+        windows, trained = run.all_sum([len(windows), trained])
         metrics["turns_allowed"] = turns_allowed(step, self.cfg)
         metrics["windows"] = windows / max(trained, 1)  # sub-trajectories per episode
         return rows, metrics

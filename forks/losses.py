@@ -319,7 +319,7 @@ class Losses(mgrpo.MGRPO):
         for group in mgrpo.groups_of(episodes, self.cfg.G):
             if mgrpo.group_advantages(group):
                 training += 1
-        total = run.all_sum([training])
+        [total] = run.all_sum([training])
         return int(total)
 
 

@@ -114,7 +114,7 @@ def mean_gap(sampler: Transformer, rows: list[Row], cfg: Config, device) -> floa
         gap_N = (logp_N - sampled_logps(micro_batch, device)).abs()
         total += gap_N.sum().item()
         count += len(logp_N)
-    total, count = run.all_sum([total, count]).tolist()
+    total, count = run.all_sum([total, count])
     if count == 0:
         return None
     return total / count
@@ -183,9 +183,9 @@ class Overlap(mgrpo.MGRPO):
         collect = mgrpo.MGRPO.collect  # this file's would wait for itself
         self.in_flight = self.thread.submit(collect, player, tasks, self.env, step, self.tell)
 
-    def tell(self, line: str):
+    def tell(self, line: str, last=False):
         """Shows progress by the tick of the moment: `collect` sets self.tick only while it waits."""
-        self.tick(line)
+        self.tick(line, last=last)
 
     def loss(self, micro_batch, logp_N, logp_ref_N, hidden_ND):
         # In the step's first update, logp_N is still pi_start's: keep it on the row. Each step has new rows, but for

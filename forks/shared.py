@@ -31,7 +31,7 @@ from torch import nn
 from compress import Chat, Row, Trajectory, micro_batches, pack, replay, trajectory_rows
 from mgrpo import per_token
 from model import Transformer, unsharded
-from run import all_rows, barrier, gather, rank, world_size
+from run import all_lines, barrier, gather, rank, world_size
 
 # ------------------------------------------------------------------------------------------ heads --
 
@@ -194,7 +194,7 @@ def past_records(cfg, among: int = 2000) -> list[dict]:
     """
     barrier()  # until rank 0 has written them
     path = Path(cfg.out) / "trajectories.jsonl"
-    records = all_rows(path)
+    records = all_lines(path)
     valid = []
     for record in records:
         training = record.get("split") == "train"

@@ -127,7 +127,7 @@ class TSR(mgrpo.MGRPO):
         rows, metrics = super().training_rows(episodes, step)
         draws = self.draws_per_turn
         searched = sum(n > 1 for n in draws)
-        responses, turns, searched = run.all_sum([sum(draws), len(draws), searched]).tolist()
+        responses, turns, searched = run.all_sum([sum(draws), len(draws), searched])
         metrics["draws_per_turn"] = responses / max(turns, 1)
         metrics["turns_searched"] = searched / max(turns, 1)
         return rows, metrics

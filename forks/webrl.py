@@ -212,8 +212,7 @@ class WebRL(mgrpo.MGRPO):
         rows = fresh_rows + replayed
         # Where outcome model and judge agree. Before --judged they are the same.
         right = sum(tau.reward == tau.success for tau in fresh)
-        counts = run.all_sum([len(rows), len(replayed), len(fresh), right])
-        n_rows, n_replayed, n_fresh, n_right = counts.tolist()
+        n_rows, n_replayed, n_fresh, n_right = run.all_sum([len(rows), len(replayed), len(fresh), right])
         for row in rows:
             row.weight = 1 / n_rows
         metrics = {

@@ -16,7 +16,7 @@ from bc import (Config, batches, lr_by_size, read_demonstrations, record_demonst
                 warmup_cosine)
 from compress import Chat, Trajectory, replay, trajectory_rows
 from model import load, load_tokenizer, token_logprobs
-from run import Run
+from run import RunDirectory
 from worlds import sandbox, webarena
 from worlds.webarena import WebRLPage
 
@@ -580,7 +580,7 @@ def record(tokenizer, tmp_path, monkeypatch, sandbox_sites, run):
     def record(think=True, **changes):
         cfg = replace(Config(out=str(tmp_path), demos=1, max_context=100_000), **changes)
         chat = Chat(tokenizer, "You browse.", think=think)
-        record_demonstrations(chat, cfg, Run(tmp_path, {}), "d.jsonl")
+        record_demonstrations(chat, cfg, RunDirectory(tmp_path, {}), "d.jsonl")
         text = (tmp_path / "d.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
@@ -671,7 +671,7 @@ def test_demonstrations_of_other_pages_or_sizes_are_recorded_again(changes, chat
     monkeypatch.setattr(sandbox, "start", lambda: contextlib.nullcontext(sites))
     for more in ({}, {}, changes, changes):
         cfg = Config(out=str(tmp_path), demos=2, **more)
-        record_demonstrations(chat, cfg, Run(tmp_path, {}), "demos.jsonl")
+        record_demonstrations(chat, cfg, RunDirectory(tmp_path, {}), "demos.jsonl")
     assert len(plays) == 2
 
 
@@ -683,7 +683,7 @@ def test_demonstrations_are_on_record_in_the_order_of_their_tasks(chat, tmp_path
     monkeypatch.setattr(rollout, "play", record)
     sites = dict.fromkeys(webarena.HOSTS, "http://127.0.0.1:1")
     monkeypatch.setattr(sandbox, "start", lambda: contextlib.nullcontext(sites))
-    record_demonstrations(chat, Config(demos=3), Run(tmp_path, {}), "demos.jsonl")
+    record_demonstrations(chat, Config(demos=3), RunDirectory(tmp_path, {}), "demos.jsonl")
     found = [json.loads(line)["task_id"] for line in (tmp_path / "demos.jsonl").read_text().splitlines()]
     assert found == [task["task_id"] for task in sandbox.tasks("train", 3)]
 

@@ -913,7 +913,7 @@ def test_the_flags_of_an_evaluation_reach_its_episodes(chat, site, tmp_path, mon
     cfg = Config(tasks=str(path), runs=3, seed=5, temperature=0.5, max_turns=[2, 4])
     env = Environment({}, tmp_path, cfg)
 
-    evaluate.evaluate_splits(None, chat, env, cfg, directory=runs.Run(tmp_path / "run", {}))
+    evaluate.evaluate_splits(None, chat, env, cfg, directory=runs.RunDirectory(tmp_path / "run", {}))
 
     assert [more["settings"].max_turns for more in given] == [2, 4]
     for more in given:
@@ -968,7 +968,7 @@ def test_a_killed_evaluation_plays_only_what_is_missing(site, tmp_path):
 
 
 def unfinished(out, sites=None, loaded=(), **settings) -> evaluate.Unfinished:
-    return evaluate.Unfinished(runs.Run(out, {}), Config(**settings), sites or {}, loaded)
+    return evaluate.Unfinished(runs.RunDirectory(out, {}), Config(**settings), sites or {}, loaded)
 
 
 def kept_episode(task) -> Trajectory:

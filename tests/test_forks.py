@@ -645,7 +645,7 @@ def test_a_critic_trains_jointly_with_the_policy(chat, model, budget, credit_err
         loss, surprise, now = obvious_critic(chat, episodes, model, cfg, V)
         V = V or now
         expected = torch.autograd.grad(loss, list(weights.values()))
-        metrics = mgrpo.update(method, rows)
+        metrics = method.update(rows)
         assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
         assert metrics["value_loss"] == pytest.approx(surprise, rel=1e-4)
         for name, gradient in zip(weights, expected):

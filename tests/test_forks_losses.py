@@ -387,7 +387,7 @@ def test_the_update_is_that_of_each_response_alone(chat, name):
         its_cfg = replace(cfg, max_tokens=budget)
         method = method_of(chat, model, its_cfg, optimizer, Method=losses.Losses)
         rows, _ = method.training_rows(episodes, 0)
-        metrics = mgrpo.update(method, rows)
+        metrics = method.update(rows)
 
         assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
         assert metrics["logp_gap"] > 0.1
@@ -498,7 +498,7 @@ def updates_on_ranks(name, chat, device):
     for turn in turns_of(own_groups):
         turn.logps = None  # the first update's own: it is on-policy
     rows, _ = method.training_rows(episodes_of(own_groups), 0)
-    metrics = [mgrpo.update(method, rows) for _ in range(3)]
+    metrics = [method.update(rows) for _ in range(3)]
     return {"metrics": metrics, "state": full_state(model)}
 
 

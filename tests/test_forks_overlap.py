@@ -225,7 +225,7 @@ def test_an_update_is_that_of_each_response_alone(chat, budget):
         start = start or of_each_episode(new, without_gradient)
         expected = written_out(new, start, old, start, rewards, 0.0)
         expected_gradients = torch.autograd.grad(expected, list(model.parameters()))
-        metrics = mgrpo.update(method, rows)
+        metrics = method.update(rows)
         assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-5)
         assert metrics["w_cut"] > 0
         assert (metrics["clip_frac"] > 0) == clips
@@ -277,12 +277,12 @@ def same(a, b):
 def updates(monkeypatch):
     """The weights before each update of a run."""
     found = []
-    update = mgrpo.update
+    update = mgrpo.MGRPO.update
 
-    def recorded(method, *args):
+    def recorded(method, rows):
         found.append(weights_of(method.model))
-        return update(method, *args)
-    monkeypatch.setattr(mgrpo, "update", recorded)
+        return update(method, rows)
+    monkeypatch.setattr(mgrpo.MGRPO, "update", recorded)
     return found
 
 
@@ -562,7 +562,7 @@ def on_ranks(checkpoint, out):
         tasks = method.choose_tasks(TASKS, step)
         episodes = method.collect(tasks, Environment({}, "", cfg), step)
         rows, line = method.training_rows(episodes, step)
-        passes = [mgrpo.update(method, rows) for _ in range(2)]
+        passes = [method.update(rows) for _ in range(2)]
         lines.append(mgrpo.update_metrics(passes) | line)
 
         own = []

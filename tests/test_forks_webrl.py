@@ -136,7 +136,7 @@ def test_an_update_has_the_gradient_of_the_square(chat):
         optimizer.step = keep_gradients
 
         cfg.max_tokens = budget
-        metrics = mgrpo.update(webrl_of(chat, other, cfg, optimizer), rows)
+        metrics = webrl_of(chat, other, cfg, optimizer).update(rows)
 
         assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
         for name, parameter in model.named_parameters():

@@ -22,7 +22,7 @@ import rollout
 import run as runs
 import worlds
 from compress import Trajectory, Turn, context, pack, trajectory_rows
-from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, task_batch, update,
+from mgrpo import (MGRPO, Config, group_advantages, mgrpo_loss, task_batch,
                    update_metrics, warmup_linear, weighted_rows)
 from model import generate, load, load_tokenizer, save, token_logprobs
 from rollout import Engine, Settings
@@ -300,14 +300,6 @@ def episodes_of(groups):
     return list(itertools.chain(*groups))
 
 
-def test_updates_are_at_100_percent_only_when_they_are_done():
-    """A ticker takes "(100%)" for its last line, and prints it whenever it comes."""
-    lines = []
-    for share in (0.0, 0.5, 0.996, 1.0):
-        mgrpo.show_progress(lines.append, 2, 3, share)
-    assert lines == ["(66%)", "(83%)", "(99%)", "(100%)"]
-
-
 def test_weights_are_the_means_of_the_paper_and_of_the_alternatives(chat):
     kept = with_advantages(make_groups(chat))
     tokens = 0
@@ -351,7 +343,7 @@ def gradient_of(chat, kept, cfg, reference=None, model=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer.step = remember
     method = method_of(chat, model, cfg, optimizer, reference)
-    metrics = update(method, weighted_rows(kept, chat, cfg))
+    metrics = method.update(weighted_rows(kept, chat, cfg))
     return grads, metrics
 
 
@@ -427,7 +419,7 @@ def test_ratio_and_clip_act_from_the_second_update_on(chat):
 
     passes = []
     for _ in range(3):
-        passes.append(update(method, weighted_rows(kept, chat, cfg)))
+        passes.append(method.update(weighted_rows(kept, chat, cfg)))
 
     first, second, _ = passes
     assert first["clip_frac"] == 0
@@ -464,7 +456,7 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     measured = []
     for _ in range(3):
         measured.append(mean_change())
-        passes.append(update(method, rows))
+        passes.append(method.update(rows))
     metrics = update_metrics(passes)
 
     assert metrics["change"] == pytest.approx(measured[1:], rel=1e-3)
@@ -472,8 +464,8 @@ def test_each_pass_measures_what_the_updates_before_it_have_changed(chat):
     assert 0 < before_second < before_third
     assert metrics["logp_gap"] == passes[0]["logp_gap"]
     assert metrics["logp_gap"] == pytest.approx(measured[0], abs=1e-6)
-    assert metrics["tokens_packed"] == sum(one["tokens"] for one in passes)
-    assert metrics["tokens_packed"] > passes[0]["tokens"]
+    assert metrics["tokens_packed"] == sum(one["packed_tokens"] for one in passes)
+    assert metrics["tokens_packed"] > passes[0]["packed_tokens"]
     for key in ("loss", "entropy", "grad_norm"):
         assert metrics[key] == passes[0][key]
     for key in ("kl", "clip_frac"):
@@ -522,7 +514,7 @@ def test_tokens_packed_counts_contexts_as_well(chat):
     cfg = Config(temperature=1.0, max_tokens=10**6)
     _, metrics = gradient_of(chat, kept, cfg)
     packed = pack(sorted(weighted_rows(kept, chat, cfg), key=lambda row: row.ids))
-    assert metrics["tokens"] == packed["tokens_BT"].numel()
+    assert metrics["packed_tokens"] == packed["tokens_BT"].numel()
 
 
 def test_one_flat_sequence_is_not_what_was_sampled(chat):
@@ -701,7 +693,7 @@ def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
 
     # 1) The loss is NaN.
     one_by_one = method_of(chat, model, Config(max_tokens=1), optimizer)
-    metrics = update(one_by_one, weighted_rows(spoiled, chat, Config()))
+    metrics = one_by_one.update(weighted_rows(spoiled, chat, Config()))
     assert metrics["skipped"] == 1
     assert unchanged()
     assert not optimizer.state
@@ -714,13 +706,13 @@ def test_a_loss_or_gradient_that_is_not_finite_makes_no_step(chat):
     hook = model.model.norm.weight.register_hook(overflows)
     sound = weighted_rows(kept, chat, Config())
     method = method_of(chat, model, Config(), optimizer)
-    metrics = update(method, sound)
+    metrics = method.update(sound)
     assert metrics["skipped"] == 1
     assert unchanged()
 
     # 3) Both are finite.
     hook.remove()
-    metrics = update(method, sound)
+    metrics = method.update(sound)
     assert metrics["skipped"] == 0
     assert not unchanged()
 
@@ -732,10 +724,10 @@ def test_a_response_without_its_log_probs_is_an_error_and_not_taken_for_on_polic
     model = random_policy(chat)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(RuntimeError):
-        update(method_of(chat, model, Config(), optimizer), weighted_rows(kept, chat, Config()))
+        method_of(chat, model, Config(), optimizer).update(weighted_rows(kept, chat, Config()))
 
 
-def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypatch, capsys):
+def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, capsys):
     """It once was reported of a batch's last pass alone."""
     bad = {2, 7, 8, 9}
     calls = []
@@ -743,35 +735,35 @@ def test_a_skipped_update_is_reported_whichever_pass_it_was(chat, play, monkeypa
     def spoil(gradient):
         return gradient * float("nan")
 
-    def counted(method, *args):
-        calls.append(0)
-        if len(calls) not in bad:
-            return update(method, *args)
-        hook = method.model.model.norm.weight.register_hook(spoil)
-        metrics = update(method, *args)
-        hook.remove()
-        return metrics
+    class Counted(MGRPO):
+        def update(self, rows):
+            calls.append(0)
+            if len(calls) not in bad:
+                return super().update(rows)
+            hook = self.model.model.norm.weight.register_hook(spoil)
+            metrics = super().update(rows)
+            hook.remove()
+            return metrics
 
-    monkeypatch.setattr(mgrpo, "update", counted)
-    lines = play(even_tasks_teach(chat), "x")
+    lines = play(even_tasks_teach(chat), "x", Counted)
 
     assert [line["skipped"] for line in lines] == [1, 0, 3, 0, 0, 0]
     out = capsys.readouterr().out
     assert out.count("! no update") == 4
-    assert out.count("  updates (100%)\n") == 6
+    assert out.count("  updates 3/3\n") == 6
     assert len(calls) == 18
 
 
-def test_every_update_is_made_at_the_learning_rate_of_its_step(chat, play, monkeypatch):
+def test_every_update_is_made_at_the_learning_rate_of_its_step(chat, play):
     """Without it Adam goes on at its own 1e-3, whatever --lr, --warmup and --decay say."""
     rates = []
 
-    def look(method, *given):
-        rates.append(method.optimizer.param_groups[0]["lr"])
-        return update(method, *given)
+    class Looking(MGRPO):
+        def update(self, rows):
+            rates.append(self.optimizer.param_groups[0]["lr"])
+            return super().update(rows)
 
-    monkeypatch.setattr(mgrpo, "update", look)
-    play(even_tasks_teach(chat), "x", steps=3, updates_per_batch=1, lr=0.03, warmup=0.0)
+    play(even_tasks_teach(chat), "x", Looking, steps=3, updates_per_batch=1, lr=0.03, warmup=0.0)
     assert rates == pytest.approx([0.03, 0.02, 0.01])
 
 
@@ -1086,9 +1078,9 @@ def test_a_fork_may_do_more_before_and_after_an_update(chat, play):
     done = []
 
     class Averaged(MGRPO):
-        def update(self, rows, show=runs.ignore):
+        def update(self, rows):
             done.append(len(rows))
-            metrics = super().update(rows, show)
+            metrics = super().update(rows)
             done.append(metrics["loss"])
             return metrics
 
@@ -1176,7 +1168,7 @@ def test_a_second_process_leaves_a_running_ones_swap_alone(chat, play, monkeypat
                     save_every=1, decay=False, warmup=0.0)
 
     train(steps=1)
-    running = runs.Run(tmp_path / "x", {})
+    running = runs.RunDirectory(tmp_path / "x", {})
     running.claim()
     (tmp_path / "x/best").rename(tmp_path / "x/best.old")
     with pytest.raises(ValueError, match="is in use by process"):
@@ -1351,7 +1343,7 @@ def test_a_run_in_a_relative_directory_is_forgotten_as_well(tmp_path, monkeypatc
         path.mkdir(parents=True)
         (path / "a").touch()
 
-    runs.Run("x", {}).clear()
+    runs.RunDirectory("x", {}).clear()
 
     left = [path.name for path in (tmp_path / "x").iterdir()]
     assert left == ["judge.jsonl"]
@@ -1711,7 +1703,7 @@ def test_a_step_without_a_group_that_trains_logs_null_and_moves_nothing(chat, pl
                 played.append(tau)
         return played
 
-    monkeypatch.setattr(mgrpo, "update", None)
+    monkeypatch.setattr(MGRPO, "update", None)
     lines = play(rollout, "x", steps=2)
 
     for line in lines:

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, Env, answer, task_at
 
 import bc
+import model
 import one_task
 import worlds
 from one_task import Config, Step, find, news, possible_checks, step_of, without_port
@@ -826,7 +827,7 @@ def test_the_policy_computes_in_the_precision_that_was_asked_for(checkpoint, mon
     """--precision once did nothing here."""
     def load(path, dtype, device):
         raise ValueError(dtype)
-    monkeypatch.setattr(one_task.model, "load", load)
+    monkeypatch.setattr(model, "load", load)
     cfg = Config(model=str(checkpoint), precision="bfloat16")
     with pytest.raises(ValueError, match="torch.bfloat16"):
         one_task.play_once(cfg, {})

@@ -1046,6 +1046,64 @@ def test_all_of_a_page_that_runs_from_right_to_left_can_be_clicked(site, browse)
     browse(test, site({"/": f"<html dir=rtl><table><tr>{cells}</table>"}))
 
 
+# ------------------------------------------------------------------------------------------- component libraries
+
+BOX_ROWS = "<style>[role=row] {{ display: {} }}</style>"
+CELLS = "<div role=gridcell>{}</div><div role=gridcell>{}</div><div role=gridcell>{}</div>"
+LISTENS = "for (const press of ['click', 'pointerdown']) box.addEventListener(press, () => {});"
+LIBRARIES = {
+    "rows of boxes": (
+        BOX_ROWS.format("flex") + "<div role=grid>"
+        + "".join(f"<div role=row>{CELLS.format(*row)}</div>" for row in (("Ann", "", "3 May"), ("Bob", "4 May", ""))) + "</div>",
+        "Ann | | 3 May\nBob | 4 May |"),
+    "rows without a box": (
+        "<style>[role=grid] { display: grid; grid-template-columns: auto auto auto } [role=row] { display: contents }</style>"
+        f"<div role=grid><div role=row>{CELLS.format(1, 2, 3)}</div><div role=row>{CELLS.format(4, 5, 6)}</div></div>",
+        "1 | 2 | 3\n4 | 5 | 6"),
+    "a column that is not shown": (
+        BOX_ROWS.format("flex") + "<div role=row><div role=gridcell style='display: none'>x</div><div role=gridcell>Ann</div></div>",
+        "Ann"),
+    "rows that are moved to where they belong": (  # AG Grid
+        "<div role=grid><div role=rowgroup>"
+        + "".join(f"<div role=row aria-rowindex={i} style='transform: translateY({y}px)'>{text}</div>"
+                  for i, y, text in ((2, 0, "Oslo 0"), (10, 20, "Lyon 10"), (3, -20, "Cork 3"))) + "</div></div>",
+        "Oslo 0\nCork 3\nLyon 10"),
+    "rows of which not all are numbered": (
+        "<div role=rowgroup>both <div role=row aria-rowindex=2>b</div><div role=row>a</div></div>", "both\nb\na"),
+    "what React draws into": (
+        f"<div id=box><h3>Saved</h3><p>2 files</div><script>{LISTENS} box._reactListeningx1 = true</script>", "### Saved\n2 files"),
+    "a box that listens": (
+        f"<div id=box style='cursor: pointer'>Saved</div><script>{LISTENS}</script>", "<div>Saved <0></div>"),
+    "presses that Svelte hears on the document": (
+        "<div id=a>Ann</div><div id=b>Bob</div><script>const events = Symbol('events');"
+        "a[events] = {mousedown() {}}; b[events] = {keydown() {}}</script>", "<div>Ann <0></div>\nBob"),
+    "presses that Solid hears on the document": (
+        "<div id=a>Ann</div><script>a.$$pointerdown = () => {}</script>", "<div>Ann <0></div>"),
+    "a class for the look of a press": (
+        "<style>.ui-active:active { top: 1px }</style><button class=ui-active>Save</button>", "<button>Save <0></button>"),
+    "a class for a state that has a look when it is pressed": (
+        "<style>.is-active { color: red } .is-active:active { top: 1px }</style><button class=is-active>Save</button>",
+        "<button>Save <0> = selected</button>"),
+    "attributes for a state": (
+        "<button data-selected=true>5</button><button data-selected=false>6</button><button data-checked>7</button>"
+        "<button data-selected=true aria-pressed=false>8</button>",
+        "<button>5 <0> = selected</button> <button>6 <1></button> <button>7 <2> = selected</button> <button>8 <3></button>"),
+    "a text box for reading alone": (
+        "<div role=textbox aria-readonly=true aria-label=Code>a = 1</div>", "<input>Code <0> = a = 1</input>"),
+    "a header that sorts and holds its filter": (
+        "<table><tr><th id=box><div>Name</div><input placeholder=filter><th>Age</table>"
+        "<script>box.addEventListener('click', () => {})</script>",
+        "<th>Name <0></th> <input>filter <1></input> | Age"),
+    "a field beside fields that nobody sees": (
+        "<div><label>Due</label><input type=text value=3><div style='visibility: hidden; position: absolute'><input></div></div>",
+        "<input>Due <0> = 3</input>"),
+}
+
+
+def test_how_component_libraries_draw_and_listen(site, browse):
+    check(LIBRARIES, site, browse)
+
+
 # ------------------------------------------------------------------------------------------------- what nobody sees
 
 DRAWER = "<div style='position: fixed; width: 300px; height: 90px; {}'>your cart <button>pay</button></div>"

@@ -20,7 +20,8 @@ from conftest import (PAGE, ComputedStep, Env, answer, chromium, descendants, pa
                       tiny_model)
 
 import mgrpo
-from compress import Trajectory, Turn, context, to_record, trajectory_rows
+import worlds.browser
+from compress import Trajectory, Turn, context, fit_page, to_record, trajectory_rows
 from model import KVCache, token_logprobs
 from rollout import (ACTIONS, Call, Engine, Request, Settings, actions_help, check_room, episode, parse, play, progress,
                      rollout, task_key)
@@ -198,6 +199,23 @@ def test_a_task_whose_sentence_fills_the_context_is_refused(chat):
     check_room(chat, tasks[:1], settings)
     with pytest.raises(ValueError, match="--max-context 600 leaves no room for a page: the sentence of task 1 is too long"):
         check_room(chat, tasks, settings)
+
+
+def test_a_context_is_refused_exactly_where_a_long_page_has_no_room(chat):
+    task = {"intent": "buy a lamp", "task_id": 0}
+    n_system = len(chat.system_ids())
+    found = []
+    for budget in range(n_system + 1, n_system + 200):
+        fits = fit_page(chat, Trajectory(task), "lamp " * 2000, budget) is not None
+        try:
+            check_room(chat, [task], Settings(max_new_tokens=9, max_context=budget + 9))
+            refused = False
+        except ValueError:
+            refused = True
+        assert fits != refused, budget
+        found.append(fits)
+    assert found == sorted(found)
+    assert len(set(found)) == 2
 
 
 @pytest.mark.parametrize("n_tasks", [24, pytest.param(150, marks=pytest.mark.slow)])
@@ -443,7 +461,7 @@ def test_a_progress_line_says_how_far_how_fast_and_what_broke():
     assert progress(done, 5, 2.0) == (
         "3/5 episodes (60%), success 50%, 1.5 turns/s, 1 s left, env errors 1; "
         "2 x the page crashed; 1 x refused")
-    assert "(99%)" in progress([success] * 999, 1000, 2.0)  # a line that says (100%) is the last one
+    assert "(99%)" in progress([success] * 999, 1000, 2.0)
 
 
 def test_the_tasks_side_hears_what_the_fence_stopped(site, chat):
@@ -902,6 +920,35 @@ def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat,
     assert played[1].fault
     assert not played[5].fault
     assert not set(killed) & set(processes(kind))
+
+
+@pytest.mark.slow
+def test_a_driver_that_hangs_costs_one_episode(site, chat, monkeypatch):
+    """Starting Chromium by it once waited forever, and all workers with it."""
+    monkeypatch.setattr(worlds.browser, "PLAYWRIGHT_SECONDS", 20)
+    url = site({"/": "<a href='/'>again</a>"})
+    others = processes("driver")
+    stopped = []
+
+    async def act(trajectory, slot):
+        if trajectory.task["task_id"] == 1 and not stopped:
+            stopped.extend(set(processes("driver")) - set(others))
+            for process in stopped:
+                os.kill(process, signal.SIGSTOP)
+        return [*chat.encode("exit()"), chat.end_id], [], True
+
+    settings = Settings(concurrency=2, max_turns=5, max_new_tokens=40, max_context=800, timeout=3)
+    tasks = [task_at(url, task_id=i) for i in range(6)]
+    try:
+        played = asyncio.run(play(act, chat, tasks, Env(), settings))
+    finally:
+        for process in stopped:
+            os.kill(process, signal.SIGKILL)
+
+    assert stopped
+    lost = [tau for tau in played if tau.status != "ok"]
+    assert len(lost) <= 1
+    assert all("starting Chromium took more than 20 s" in tau.broken_by for tau in lost)
 
 
 def chaotic(fates: Counter):

@@ -149,12 +149,12 @@ def test_a_run_needs_a_directory():
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):
-    first = runs.Run(tmp_path, {})
+    first = runs.RunDirectory(tmp_path, {})
     first.claim()
     with pytest.raises(ValueError, match=f"{tmp_path} is in use by process {os.getpid()}"):
-        runs.Run(tmp_path, {}).claim()
+        runs.RunDirectory(tmp_path, {}).claim()
     first.lock.close()
-    runs.Run(tmp_path, {}).claim()
+    runs.RunDirectory(tmp_path, {}).claim()
 
 
 def test_a_state_is_deleted_as_a_whole(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_state_is_deleted_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_metrics_hold_no_nan(tmp_path):
-    run = runs.Run(tmp_path, {})
+    run = runs.RunDirectory(tmp_path, {})
     run.write_metrics({"loss": float("nan"), "change": [float("inf"), 0.1]})
     written = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert written == {"loss": None, "change": [None, 0.1]}
@@ -179,7 +179,7 @@ def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("killed")
 
-    run = runs.Run(tmp_path, {})
+    run = runs.RunDirectory(tmp_path, {})
     run.replace("summary.json", {"n": 1})
     with monkeypatch.context() as patched:
         patched.setattr(runs.Path, "replace", fail)
@@ -191,7 +191,7 @@ def test_a_file_of_a_run_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_what_a_killed_process_was_writing_is_removed_by_the_next_one(tmp_path):
     for name in ("report.html.123.tmp", "summary.json.9.tmp", "demos.jsonl.77.tmp", "thesis.tmp"):
         (tmp_path / name).write_text("half of it")
-    runs.Run(tmp_path, {}).claim()
+    runs.RunDirectory(tmp_path, {}).claim()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", "thesis.tmp"]  # one is not ours
 
 
@@ -199,9 +199,9 @@ def test_a_damaged_line_is_named_with_its_number(tmp_path):
     rows = tmp_path / "trajectories.jsonl"
     rows.write_text('{"split": "a"}\nnot JSON\n')
     with pytest.raises(ValueError, match=f"cannot use {rows}, line 2 .repair or delete it"):
-        runs.keep_rows(rows, lambda row: True)
+        runs.keep_lines(rows, lambda row: True)
     rows.write_text('{"split": "a"}\n{"split": "b"}\n{"spl')
-    runs.keep_rows(rows, lambda row: row["split"] == "b")
+    runs.keep_lines(rows, lambda row: row["split"] == "b")
     assert rows.read_text() == '{"split": "b"}\n'
 
 
@@ -373,7 +373,7 @@ def test_a_run_refuses_to_go_on_with_other_demonstrations(tmp_path):
 def test_a_new_run_deletes_what_a_killed_one_was_deleting(name, tmp_path):
     """A training state of a 3B model has 37 GB."""
     (tmp_path / name).mkdir()
-    runs.Run(tmp_path, {}).clear()
+    runs.RunDirectory(tmp_path, {}).clear()
     assert not (tmp_path / name).exists()
 
 
@@ -386,7 +386,7 @@ def test_a_run_that_cannot_be_cleared_is_not_called_unharmed(tmp_path, monkeypat
 
     monkeypatch.setattr(runs, "delete_directory", busy)
     with pytest.raises(ValueError, match=f"cannot clear {tmp_path}: best is in use; a part of the earlier run may be gone"):
-        runs.Run(tmp_path, {}).clear()
+        runs.RunDirectory(tmp_path, {}).clear()
 
 
 def test_a_run_refuses_to_go_on_with_other_tasks(tmp_path):
@@ -448,20 +448,20 @@ def test_a_state_of_another_model_is_refused(stopped):
 
 def test_the_newest_rows_are_read_and_the_others_counted(tmp_path):
     path = tmp_path / "trajectories.jsonl"
-    assert runs.last_rows(path) == ([], 0)
+    assert runs.last_lines(path) == ([], 0)
     with open(path, "w") as file:
         for i in range(2100):
             row = {"task_id": i, "text": "x" * 100, "logp": float("nan")}
             file.write(json.dumps(row) + "\n")
         file.write('{"task_id": 2100, "te')  # a run that is being written
 
-    rows, left_out = runs.last_rows(path)
+    rows, left_out = runs.last_lines(path)
     assert rows[0]["task_id"] == 101
     assert rows[-1]["task_id"] == 2099
     assert len(rows) + left_out == 2101
     assert rows[0]["logp"] is None  # JSON knows no NaN
 
-    rows, left_out = runs.last_rows(path, size=10_000)  # it begins within a line
+    rows, left_out = runs.last_lines(path, size=10_000)  # it begins within a line
     assert rows
     assert rows[-1]["task_id"] == 2099
     assert len(rows) + left_out == 2101
@@ -504,7 +504,7 @@ def test_a_report_needs_a_run(tmp_path):
 
 def test_the_data_of_a_report_cannot_end_the_element_that_it_stands_in(tmp_path):
     hostile = {"turns": [], "intent": "</script><script>alert(1)</script>"}
-    runs.Run(tmp_path, {}).append("trajectories.jsonl", [hostile])
+    runs.RunDirectory(tmp_path, {}).append("trajectories.jsonl", [hostile])
     html = runs.report(tmp_path).read_text()
     assert "alert(1)" in html
     assert "</script><script>alert" not in html
@@ -519,9 +519,11 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(monkeypatc
         "2/3 episodes (66%), success 50%",
         "3/3 episodes (100%), success 33%",
     ]
-    tick = ticker("test: ")
-    for line in lines:
-        tick(line)
+    def show(tick):
+        for line in lines:
+            tick(line, last=line == lines[-1])
+
+    show(ticker("test: "))
     shown = capsys.readouterr().out
     assert shown == f"test: {lines[0]}\ntest: {lines[2]}\n"  # the second came too soon
 
@@ -534,9 +536,7 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(monkeypatc
         return next(clock)
 
     monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=monotonic))
-    tick = ticker("test: ")
-    for line in lines:
-        tick(line)
+    show(ticker("test: "))
     rewrite = "\r\033[K"
     first = f"test: {lines[0]}"[:23]
     second = f"test: {lines[1]}"[:23]
@@ -548,7 +548,7 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(monkeypatc
 def test_only_rank_0_prints(monkeypatch, capsys):
     monkeypatch.setattr(runs, "rank", lambda: 1)
     runs.print0("a line")
-    ticker()("progress (100%)")
+    ticker()("progress", last=True)
     assert capsys.readouterr().out == ""
 
 

@@ -49,7 +49,7 @@ def run_forwards(model):
 
 def train_policy(checkpoint, out):
     from compress import Chat
-    from mgrpo import MGRPO, Config, update
+    from mgrpo import MGRPO, Config
     device = init_dist()
     chat = Chat(load_tokenizer(checkpoint), "You browse the web.")
     vocab_size = chat.tokenizer.get_vocab_size()
@@ -67,7 +67,7 @@ def train_policy(checkpoint, out):
         cfg = Config(G=3, beta=0.1, max_tokens=300, loss_norm=loss_norm)
         method = MGRPO(cfg, chat, model, reference, optimizer, device)
         rows, _ = method.training_rows(episodes, step)
-        lines.append(update(method, rows))
+        lines.append(method.update(rows))
 
     state = full_state(model)
     if rank() == 0:
@@ -139,7 +139,7 @@ def train_model(checkpoint, out):
         for step in range(3):
             run_forwards(model)
             loss, gradient = train_step(model, optimizer, step, world_size(), rank())
-            losses.append(float(all_sum([loss])))
+            losses += all_sum([loss])
             gradients.append(whole_gradients(gradient))
             if step == 1:
                 with torch.no_grad():  # a fork may measure something; FSDP2 then leaves weights gathered
@@ -185,7 +185,7 @@ def resume_model(checkpoint, out):
         assert progress == {"step": 2}
         loss, gradient = train_step(model, optimizer, 2, world_size(), rank())
         results = {
-            "loss": float(all_sum([loss])),
+            "loss": all_sum([loss])[0],
             "gradients": whole_gradients(gradient),
         }
         if rank() == 0:

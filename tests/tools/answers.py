@@ -215,7 +215,7 @@ def clip_is_no_bound(given: Material) -> str:
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
     method = mgrpo.MGRPO(cfg, given.chat, model, None, optimizer, torch.device("cpu"))
     for _ in range(6):
-        mgrpo.update(method, rows)
+        method.update(rows)
     smallest, largest, outside, tokens = 1.0, 1.0, 0, 0
     for row in rows:
         rho_N = (score(model, row, cfg.temperature) - torch.tensor(row.logps)).exp()

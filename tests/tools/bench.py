@@ -285,15 +285,16 @@ def open_theirs(args):
 
 def train_step(args):
     """One training step of a trajectory whose last 5% are actions: prints its seconds and the process's peak memory."""
-    ids = torch.arange(args.tokens)[None] * 7919 % 1000
-    action_BT = torch.arange(args.tokens)[None] >= args.tokens * 0.95
     if args.variant == "theirs":
         model = open_theirs(args)
     else:
         model = open_ours(args)
         model.recompute = args.variant == "recomputed"
 
-    def step(ids, action_BT):
+    def step(n_tokens):
+        place_BT = torch.arange(n_tokens)[None]
+        ids = place_BT * 7919 % 1000
+        action_BT = place_BT >= n_tokens * 0.95
         if args.variant == "theirs":
             labels = ids.masked_fill(~action_BT, -100)
             loss = model(ids, labels=labels).loss
@@ -303,9 +304,9 @@ def train_step(args):
         loss.backward()
 
     warm = args.tokens if args.device == "cuda" else 64  # a GPU chooses its kernels by size
-    step(ids[:, :warm], action_BT[:, -warm:])
+    step(warm)
     model.zero_grad()
-    took = seconds(lambda: step(ids, action_BT))
+    took = seconds(lambda: step(args.tokens))
     print(json.dumps({"seconds": took, "bytes": peak_memory()}))
 
 
@@ -796,7 +797,7 @@ def started(name: str) -> list[int]:
     return [process for process, command in descendants().items() if name in command.split(" ")[0]]
 
 
-class Weighing(Benign):
+class Weighing(Env):
     """Prints what our process and Chromium's hold every 200 episodes."""
 
     def __init__(self):

@@ -220,7 +220,7 @@ class Walk:
     lr: float = 0.0
     trained: list[Trajectory] = field(default_factory=list)  # the group, without episodes that broke
     rows: list[Row] = field(default_factory=list)            # of all its turns, with advantages and weights
-    passes: list[dict] = field(default_factory=list)         # what mgrpo.update returns
+    passes: list[dict] = field(default_factory=list)         # what MGRPO.update returns
     logps: list[list[list[float]]] = field(default_factory=list)  # [passes done][row][token]
     chances: list[Chances] = field(default_factory=list)
     likeliest: list[list] = field(default_factory=list)      # [turn][token]: [(id, probability), ...] of the episode
@@ -447,7 +447,7 @@ def compute(record: dict, model_dir: str, lr: float | None = None) -> Walk:
     method.optimizer.param_groups[0]["lr"] = walk.lr
     updates = method.n_updates(STEP)
     for _ in range(updates):
-        walk.passes.append(mgrpo.update(method, walk.rows))
+        walk.passes.append(method.update(walk.rows))
         walk.logps.append(score_rows(method.model, walk.rows, cfg))
         walk.chances.append(chances_now(walk, method.model))
         if len(walk.passes) == 1:

@@ -499,7 +499,7 @@ By the function, in the order of the episodes: {computed}.
 All tokens of an episode get its advantage. This is crude: a needless click of a successful episode is praised
 like the decisive one. (There is one exception, which no success of this group needs: a response that failed, such as
 one in which no action could be read, earns nothing from the success that followed. `mgrpo.withhold_credit` sees to
-it.) Why does it raise the mean reward? Think of one choice at one place, over many groups. Each
+it.) Why does pushing all tokens by one advantage raise the mean reward? Think of one choice at one place, over many groups. Each
 time the choice is made, its log-prob is pushed by the advantage of that episode: up after a success, down after a
 failure. Over many groups the sum is positive only if episodes with this choice end better than those without.
 {cancels}
@@ -528,7 +528,7 @@ the loss:
 
 The group has {len(walk.rows)} rows, and {n_tokens} of their ids train. Many rows begin alike: those of an episode, and
 those of episodes that read the same pages. Training stores what they have in common once and lets every row attend to
-it: {walk.passes[0]['tokens']:,.0f} ids instead of {seen:,}, the same gradient. ([The picture of a whole
+it: {walk.passes[0]['packed_tokens']:,.0f} ids instead of {seen:,}, the same gradient. ([The picture of a whole
 episode](packing.svg) shows how.)
 
 No token of a page is a target of the loss: the policy should learn what to write after a page, not how to write
@@ -718,7 +718,7 @@ rounded here, so your last digit may differ by one.)
 
 The weight is 1 / {n_tokens} for all tokens. beta = {walk.cfg.beta:g} leaves out the last term, a penalty for
 moving away from the policy that training began with. So the loss is minus the sum divided by {n_tokens}:
-{first_loss:.6f}. What `mgrpo.update` returned for the first update: **{walk.passes[0]['loss']:.6f}**.
+{first_loss:.6f}. What `MGRPO.update` returned for the first update: **{walk.passes[0]['loss']:.6f}**.
 
 This value says little. The advantages of a group add up to 0, so with $\\rho = 1$ and episodes of equal length the loss
 would be 0: it only says whether successes or failures are longer. Its gradient is what counts.
@@ -726,7 +726,7 @@ Before update {last + 1} the ratios have moved:
 
 {last_table}
 
-Minus the sum divided by {n_tokens}: {last_loss:.6f}. By `mgrpo.update`: **{walk.passes[last]['loss']:.6f}**."""
+Minus the sum divided by {n_tokens}: {last_loss:.6f}. By `MGRPO.update`: **{walk.passes[last]['loss']:.6f}**."""
 
 
 def unsure_tokens(walk) -> list[tuple[Row, int]]:

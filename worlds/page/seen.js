@@ -374,11 +374,15 @@ const inFront = (el, style, cover) => {
 const hasModal = root => !!root.querySelector('dialog:modal')
   || [...window[MODALS] ?? []].some(each => each.ownerDocument === root.ownerDocument && each.matches(':modal'));
 
+// A grid may keep its rows in another order than it shows them in, and tell their numbers.
+const rowNumber = row => Number(attributeOf(row, 'aria-rowindex'));
+const numbersRows = el => attributeOf(el, 'role') === 'rowgroup' && [...elementsIn(el)].every(row => rowNumber(row) > 0);
 const childrenOf = el => {
   if (/^(i?frame|object)$/.test(el.localName) && el.contentDocument) return [bodyOf(el.contentDocument)];
   if (/^(i?frame|canvas|video|audio)$/.test(el.localName)) return [];  // what stands inside is for old browsers
   if (el.localName === 'details' && !el.open) return el.querySelectorAll(':scope > summary');
   if (shadowRoot(el)) return shadowRoot(el).childNodes;
   if (el.localName === 'slot' && el.assignedNodes().length) return el.assignedNodes();
+  if (numbersRows(el)) return [...elementsIn(el)].sort((a, b) => rowNumber(a) - rowNumber(b));
   return childNodes(el);
 };

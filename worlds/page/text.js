@@ -178,15 +178,16 @@ const observe = async (viewportOnly, maxChars) => {
     const wide = usable && spread(node);
 
     // Does it begin a line of its own?
-    const inline = /^(inline|contents|table-cell|ruby)/.test(style.display);
+    const atCell = isCell(node, style);
+    const inline = atCell || /^(inline|contents|ruby)/.test(style.display) && attributeOf(node, 'role') !== 'row';
     const inRow = inline || cell || node.localName === 'select';
     const block = wide || !usable && !inRow;
     const apart = setApart(node, style);
     if (block) flush();
     if (apart) tight = false;
-    if (style.display === 'table-cell') {
+    if (atCell) {
       const before = node.previousElementSibling;
-      if (line.trim() || before && getComputedStyle(before).display === 'table-cell') put('|');
+      if (line.trim() || before && isCell(before, getComputedStyle(before))) put('|');
       for (let i = columnsSpanned(node); i > 0; i--) put('|');
       cell = tidy(node.textContent).length < 100 && !node.querySelector('table');
     }

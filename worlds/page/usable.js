@@ -8,9 +8,14 @@ const role = el => el.getAttribute('role') || '';
 const native = el => el.matches(CONTROLS);
 const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
 // Svelte and Solid listen on the document, and keep the handlers on the elements.
-const isDelegated = el => !!(el.__click ?? el.$$click)
-  || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events' && el[symbol]?.click);
-const hears = remembered(el => !!el && (clickHandlers?.has(el) || HANDLERS.some(name => typeof el[name] === 'function')
+const PRESSES = ['click', 'mousedown', 'mouseup', 'pointerdown', 'pointerup'];
+const isDelegated = el => PRESSES.some(press => el[`__${press}`] ?? el[`$$${press}`])
+  || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events'
+    && PRESSES.some(press => el[symbol]?.[press]));
+// React listens for everything on each element that it draws into.
+const isReactRoot = el => Object.keys(el).some(key => key.startsWith('_reactListening'));
+const listens = el => !!clickHandlers?.has(el) && !isReactRoot(el);
+const hears = remembered(el => !!el && (listens(el) || HANDLERS.some(name => typeof el[name] === 'function')
   || isDelegated(el)));
 const isRow = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
   && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
@@ -65,7 +70,8 @@ const editor = el => editable(el) || !!keyField(el);
 // hoverHands: those of "td.day:hover" and the like, as "td.day": while the mouse is elsewhere, no hand is computed.
 // reveals: [what the mouse goes over, what that shows] of rules such as "li:hover button { display: block }".
 // overs: the former of all of them.
-const rulesRead = new WeakMap();  // document -> {count of its rules, hands, hoverHands, overs, reveals}
+// heldLooks: classes such as ui-active of ".ui-active:active", which say how an element looks while it is held down.
+const rulesRead = new WeakMap();  // document -> {count of its rules, and these}
 const parts = selectors => selectors.split(/,(?![^(]*\))/);  // not at the comma in :is(a, b)
 const isSelector = text => CSS.supports(`selector(${text})`);
 // Of "li:hover > button", li. Rules nested in others, with an &, do not count.
@@ -96,6 +102,8 @@ const rulesOf = remembered(doc => {
   const hands = [];
   let hoverHands = '';
   const reveals = [];
+  const heldLooks = new Set();
+  const states = new Set();
   const collect = rules => {
     for (const rule of rules) {
       if (rule.media && !matchMedia(rule.media.mediaText).matches) continue;
@@ -110,12 +118,16 @@ const rulesOf = remembered(doc => {
         for (const each of atRest) hoverHands += hoverHands ? `,${each}` : each;  // a page may have bent `join`
       }
       if (/:hover/.test(rule.selectorText)) reveals.push(...revealsIn(rule));
+      for (const [, name, held] of (rule.selectorText ?? '').matchAll(/\.([\w-]*active)(?![\w-])(:active)?/g)) {
+        (held ? heldLooks : states).add(name);
+      }
       if (rule.cssRules?.length) collect(rule.cssRules);
     }
   };
   lists.forEach(collect);
+  states.forEach(name => heldLooks.delete(name));
   const overs = [...new Set(reveals.map(([over]) => over))].join(',');
-  const read = {count, hands: hands.join(','), hoverHands, overs, reveals};
+  const read = {count, hands: hands.join(','), hoverHands, overs, reveals, heldLooks};
   rulesRead.set(doc, read);
   return read;
 });
@@ -203,7 +215,7 @@ const isCard = (el, style) => {
   if (native(el) || editor(el) || el.matches('label,main')) return false;
 
   // One alone with a tabindex of -1 is a dialog that takes the focus, or a box that listens for its keys.
-  const isReached = el.matches(`tr,[role=row],${REACHED}`) && !el.matches('[role*=dialog]');
+  const isReached = el.matches(`tr,th,[role=row],[role=columnheader],${REACHED}`) && !el.matches('[role*=dialog]');
   const looksUsable = style.cursor === 'pointer' || hasRole(el) || hears(el) && isReached;
   return looksUsable && clickable(el) && !holdsOnlyTick(el);
 };

@@ -21,12 +21,15 @@ const kindOf = el => {
 // that denies something, or says it about something else, is no state.
 const stateWords = el => [...el.classList]
   .filter(name => !/^(has|no|not|non)[-_]|(^|[-_])(after|before|next|prev)[-_]|[:[]/.test(name))
+  .filter(name => !rulesOf(el.ownerDocument).heldLooks.has(name))
   .map(name => name.split(/[-_]+/).pop().toLowerCase());
 // A quick look first: most elements have none of these words, or parts of words.
 const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
 const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
+const SELECTED = '[data-selected=""],[data-selected=true],[data-checked=""],[data-checked=true]';
 // What they say about an element, or about the list item that it fills.
 const stateOf = el => {
+  if (el.matches(SELECTED)) return 'selected';
   const item = el.matches('li > :only-child') ? parentOf(el) : el;
   if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
   const words = [...stateWords(el), ...stateWords(item)];
@@ -105,7 +108,8 @@ const valueOf = el => {
     return tidy(`${chosen} (${choiceOf(optionsOf(el).map(option => listed(el, option)))})`);
   }
   if (keyField(el)) return cut(tidy(el.innerText), 500);
-  if (el.isContentEditable) {
+  const drawsText = kind === 'input' && typeof propertyOf(el, 'value') !== 'string';  // a textbox for reading alone
+  if (el.isContentEditable || drawsText) {
     const labeled = attribute(el, 'aria-label') || textOfIds(el, 'aria-labelledby');
     return labeled ? cut(tidy(el.innerText), 500) : '';  // without a label, its text is its name
   }
