@@ -416,9 +416,9 @@ def main(cfg: Config, make_optimizer=adamw):
 
     # 3) Their rows, as far as they fit.
     dataset, over_context = rows_to_learn(demonstrations, chat, cfg)
-    lengths = [row.n_action for rows in dataset for row in rows]
-    responses = len(lengths)
-    over_response = sum(length > cfg.max_new_tokens for length in lengths)  # learned, but longer than its own may be
+    learned = sum(dataset, [])
+    responses = len(learned)
+    over_response = sum(row.n_action > cfg.max_new_tokens for row in learned)  # longer than the policy's own may be
     if not responses:
         raise ValueError(f"no response that fits --max-context {cfg.max_context} is left to learn; "
                          f"{over_context} are longer.")

@@ -732,7 +732,8 @@ def print_step(line: dict, cfg: Config, device, minutes_left: float):
 PATIENCE = 3  # how many times a step is played at most, while none of its episodes can be judged
 
 
-def play_step(method: MGRPO, tasks: list, env: Environment, step: int, directory: run.RunDirectory) -> tuple[list, list]:
+def play_step(method: MGRPO, tasks: list, env: Environment, step: int,
+              directory: run.RunDirectory) -> tuple[list, list]:
     """Plays a step's tasks. Returns this rank's episodes, and those of all ranks.
 
     Sites may be down for a while, so a step is played again if none of its episodes could be judged. If the sites

@@ -437,7 +437,10 @@ PLACE_AND_PACE = {"out", "resume", "force", "save_every", "concurrency", "timeou
 
 
 def save_state(cfg, model, optimizer, *, step: int, inputs: dict, method_name: str = ""):
-    """Saves the training state: the run continues with `step`. inputs: `RunDirectory.inputs`; method_name: see `resume`."""
+    """Saves the training state: the run continues with `step`.
+
+    inputs: `RunDirectory.inputs`; method_name: see `resume`.
+    """
     extra = {"step": step, "config": asdict(cfg), "inputs": inputs, "method": method_name}
     save_training(Path(cfg.out) / "state", model, optimizer, extra)
 
@@ -670,7 +673,10 @@ def refuse_inputs_in(out: Path, cfg):
 
 
 def open_run(cfg, device, first_step: int) -> RunDirectory:
-    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one. `RunDirectory.begin` changes what is there."""
+    """Claims cfg.out for a run that goes on at `first_step`, 0 for a new one.
+
+    What is there stays as it is until `RunDirectory.begin`.
+    """
     if not cfg.out:
         raise ValueError("--out: name a directory for the run.")
     if first_step == 0:

@@ -10,7 +10,8 @@ step about as long as AdamW's, so one --lr drives both ("Muon is Scalable for LL
 2502.16982). U V^T comes from five Newton-Schulz iterations, which bring most singular values of a well-conditioned
 matrix to between 0.7 and 1.2 rather than to 1.
 
-`make base` pre-trains the small base with it, but for the first stage: see assets/decisions.md for its losses and AdamW's.
+`make base` pre-trains the small base with it, but for the first stage: see assets/decisions.md for its losses and
+AdamW's.
 
     python forks/muon.py --model runs/base-0 --data runs/exercises.jsonl --lr 4e-3
 

@@ -410,10 +410,11 @@ class Browser:
         if await self.is_alive():
             return
         async with self.one_at_a_time:
-            end = time.monotonic() + self.settings.timeout
+            failed_first = None  # when
             while not await self.is_alive():
                 try:
-                    self.chromium = await bounded(self.launch(), PLAYWRIGHT_SECONDS, "starting Chromium")
+                    seconds = PLAYWRIGHT_SECONDS + self.settings.timeout
+                    self.chromium = await bounded(self.launch(), seconds, "starting Chromium")
                 except (EnvError, PlaywrightError) as error:
                     if isinstance(error, (PlaywrightError, TookTooLong)):
                         # Playwright's own process may have died or hang as well.
@@ -421,7 +422,9 @@ class Browser:
                         self.playwright = await self.stack.enter_async_context(async_playwright())
                     # A server elsewhere that starts again takes seconds. Each episode that began
                     # meanwhile would be lost.
-                    if time.monotonic() > end:
+                    now = time.monotonic()
+                    failed_first = failed_first or now
+                    if now > failed_first + self.settings.timeout:
                         raise
                     await asyncio.sleep(1)
 

@@ -73,7 +73,7 @@ def main(clone: str, what: str, concurrency: int):
     env = Environment({}, tempfile.mkdtemp(), cfg)
     start, seen = time.monotonic(), []
 
-    def tick(line):
+    def tick(line, last=False):
         print(line, f"; MiB of the run {memory([os.getpid()])}, of its children {memory(descendants())}", flush=True)
 
     played = asyncio.run(play(act, chat, tasks, env=env, settings=cfg, group_size=group, tick=tick))

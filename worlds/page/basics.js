@@ -84,8 +84,9 @@ const labelsOf = el => labelsIn(topOf(el)).get(el) ?? [];
 
 // ---- Tables: a cell may span several columns and rows
 
-// A cell of a table, or of a grid that the page makes of boxes.
-const GRID_CELLS = '[role=row] > :is([role=cell],[role=gridcell],[role=columnheader],[role=rowheader])';
+// A cell of a table, or one of several in a row that the page makes of boxes.
+const CELL_ROLES = ':is([role=cell],[role=gridcell],[role=columnheader],[role=rowheader])';
+const GRID_CELLS = `[role=row] > ${CELL_ROLES}:not(:only-child)`;
 const isCell = (el, style) => style.display === 'table-cell' || style.display !== 'none' && matches(el, GRID_CELLS);
 
 // [row][column] -> the cell that is seen there.

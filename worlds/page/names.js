@@ -104,9 +104,8 @@ const firstText = (row, el) => {
 };
 const TICK_ROLES = '[role=checkbox],[role=radio],[role=switch]';
 const fieldsOf = remembered(row => {
-  const candidates = inside(`${FIELDS},${DRAWN}`, row).filter(field => field.matches(FIELDS) || drawsSwitch(field));
-  // Of those that nobody sees only ticks count: a page may draw them.
-  return candidates.filter(field => field.matches(TICKS) || boxed(field).checkVisibility({visibilityProperty: true}));
+  const candidates = inside(`${FIELDS},${DRAWN}`, row);
+  return candidates.filter(field => field.matches(FIELDS) || drawsSwitch(field));
 });
 // What may have the same text beside it as el.
 const rivalsOf = (el, row) => canBeTicked(el) ? [...fieldsOf(row), ...inside(TICK_ROLES, row)] : fieldsOf(row);

@@ -376,7 +376,8 @@ const hasModal = root => !!root.querySelector('dialog:modal')
 
 // A grid may keep its rows in another order than it shows them in, and tell their numbers.
 const rowNumber = row => Number(attributeOf(row, 'aria-rowindex'));
-const numbersRows = el => attributeOf(el, 'role') === 'rowgroup' && [...elementsIn(el)].every(row => rowNumber(row) > 0);
+const isNumbered = node => nodeType(node) === ELEMENT ? rowNumber(node) > 0 : !tidy(node.data);
+const numbersRows = el => attributeOf(el, 'role') === 'rowgroup' && [...childNodes(el)].every(isNumbered);
 const childrenOf = el => {
   if (/^(i?frame|object)$/.test(el.localName) && el.contentDocument) return [bodyOf(el.contentDocument)];
   if (/^(i?frame|canvas|video|audio)$/.test(el.localName)) return [];  // what stands inside is for old browsers

@@ -189,7 +189,7 @@ const observe = async (viewportOnly, maxChars) => {
       const before = node.previousElementSibling;
       if (line.trim() || before && isCell(before, getComputedStyle(before))) put('|');
       for (let i = columnsSpanned(node); i > 0; i--) put('|');
-      cell = tidy(node.textContent).length < 100 && !node.querySelector('table');
+      cell = tidy(node.textContent).length < 100 && !node.querySelector('table,[role=row]');
     }
     if (wide) aim = node;
     write(node, near, usable && !wide);

@@ -9,14 +9,19 @@ const native = el => el.matches(CONTROLS);
 const HANDLERS = ['onclick', 'onmousedown', 'onmouseup', 'onpointerdown', 'onpointerup'];
 // Svelte and Solid listen on the document, and keep the handlers on the elements.
 const PRESSES = ['click', 'mousedown', 'mouseup', 'pointerdown', 'pointerup'];
-const isDelegated = el => PRESSES.some(press => el[`__${press}`] ?? el[`$$${press}`])
+const KEPT = PRESSES.flatMap(press => [`__${press}`, `$$${press}`]);
+const isDelegated = el => KEPT.some(key => el[key])
   || Object.getOwnPropertySymbols(el).some(symbol => symbol.description === 'events'
     && PRESSES.some(press => el[symbol]?.[press]));
-// React listens for everything on each element that it draws into.
+// React listens for everything on each element that it draws into, and gives it an onclick that does nothing.
 const isReactRoot = el => Object.keys(el).some(key => key.startsWith('_reactListening'));
-const listens = el => !!clickHandlers?.has(el) && !isReactRoot(el);
-const hears = remembered(el => !!el && (listens(el) || HANDLERS.some(name => typeof el[name] === 'function')
-  || isDelegated(el)));
+const isIdle = handler => /\{\s*\}$/.test(Function.prototype.toString.call(handler));
+const hasHandler = (el, counts) => HANDLERS.some(name => typeof el[name] === 'function' && counts(el[name]));
+const listens = el => {
+  const heard = clickHandlers?.has(el) || hasHandler(el, () => true);
+  return heard && (!isReactRoot(el) || hasHandler(el, handler => !isIdle(handler)));
+};
+const hears = remembered(el => !!el && (listens(el) || isDelegated(el)));
 const isRow = el => el.matches('li,tr:has(> td)')  // a table, a list or a tree may listen for its rows
   && (hears(el.closest('table,ul,ol')) || hears(el.closest('[role=tree]')) || hears(parentOf(el)));
 // A calendar may listen for its days, of which the keys reach one: the others have a tabindex of -1.
@@ -215,7 +220,7 @@ const isCard = (el, style) => {
   if (native(el) || editor(el) || el.matches('label,main')) return false;
 
   // One alone with a tabindex of -1 is a dialog that takes the focus, or a box that listens for its keys.
-  const isReached = el.matches(`tr,th,[role=row],[role=columnheader],${REACHED}`) && !el.matches('[role*=dialog]');
+  const isReached = el.matches(`tr,[role=row],[aria-sort],${REACHED}`) && !el.matches('[role*=dialog]');
   const looksUsable = style.cursor === 'pointer' || hasRole(el) || hears(el) && isReached;
   return looksUsable && clickable(el) && !holdsOnlyTick(el);
 };

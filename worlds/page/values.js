@@ -26,11 +26,11 @@ const stateWords = el => [...el.classList]
 // A quick look first: most elements have none of these words, or parts of words.
 const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
 const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
-const SELECTED = '[data-selected=""],[data-selected=true],[data-checked=""],[data-checked=true]';
+const SELECTED = '[data-selected=true],[data-checked=true]';
 // What they say about an element, or about the list item that it fills.
 const stateOf = el => {
-  if (el.matches(SELECTED)) return 'selected';
   const item = el.matches('li > :only-child') ? parentOf(el) : el;
+  if (el.matches(SELECTED) || item.matches(SELECTED)) return 'selected';
   if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
   const words = [...stateWords(el), ...stateWords(item)];
   const says = word => words.includes(word);
@@ -111,7 +111,9 @@ const valueOf = el => {
   const drawsText = kind === 'input' && typeof propertyOf(el, 'value') !== 'string';  // a textbox for reading alone
   if (el.isContentEditable || drawsText) {
     const labeled = attribute(el, 'aria-label') || textOfIds(el, 'aria-labelledby');
-    return labeled ? cut(tidy(el.innerText), 500) : '';  // without a label, its text is its name
+    const text = tidy(el.innerText);
+    if (!labeled || text === attribute(el, 'aria-placeholder')) return '';  // without a label, its text is its name
+    return cut(text, 500);
   }
   if (kind !== 'input' && kind !== 'textarea') {
     const choice = chosenIn(el);
