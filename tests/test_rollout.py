@@ -20,7 +20,6 @@ from conftest import (PAGE, ComputedStep, Env, answer, chromium, descendants, pa
                       tiny_model)
 
 import mgrpo
-import worlds.browser
 from compress import Trajectory, Turn, context, fit_page, to_record, trajectory_rows
 from model import KVCache, token_logprobs
 from rollout import (ACTIONS, Call, Engine, Request, Settings, actions_help, check_room, episode, parse, play, progress,
@@ -920,35 +919,6 @@ def test_episodes_that_a_killed_chromium_took_along_are_played_again(site, chat,
     assert played[1].fault
     assert not played[5].fault
     assert not set(killed) & set(processes(kind))
-
-
-@pytest.mark.slow
-def test_a_driver_that_hangs_costs_one_episode(site, chat, monkeypatch):
-    """Starting Chromium by it once waited forever, and all workers with it."""
-    monkeypatch.setattr(worlds.browser, "PLAYWRIGHT_SECONDS", 20)
-    url = site({"/": "<a href='/'>again</a>"})
-    others = processes("driver")
-    stopped = []
-
-    async def act(trajectory, slot):
-        if trajectory.task["task_id"] == 1 and not stopped:
-            stopped.extend(set(processes("driver")) - set(others))
-            for process in stopped:
-                os.kill(process, signal.SIGSTOP)
-        return [*chat.encode("exit()"), chat.end_id], [], True
-
-    settings = Settings(concurrency=2, max_turns=5, max_new_tokens=40, max_context=800, timeout=3)
-    tasks = [task_at(url, task_id=i) for i in range(6)]
-    try:
-        played = asyncio.run(play(act, chat, tasks, Env(), settings))
-    finally:
-        for process in stopped:
-            os.kill(process, signal.SIGKILL)
-
-    assert stopped
-    lost = [tau for tau in played if tau.status != "ok"]
-    assert len(lost) <= 1
-    assert all("starting Chromium took more than 20 s" in tau.broken_by for tau in lost)
 
 
 def chaotic(fates: Counter):

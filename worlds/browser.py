@@ -336,9 +336,6 @@ SCRIPTS = page_scripts()  # installed once: sending them with every call would t
 CALL = "call => window['worlds/page'](call)"  # call: [name of a function in page/actions.js, its arguments ...]
 
 
-PLAYWRIGHT_SECONDS = 60  # how long it may take to start Chromium again, or to end; it gives Chromium itself 30 s
-
-
 class Browser:
     """One Chromium process. Every episode gets a fresh context (cookies, storage, world) in it.
 
@@ -371,12 +368,7 @@ class Browser:
     async def __aexit__(self, *_):
         with contextlib.suppress(PlaywrightError, EnvError):  # it may have been killed
             await bounded(self.chromium.close(), self.settings.timeout, "closing Chromium")
-        await self.stop_playwright()
-
-    async def stop_playwright(self):
-        """Ends Playwright's own process. If that hangs, it is left behind."""
-        with contextlib.suppress(PlaywrightError, EnvError):
-            await bounded(self.stack.aclose(), PLAYWRIGHT_SECONDS, "stopping Playwright")
+        await self.stack.aclose()
 
     async def launch(self):
         """Starts Chromium.
@@ -410,23 +402,19 @@ class Browser:
         if await self.is_alive():
             return
         async with self.one_at_a_time:
-            failed_first = None  # when
+            end = time.monotonic() + self.settings.timeout
             while not await self.is_alive():
                 try:
-                    seconds = PLAYWRIGHT_SECONDS + self.settings.timeout
-                    self.chromium = await bounded(self.launch(), seconds, "starting Chromium")
+                    self.chromium = await self.launch()
                 except (EnvError, PlaywrightError) as error:
-                    if isinstance(error, (PlaywrightError, TookTooLong)):
-                        # Playwright's own process may have died or hang as well.
-                        await self.stop_playwright()
-                        self.playwright = await self.stack.enter_async_context(async_playwright())
                     # A server elsewhere that starts again takes seconds. Each episode that began
                     # meanwhile would be lost.
-                    now = time.monotonic()
-                    failed_first = failed_first or now
-                    if now > failed_first + self.settings.timeout:
+                    if time.monotonic() > end:
                         raise
                     await asyncio.sleep(1)
+                    if isinstance(error, PlaywrightError):  # Playwright's own process may have died as well
+                        await self.stack.aclose()
+                        self.playwright = await self.stack.enter_async_context(async_playwright())
 
     async def is_alive(self) -> bool:
         if not self.chromium.is_connected():
