@@ -336,7 +336,7 @@ class MGRPO:
     def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, choose=None):
         """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order.
 
-        tick(text) shows progress. choose: how a turn chooses among several responses; see `rollout` and
+        tick(text, last=False) shows progress. choose: how a turn chooses among several responses; see `rollout` and
         forks/tsr.py. A fork may call it several times in a step, each time for other tasks. A step whose
         episodes all broke is collected again.
         """
@@ -484,7 +484,6 @@ def update_metrics(updates: list[dict]) -> dict:
     line["clip_frac"] = last["clip_frac"]
     line["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
     line["skipped"] = sum(one["skipped"] for one in updates)
-    # All ids of the packed rows, contexts as well: what was computed.
     line["tokens_packed"] = int(sum(one["packed_tokens"] for one in updates))
     return line
 

@@ -507,7 +507,7 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
         page = to_hosts(page, trajectory.task)
         fitted = compress.fit_page(chat, trajectory, page, budget)
         if fitted is None:
-            return  # the history alone fills the context: this is the end, as at the turn limit
+            return  # the history leaves no room for a page: this is the end, as at the turn limit
         ids, shown, cut = fitted
         turn = Turn(url, shown, ids, response_ids=[], logps=[], response="", page_cut=cut)
         trajectory.turns.append(turn)

@@ -638,6 +638,15 @@ for tool in sorted(tools.glob("*.py")):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_benchmark_measures_a_training_step():
+    """Its warm-up once asked for the log-prob of a row's first token."""
+    done = script("tests/tools/bench.py", "train_step", "--checkpoint", "worlds/base", "--tokens", "1500")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured["seconds"] > 0
+    assert measured["bytes"] > 0
+
+
 @pytest.mark.parametrize("name, flag, path", [
     ("mgrpo.py", "--model", "."),
     ("bc.py", "--data", "trajectories.jsonl"),
