@@ -28,7 +28,7 @@ from torch import nn
 import rollout
 from compress import (Chat, Row, Trajectory, format_response, micro_batches, open_chat, pack, replay, to_record,
                       trajectory_rows)
-from evaluate import Environment
+from evaluate import Environment, in_task_order
 from model import check_fit, clip_gradients, config_json, load_for_training, save, token_logprobs
 import worlds
 from worlds import sandbox, webarena
@@ -85,9 +85,11 @@ def recorded_already(path: Path, tasks: list[dict], recorded_with: dict) -> bool
     """Whether a file holds demonstrations of just these tasks, made with these settings."""
     if not path.exists():
         return False
+    found = []
     with run.reading(path):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        found = [(record["task_id"], record["intent"], record.get("recorded_with")) for record in records]
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            found.append((record["task_id"], record["intent"], record.get("recorded_with")))
     wanted = [(task["task_id"], task["intent"], recorded_with) for task in tasks]
     return found == wanted
 
@@ -99,6 +101,7 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.RunDirectory, 
     is reused. A failed demonstration is an error and not a dropped row: site or browser failed twice, a limit
     such as --max-turns is too small, or the sandbox has a bug.
     """
+    # 1) Reuse a file that was recorded with the same settings.
     tasks = sandbox.tasks(cfg.split, cfg.demos)
     recorded_with = {"model": cfg.model, "think": chat.think}  # the model's tokenizer decides where a page is cut
     for knob in ("viewport_only", "text_only", "max_page_chars", "max_context", "max_new_tokens"):
@@ -106,6 +109,8 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.RunDirectory, 
     if recorded_already(directory.path / name, tasks, recorded_with):
         run.print0(f"{directory.path / name} is there already; delete it to record the demonstrations again")
         return
+
+    # 2) Play: an expert answers in place of the model.
     experts = {}  # slot -> the expert of the episode that it plays
 
     async def act(trajectory: Trajectory, slot: int):
@@ -122,15 +127,17 @@ def record_demonstrations(chat: Chat, cfg: Config, directory: run.RunDirectory, 
         env = Environment(sites, directory.path)
         tick = run.ticker("demonstrations: ")
         playing = rollout.play(act, chat, mine, env=env, settings=cfg, tick=tick)
-        played = run.gather(asyncio.run(playing))
-    order = [task["task_id"] for task in tasks]
-    played.sort(key=lambda tau: order.index(tau.task["task_id"]))
+        played = in_task_order(run.gather(asyncio.run(playing)), tasks)
+
+    # 3) Every demonstration must succeed.
     failed = [tau for tau in played if tau.success < 1]
     if failed:
         first = failed[0]
         reasons = [f"{check} failed: {detail}" for check, passed, detail in first.checks if not passed]
         raise ValueError(f"{len(failed)} of {len(played)} demonstrations failed, the first on task "
                          f"{first.task['task_id']}: {'; '.join(reasons)}.")
+
+    # 4) Write them.
     text = ""
     for tau in played:
         record = to_record(tau, chat, recorded_with=recorded_with)
@@ -273,14 +280,14 @@ def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple
     return grad_norm, not finite
 
 
-def lr_by_size(model, *, small_model: float, large_model: float) -> float:
-    """`small_model` up to ten million parameters, else `large_model`; LoRA takes ten times as much.
+def lr_by_size(model, *, small: float, large: float) -> float:
+    """The learning rate: `small` up to ten million parameters, else `large`; ten times as much with LoRA.
 
     A larger model is a pre-trained language model, and a high rate would destroy what it knows. LoRA's update
     starts at zero.
     """
     parameters = sum(weight.numel() for weight in model.parameters())
-    lr = small_model if parameters <= 1e7 else large_model
+    lr = small if parameters <= 1e7 else large
     return 10 * lr if model.lora else lr
 
 
@@ -400,7 +407,7 @@ def main(cfg: Config, make_optimizer=adamw):
     device = run.init_dist(cfg.precision)
     chat, model = open_policy(cfg, device)
     if cfg.lr is None:
-        cfg = replace(cfg, lr=lr_by_size(model, small_model=5e-4, large_model=2e-5))
+        cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
     optimizer = make_optimizer(model, cfg.lr)
     first_step = run.resume(cfg, model, optimizer, may_change=set(), method_name=type(optimizer).__name__)
     directory = run.open_run(cfg, device, first_step)

@@ -57,7 +57,7 @@ class Turn:
     ended: bool = True          # False: max_new_tokens cut it; a forced end is never trained
     page_cut: bool = False      # the page did not fit the context
     page_known: bool = True     # False in imported data that lacks it: then the turn is history only
-    action: str = ""            # the call that was read, "" if none could be
+    action: str = ""            # the call that was read from it, "" if none could be
     error: str = ""             # why it could not be read, or failed; the next observation opens with this
     advantage: float = 0.0      # what this turn adds to its trajectory's
     shot: dict | None = None    # a picture before the action: its file and the frame in it
@@ -136,6 +136,7 @@ def answer_of(response: str) -> str | None:
         <think>thought</think>action                   -> action
         action                                         -> action
         <think>thought                                 -> None
+        <think>thought <answer>action</answer></think> -> action
     """
     _, _, rest = response.rpartition("</think>")  # without such a tag, rest is all of it
     place = rest
@@ -193,7 +194,7 @@ TAGS = ("<think>", "</think>")  # tokens of their own in some tokenizers (Qwen3'
 
 
 def find_format(tokenizer: Tokenizer) -> Format:
-    """The first of FORMATS whose control tokens the tokenizer has."""
+    """The first of FORMATS whose control tokens the tokenizer has. Raises ValueError if there is none."""
     for family in FORMATS:
         ids = [tokenizer.token_to_id(token) for token in family.control_tokens()]
         if None not in ids:
@@ -238,9 +239,8 @@ class Chat:
         return chat
 
     def encode(self, text: str, tags: bool = False) -> list[int]:
-        """Ids of text; no character sequence in it can become a control token that begins with "<".
+        """Ids of text. Nothing in it can become a control token of FORMATS; all of these begin with "<".
 
-        All control tokens of the FORMATS begin so.
         tags: <think> and </think> may become tokens: in the system prompt and in responses, never in pages and tasks.
         """
         if tags and self.tags:
@@ -392,11 +392,11 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
     return out
 
 
-def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int):
+def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int) -> tuple[list[int], str, bool] | None:
     """The next turn's user message, with the page cut so that trunk and message fit in `budget`.
 
-    Returns (message_ids, page as shown, whether it was cut), or None: the system prompt, the task and
-    the history are never cut, and they leave no room for more than a part of CUT.
+    Returns (message_ids, page as shown, whether it was cut). None if the system prompt, the task and the
+    history, which are never cut, leave no room even for CUT.
     """
     j = len(trajectory.turns)
     room = budget - len(trunk(chat, trajectory, j))
@@ -573,8 +573,8 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     return batches
 
 
-def pack(batch: list[Row], device="cpu") -> dict:
-    """A micro-batch as one flat sequence (B = 1) for `token_logprobs`, whose results come in the batch's order.
+def pack(rows: list[Row], device="cpu") -> dict:
+    """A micro-batch as one flat sequence (B = 1) for `token_logprobs`, whose results come in the order of the rows.
 
     Each row is written from where it differs from the row before it, at the latest from the id right before
     its action. What is written is a segment: (start, stop, context start, context stop), indices into the
@@ -594,11 +594,11 @@ def pack(batch: list[Row], device="cpu") -> dict:
     positions = []
     segments = []
     branch = []  # the segments of the previous row, in order: (index in the flat ids, position in the row)
-    for i, row in enumerate(batch):
+    for i, row in enumerate(rows):
         # 1) How many of its ids are written already?
         n_shared = 0
         if i > 0:
-            n_shared = written_length(batch[i - 1], row)
+            n_shared = written_length(rows[i - 1], row)
 
         # 2) Where? Drop the previous row's segments that begin after the shared ids. The last one that
         #    stays holds the last shared id; its ids up to that one are the context.

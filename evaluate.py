@@ -88,10 +88,10 @@ def clean(text: str) -> str:
     return text.lower()
 
 
-def includes(ref: str, text: str, parts=True) -> bool:
+def includes(ref: str, text: str, in_slashes=True) -> bool:
     """Whether text contains ref: a single word as a word (170 is not in 000000170), more words anywhere.
 
-    parts: the word may also stand between slashes: 170 is in 170/171.
+    in_slashes: the word may also stand between slashes: 170 is in 170/171.
     """
     ref = clean(ref)
     text = clean(text)
@@ -100,7 +100,7 @@ def includes(ref: str, text: str, parts=True) -> bool:
     found = words(text)
     if ref in found:
         return True
-    return parts and any(ref in word.split("/") for word in found)
+    return in_slashes and any(ref in word.split("/") for word in found)
 
 
 def satisfies(inequality: str, text: str) -> bool:
@@ -128,7 +128,7 @@ def must_include(ref: str, text: str) -> bool:
 
 
 def must_exclude(ref: str, text: str) -> bool:
-    return not includes(ref, text, parts=False)
+    return not includes(ref, text, in_slashes=False)
 
 
 def one_of(ref: str, text: str) -> bool:
@@ -433,7 +433,7 @@ class Environment:
         return self.unfinished.find(self.batch_name, task, member)
 
     def keep(self, trajectory: Trajectory):
-        """Called with each finished episode."""
+        """In an evaluation: saves a finished episode, so that a resumed one need not play it again."""
         if self.unfinished is not None:
             self.unfinished.add(self.batch_name, trajectory)
 
@@ -468,11 +468,11 @@ class Environment:
             name = f"{name}-{len(trajectory.turns)}"
             await onlooker.photograph(session, turn, frame, directory=self.out, name=name)
 
-    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+    async def verdict(self, task: dict, answer: str | None, page, why: list) -> float:
+        """1.0 if every check of the episode passes, else 0.0. Appends the checks to `why`."""
         if "serve" in task:
             await serve.require_answer(task, self.cfg.timeout)
-        # The module's function, not this method.
-        return await score(task, answer, page, why=why, judge=self.judge)
+        return await score(task, answer, page, why, judge=self.judge)
 
 
 async def spot_of_action(session, turn) -> dict | None:
@@ -507,18 +507,22 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     then run.
     """
     mine = tasks[run.rank()::run.world_size()]
+    shared = {"env": env, "settings": settings, "group_size": runs, "tick": tick}
     if isinstance(policy, Endpoint):
         act = remote_policy(policy, chat, settings, temperature)
-        playing = play(act, chat, mine, env=env, settings=settings, group_size=runs, tick=tick)
+        playing = play(act, chat, mine, **shared)
     else:
-        playing = rollout(policy, chat, mine, env=env, settings=settings, group_size=runs, seed=seed,
-                          temperature=temperature, tick=tick)
+        playing = rollout(policy, chat, mine, seed=seed, temperature=temperature, **shared)
     played = run.gather(asyncio.run(playing))
+    return in_task_order(played, tasks)
 
-    # Every rank played a part of the tasks. Back to their order; the sort is stable, so runs keep theirs.
-    number_of = {task_key(task): number for number, task in enumerate(tasks)}
-    played.sort(key=lambda tau: number_of[task_key(tau.task)])
-    return played
+
+def in_task_order(played: list[Trajectory], tasks: list[dict]) -> list[Trajectory]:
+    """The ranks' episodes in the order of `tasks`. The sort is stable: episodes of one task keep theirs."""
+    place = {}
+    for number, task in enumerate(tasks):
+        place[task_key(task)] = number
+    return sorted(played, key=lambda tau: place[task_key(tau.task)])
 
 
 def require_verdicts(played: list[Trajectory], out: Path):

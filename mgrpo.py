@@ -29,8 +29,8 @@ Why min and clip: a token's gradient ends once its probability has moved far eno
 A asks for: rho > 1 + eps if A > 0, rho < 1 - eps if A < 0. Other tokens share the weights, so rho can
 drift on: clipping does not bound how far the policy moves.
 
-KL is the distance to the reference, the policy that training began with. Entropy in the metrics says
-how undecided pi still is. The loss itself says little: in the first update rho is 1, so the loss is
+KL says how far pi is from the reference, the policy that training began with. Entropy in the metrics
+says how undecided pi still is. The loss itself says little: in the first update rho is 1, so the loss is
 minus the weighted sum of A (plus beta KL). With --paper that sum is 0 for every group. By default longer
 episodes weigh more, and failed responses lose their positive A. So the loss says how long episodes were
 and how many responses failed, and not whether the policy gets better.
@@ -193,8 +193,9 @@ def kl_estimate(logp_N, logp_ref_N):
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
     """The M-GRPO objective as one weighted sum over tokens.
 
-    All _N are (N,), one number per action token; log-probs in nats; weight_N carries the nested
-    means. Returns (loss, a scalar with the gradient; {"kl", "clip_frac"}, sums over the N tokens).
+    All _N are (N,), one number per action token; log-probs in nats; weight_N is each
+    token's weight in the mean, see `weighted_rows`. Returns (loss, a scalar with the gradient; {"kl",
+    "clip_frac"}, sums over the N tokens).
     """
     rho_N = (logp_N - logp_old_N).exp()
     unclipped_N = rho_N * A_N
@@ -265,6 +266,13 @@ def sampled_logps(rows: list[Row], device):
     for row in rows:
         logps += row.logps
     return torch.tensor(logps, device=device)
+
+
+def fill_missing_logps(rows: list[Row], logp_N):
+    """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
+    for row, own_logp_N in zip(rows, per_row(logp_N.detach(), rows)):
+        if row.logps is None:
+            row.logps = own_logp_N.tolist()
 
 
 def task_batch(tasks: list[dict], step: int, cfg: Config) -> list[dict]:
@@ -396,7 +404,7 @@ class MGRPO:
             # 1) Forward: log-probs of the sampled tokens under the policy and the reference.
             inputs = compress.pack(micro_batch, self.device)
             logp_N, entropy_N, hidden_ND = self.logprobs(micro_batch, inputs)
-            logp_ref_N = reference_logps(self, inputs, logp_N)
+            logp_ref_N = self.reference_logps(inputs, logp_N)
             fill_missing_logps(micro_batch, logp_N)
 
             # 2) Loss and backward. The weights divide by the counts of all ranks already, and FSDP divides
@@ -438,6 +446,14 @@ class MGRPO:
         """
         return token_logprobs(self.model, **inputs, temperature=self.cfg.temperature)
 
+    def reference_logps(self, inputs: dict, logp_N):
+        """Log-probs of the action tokens under the reference; the policy's own, logp_N, if there is none."""
+        if self.reference is None:
+            return logp_N.detach()
+        with torch.no_grad(), as_reference(self.reference):
+            logp_ref_N, _, _ = token_logprobs(self.reference, **inputs, temperature=self.cfg.temperature)
+        return logp_ref_N
+
     def loss(self, micro_batch: list[Row], logp_N, logp_ref_N, hidden_ND):
         """(loss of a micro-batch, its metrics as sums over its tokens: kl, clip_frac, and a fork's own).
 
@@ -446,27 +462,21 @@ class MGRPO:
         metrics have the same names in the same order each time; a fork's own are logged as they are in the
         step's first update. To keep something from that update for the later ones, put it on the row.
         """
-        logp_old_N = sampled_logps(micro_batch, logp_N.device)
-        A_N = per_token([row.advantage for row in micro_batch], micro_batch, logp_N.device)
-        weight_N = per_token([row.weight for row in micro_batch], micro_batch, logp_N.device)
-        return mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N=A_N, weight_N=weight_N,
-                          eps=self.cfg.eps, beta=self.cfg.beta)
-
-
-def reference_logps(method: MGRPO, inputs: dict, logp_N):
-    """Log-probs of the action tokens under the reference; the policy's own if there is none."""
-    if method.reference is None:
-        return logp_N.detach()
-    with torch.no_grad(), as_reference(method.reference):
-        logp_ref_N, _, _ = token_logprobs(method.reference, **inputs, temperature=method.cfg.temperature)
-    return logp_ref_N
-
-
-def fill_missing_logps(rows: list[Row], logp_N):
-    """Rows of a fork's replayed episodes have no log-probs: they get those of this pass, as if pi had sampled them."""
-    for row, logp in zip(rows, per_row(logp_N.detach(), rows)):
-        if row.logps is None:
-            row.logps = logp.tolist()
+        device = logp_N.device
+        advantages = [row.advantage for row in micro_batch]
+        weights = [row.weight for row in micro_batch]
+        logp_old_N = sampled_logps(micro_batch, device)
+        A_N = per_token(advantages, micro_batch, device)
+        weight_N = per_token(weights, micro_batch, device)
+        return mgrpo_loss(
+            logp_N,
+            logp_old_N,
+            logp_ref_N,
+            A_N=A_N,
+            weight_N=weight_N,
+            eps=self.cfg.eps,
+            beta=self.cfg.beta,
+        )
 
 
 def update_metrics(updates: list[dict]) -> dict:
@@ -478,14 +488,14 @@ def update_metrics(updates: list[dict]) -> dict:
     # From the last one: kl and clip_frac, since they show how far the updates before it moved the policy.
     first, *others = updates
     last = updates[-1]
-    line = dict(first)
-    del line["action_tokens"], line["packed_tokens"]
-    line["kl"] = last["kl"]
-    line["clip_frac"] = last["clip_frac"]
-    line["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
-    line["skipped"] = sum(one["skipped"] for one in updates)
-    line["tokens_packed"] = int(sum(one["packed_tokens"] for one in updates))
-    return line
+    metrics = dict(first)
+    del metrics["action_tokens"], metrics["packed_tokens"]
+    metrics["kl"] = last["kl"]
+    metrics["clip_frac"] = last["clip_frac"]
+    metrics["change"] = [one["logp_gap"] for one in others]  # mean |log rho| before each of them
+    metrics["skipped"] = sum(one["skipped"] for one in updates)
+    metrics["tokens_packed"] = int(sum(one["packed_tokens"] for one in updates))
+    return metrics
 
 
 def step_metrics(step: int, episodes: list[Trajectory], updates: list[dict]) -> dict:
@@ -555,7 +565,7 @@ def open_method(cfg: Config, Method, device) -> MGRPO:
     reference = open_reference(cfg, model, device)
     optimizer = adamw(model)
     if cfg.lr is None:
-        lr = bc.lr_by_size(model, small_model=3e-4, large_model=1e-6)
+        lr = bc.lr_by_size(model, small=3e-4, large=1e-6)
         cfg = replace(cfg, lr=lr)
     return Method(cfg, chat, model, reference, optimizer, device)
 
@@ -594,12 +604,12 @@ def kept_best(out: Path) -> dict:
         return {name: settings[name] for name in ("held_out", "held_out_success")}
 
 
-def is_best(line: dict, out: Path) -> bool:
+def is_best(metrics: dict, out: Path) -> bool:
     """Whether this step's held-out success beats that of every earlier step on the same tasks.
 
     Rank 0 decides for all ranks: it sees the file.
     """
-    rate = line.get("held_out_success")
+    rate = metrics.get("held_out_success")
     if rate is None:
         return False
     best = False
@@ -608,24 +618,24 @@ def is_best(line: dict, out: Path) -> bool:
         earlier = lines[:-1]  # the last is this step's
         # The line of OUT/best may be gone: a run that resumes repeats the steps since its last save.
         earlier.append(kept_best(out))
-        rates = [one.get("held_out_success") for one in earlier if one.get("held_out") == line["held_out"]]
+        rates = [one.get("held_out_success") for one in earlier if one.get("held_out") == metrics["held_out"]]
         best = all(rate > old for old in rates if old is not None)
     return run.all_max(best)
 
 
-def save_everything(method: MGRPO, directory: run.RunDirectory, line: dict):
+def save_everything(method: MGRPO, directory: run.RunDirectory, metrics: dict):
     """Checkpoints, report and training state, as far as they are due after a step."""
     cfg = method.cfg
-    step = line["step"]
+    step = metrics["step"]
 
     def save_as(path, **more):
         settings = {**directory.config, **more}
         save(method.model, path, like=cfg.model, settings=settings)
 
-    if is_best(line, directory.path):
+    if is_best(metrics, directory.path):
         # Whole, then swapped: OUT/best never holds one policy with another one's score.
         fresh = directory.path / "best.new"
-        save_as(fresh, step=step + 1, held_out_success=line["held_out_success"])
+        save_as(fresh, step=step + 1, held_out_success=metrics["held_out_success"])
         if run.rank() == 0:
             run.swap_directory(directory.path / "best", fresh)
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
@@ -713,17 +723,17 @@ def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float 
 ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
-def print_step(line: dict, cfg: Config, device, minutes_left: float):
+def print_step(metrics: dict, cfg: Config, device, minutes_left: float):
     """A step in one line for people."""
-    said = f"step {line['step'] + 1}/{cfg.steps}"
-    said += f"  success {percent(line['success_rate'])}  turns {line['turns']:.1f}"
-    if "groups_kept" in line:  # not in forks that compare no groups
-        said += f"  groups {line['groups_kept']}/{cfg.batch}"
-    if line["entropy"] is not None:
-        said += f"  entropy {line['entropy']:.3f}  gap {line['logp_gap']:.1e}"
-    said += f"  rollout {line['seconds_rollout']:.0f} s  train {line['seconds_train']:.0f} s"
+    said = f"step {metrics['step'] + 1}/{cfg.steps}"
+    said += f"  success {percent(metrics['success_rate'])}  turns {metrics['turns']:.1f}"
+    if "groups_kept" in metrics:  # not in forks that compare no groups
+        said += f"  groups {metrics['groups_kept']}/{cfg.batch}"
+    if metrics["entropy"] is not None:
+        said += f"  entropy {metrics['entropy']:.3f}  gap {metrics['logp_gap']:.1e}"
+    said += f"  rollout {metrics['seconds_rollout']:.0f} s  train {metrics['seconds_train']:.0f} s"
     run.print0(f"{said}  {minutes_left:.0f} min left")
-    gap = line["logp_gap"] or 0.0
+    gap = metrics["logp_gap"] or 0.0
     if gap > ALARM[computing_dtype(device, cfg.precision)]:
         run.print0("  ! logp_gap is far above rounding: training does not score what was sampled")
 
@@ -801,27 +811,27 @@ def main(cfg: Config, Method=MGRPO):
 
             # 4) Log.
             train_end = time.monotonic()
-            line = step_metrics(step, all_episodes, updates)
-            line.update(measured)
-            line["seconds_rollout"] = rollout_end - step_start
-            line["seconds_train"] = train_end - rollout_end
-            line["tokens_per_second"] = line["tokens_packed"] / line["seconds_train"]
+            metrics = step_metrics(step, all_episodes, updates)
+            metrics.update(measured)
+            metrics["seconds_rollout"] = rollout_end - step_start
+            metrics["seconds_train"] = train_end - rollout_end
+            metrics["tokens_per_second"] = metrics["tokens_packed"] / metrics["seconds_train"]
             done = step + 1
             seconds_a_step = (train_end - run_start) / (done - first_step)
             minutes_left = seconds_a_step * (cfg.steps - done) / 60
-            print_step(line, cfg, device, minutes_left)
+            print_step(metrics, cfg, device, minutes_left)
 
             # 5) Evaluate.
             if held_out and due(step, cfg.held_out_every, cfg):
-                line["held_out"] = cfg.held_out
-                line["held_out_success"] = greedy_success(method, held_out, env)
-                run.print0(f"  held out: success {percent(line['held_out_success'])}")
+                metrics["held_out"] = cfg.held_out
+                metrics["held_out_success"] = greedy_success(method, held_out, env)
+                run.print0(f"  held out: success {percent(metrics['held_out_success'])}")
 
             # 6) Save.
             records = [to_record(tau, method.chat, step=step, split="train") for tau in episodes]
             directory.append("trajectories.jsonl", run.gather(records))
-            directory.write_metrics(line)
-            save_everything(method, directory, line)
+            directory.write_metrics(metrics)
+            save_everything(method, directory, metrics)
 
     if run.rank() == 0:
         run.print0(run.with_size(directory.path / "report.html"))

@@ -86,9 +86,9 @@ class Transformer(nn.Module):
         """
         if positions_BT is None:
             positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
-        view = None
+        cache_view = None
         if cache is not None:
-            view = CacheView(cache, slots, positions_BT, end)
+            cache_view = CacheView(cache, slots, positions_BT, end)
         self.frequencies_P = self.frequencies_P.to(tokens_BT.device)
 
         x_BTD = self.model.embed_tokens(tokens_BT)
@@ -96,9 +96,9 @@ class Transformer(nn.Module):
         recompute = self.recompute and torch.is_grad_enabled()  # without gradients nothing is kept for a backward pass
         for block in self.model.layers:
             if recompute:
-                x_BTD = recomputed(block, x_BTD, rotation, view, segments)
+                x_BTD = recomputed(block, x_BTD, rotation, cache_view, segments)
             else:
-                x_BTD = block(x_BTD, rotation, view, segments)
+                x_BTD = block(x_BTD, rotation, cache_view, segments)
         x_BTD = self.model.norm(x_BTD)
 
         if head is None:
@@ -126,8 +126,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTD, rotation, view, segments):
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rotation, view, segments)
+    def forward(self, x_BTD, rotation, cache_view, segments):
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rotation, cache_view, segments)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -150,20 +150,23 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x_BTD, rotation: tuple, view: CacheView | None, segments: list | None):
+    def forward(self, x_BTD, rotation: tuple, cache_view: CacheView | None, segments: list | None):
         B, T, _ = x_BTD.shape
         q_BTHE = self.q_proj(x_BTD).view(B, T, -1, self.head_dim)
         k_BTKE = self.k_proj(x_BTD).view(B, T, -1, self.head_dim)
         v_BTKE = self.v_proj(x_BTD).view(B, T, -1, self.head_dim)
-        q_BHTE = rotate(self.q_norm(q_BTHE).transpose(1, 2), *rotation)
-        k_BKTE = rotate(self.k_norm(k_BTKE).transpose(1, 2), *rotation)
+        q_BHTE = self.q_norm(q_BTHE).transpose(1, 2)
+        k_BKTE = self.k_norm(k_BTKE).transpose(1, 2)
         v_BKTE = v_BTKE.transpose(1, 2)
+
+        q_BHTE = rotate(q_BHTE, *rotation)
+        k_BKTE = rotate(k_BKTE, *rotation)
 
         if segments is not None:
             y_BHTE = attend_packed(q_BHTE, k_BKTE, v_BKTE, segments)
-        elif view is not None:
-            k_BKCE, v_BKCE = view.write(self.layer, k_BKTE, v_BKTE)
-            y_BHTE = attend(q_BHTE, k_BKCE, v_BKCE, view.mask_B1TC)
+        elif cache_view is not None:
+            k_BKCE, v_BKCE = cache_view.write(self.layer, k_BKTE, v_BKTE)
+            y_BHTE = attend(q_BHTE, k_BKCE, v_BKCE, cache_view.mask_B1TC)
         else:
             y_BHTE = attend(q_BHTE, k_BKTE, v_BKTE)
         return self.o_proj(y_BHTE.transpose(1, 2).flatten(2))
@@ -288,7 +291,9 @@ def attend_packed(q_BHTE, k_BKTE, v_BKTE, segments):
         seen[start] = ks, vs
 
         # 2) Attend to the context and to itself.
-        y_parts.append(attend(q, torch.cat(ks, dim=2), torch.cat(vs, dim=2)))
+        k_seen = torch.cat(ks, dim=2)
+        v_seen = torch.cat(vs, dim=2)
+        y_parts.append(attend(q, k_seen, v_seen))
     return torch.cat(y_parts, dim=2)
 
 
@@ -323,7 +328,7 @@ class CacheView:
         if end is None:
             # Read the positions, for which Python must wait for the GPU.
             low, high = torch.stack(positions_BT.aminmax()).tolist()
-            assert high < cache.length, f"position {high} does not fit the cache's {cache.length}"
+            assert high < cache.length, f"position {high} is beyond the cache's {cache.length} positions"
             end = high + 1
             # If every row holds the same T consecutive positions, causal attention needs no mask.
             T = positions_BT.shape[1]
@@ -441,7 +446,7 @@ class GraphedStep:
     def __call__(self, tokens_S1, positions_S1, last_position: int):
         """The next token's logits (S, V), valid until the next call. last_position: over all slots."""
         length = self.cache.length
-        assert last_position < length, f"position {last_position} does not fit the cache's {length}"
+        assert last_position < length, f"position {last_position} is beyond the cache's {length} positions"
         self.tokens_S1.copy_(tokens_S1)
         self.positions_S1.copy_(positions_S1)
         strides = last_position // self.STRIDE + 1

@@ -98,7 +98,7 @@ def task_of(cfg: Config) -> dict:
 class Unjudged(Environment):
     """For an episode that nobody judges."""
 
-    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+    async def verdict(self, task: dict, answer: str | None, page, why: list) -> float:
         return 0.0
 
 
@@ -330,7 +330,7 @@ class Snapshot(Environment):
         super().__init__(*given)
         self.address = address
 
-    async def score(self, task: dict, answer: str | None, page, why=None) -> float:
+    async def verdict(self, task: dict, answer: str | None, page, why: list) -> float:
         self.url = without_port(page.url, task)
         self.shown = await text_of(page)
         port = urlsplit(task["start_url"]).port

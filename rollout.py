@@ -1,6 +1,6 @@
 """Episodes: an agent acts in a browser, turn by turn, and one engine decodes for many of them at once.
 
-One turn:   settle -> observe: page as text with element ids -> response -> parse -> execute
+One turn:   observe (the settled page as text, with element ids) -> respond -> parse -> execute
 
     - `ACTIONS` defines every action once, for the prompt, the parser and the executor.
     - `Engine` decodes all episodes that wait for a response in one batch. It keeps the keys and values
@@ -21,7 +21,7 @@ task (its site, login, judge) is one object, `env`:
     env.prepare(task)             the task is played next: its site may start while an episode is judged
     env.end_prepared()            awaited when all is played: stops sites that were started ahead and not used
     env.watch(session, tau)       awaited after each response, before its action: for pictures
-    env.score(task, answer, page, why) -> 0.0 or 1.0, awaited once, at the end; appends its checks to `why`
+    env.verdict(task, answer, page, why)  awaited once, at the end: 0.0 or 1.0; appends its checks to `why`
     env.keep(tau)                 called with each finished episode
     env.report_blocked(origins)   called when all is played: where pages sent requests that the browser blocked
     env.visible                   whether to play in a window
@@ -560,7 +560,7 @@ async def episode(browser: Browser, chat: Chat, task: dict, env, act: Act, setti
             before_verdict()
             await session.observe()
             session.private = []  # the judge may open what the agent may not
-            judging = env.score(trajectory.task, trajectory.answer, session.page, trajectory.checks)
+            judging = env.verdict(trajectory.task, trajectory.answer, session.page, trajectory.checks)
             trajectory.success = await bounded(judging, 10 * timeout, "judging the episode")
             trajectory.reward = trajectory.success
     except ENV_FAILED as problem:
@@ -598,15 +598,16 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
     jobs = []
     episodes = []  # in the order of their numbers; None: not played yet
     for number, (task, member) in enumerate(itertools.product(tasks, range(group_size))):
-        known = env.earlier(task, member)
-        episodes.append(known)
-        if known is None:
+        judged = env.earlier(task, member)
+        episodes.append(judged)
+        if judged is None:
             jobs.append(Job(number, task, member))
     queue = iter(jobs)  # all workers draw from it
     played = []  # in the order in which they end
     start = time.monotonic()
 
     async def work(browser, slot):
+        """Plays jobs until none is left."""
         upcoming = None  # the job that this worker plays next, once it has drawn it
 
         def draw_ahead():

@@ -78,8 +78,8 @@ class GiGPO(mgrpo.MGRPO):
     def training_rows(self, episodes, step):
         """mgrpo.py's, and how many turns got an advantage of their own."""
         rows, metrics = super().training_rows(episodes, step)
-        compared = sum(row.turn.advantage != 0 for row in rows)
-        compared, turns = run.all_sum([compared, len(rows)])
+        own_compared = sum(row.turn.advantage != 0 for row in rows)
+        compared, turns = run.all_sum([own_compared, len(rows)])
         metrics["turns_compared"] = compared / max(turns, 1)
         return rows, metrics
 

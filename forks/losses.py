@@ -236,7 +236,7 @@ def push(J, t: Tokens, cfg: Config):
     t = replace(t, logp=logp_N)
     with torch.enable_grad():
         total = J(t, cfg).sum()
-    gradient_N, = torch.autograd.grad(total, logp_N)
+    [gradient_N] = torch.autograd.grad(total, logp_N)
     return gradient_N
 
 
@@ -267,10 +267,12 @@ class Losses(mgrpo.MGRPO):
         # 1) The tokens of the micro-batch, and their weights.
         device = logp_N.device
         logp_old_N = sampled_logps(micro_batch, device)
-        A_N = per_token([row.advantage for row in micro_batch], micro_batch, device)
+        advantages = [row.advantage for row in micro_batch]
+        weights = [row.weight for row in micro_batch]
         lengths = [row.n_action for row in micro_batch]
+        A_N = per_token(advantages, micro_batch, device)
+        weight_N = per_token(weights, micro_batch, device)
         t = Tokens(logp_N, logp_old_N, A_N, lengths)
-        weight_N = per_token([row.weight for row in micro_batch], micro_batch, device)
 
         # 2) L.
         kl_N = mgrpo.kl_estimate(logp_N, logp_ref_N)

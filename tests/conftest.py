@@ -331,7 +331,7 @@ class Env:
     async def watch(self, session, trajectory):
         pass
 
-    async def score(self, task, answer, page, checks):
+    async def verdict(self, task, answer, page, checks):
         return await self.judge(task, answer, page, checks) if callable(self.judge) else self.judge
 
 

@@ -136,7 +136,7 @@ def test_a_pretrained_language_model_gets_a_smaller_learning_rate():
 
     def rate(model, lora):
         model.lora = lora
-        return lr_by_size(model, small_model=1e-3, large_model=2e-5)
+        return lr_by_size(model, small=1e-3, large=2e-5)
 
     assert rate(small, lora=0) == 1e-3
     assert rate(large, lora=0) == 2e-5

@@ -1449,7 +1449,7 @@ def test_a_replaced_score_is_used_wherever_an_environment_judges(monkeypatch, tm
 
     env = Environment({}, tmp_path, SiteSettings())
     monkeypatch.setattr(evaluate, "score", generous)
-    reward = asyncio.run(env.score(GOOD, None, None, []))
+    reward = asyncio.run(env.verdict(GOOD, None, None, []))
     assert reward == 1.0
 
 

@@ -241,7 +241,7 @@ def test_a_graphed_step_equals_the_uncached_forward_at_every_length():
         assert_near(logits, expected)
 
     assert list(step.graphs) == [32, 41]
-    with pytest.raises(AssertionError, match="position 41 does not fit"):
+    with pytest.raises(AssertionError, match="position 41 is beyond the cache's 41 positions"):
         step(tokens[:, :1], lengths, 41)
 
 
@@ -251,7 +251,7 @@ def test_a_position_behind_the_caches_end_is_refused():
     cache = KVCache(model.config, 1, 8)
     tokens = torch.arange(9)[None]
     model(tokens[:, :8], cache=cache)
-    with pytest.raises(AssertionError, match="position 8 does not fit the cache's 8"):
+    with pytest.raises(AssertionError, match="position 8 is beyond the cache's 8 positions"):
         model(tokens[:, 8:], torch.tensor([[8]]), cache)
 
 

@@ -279,7 +279,7 @@ def test_the_tasks_side_logs_in_watches_before_each_action_and_judges_once(site,
             response = trajectory.turns[-1].response
             told.append((path, response))
 
-        async def score(self, task, answer, page, checks):
+        async def verdict(self, task, answer, page, checks):
             told.append(answer)
             checks.append(["seen", True, ""])
             return 1.0
@@ -398,7 +398,7 @@ def test_the_next_task_is_prepared_before_each_verdict_and_leftovers_are_ended(s
         async def end_prepared(self):
             told.append("end")
 
-        async def score(self, task, answer, page, checks):
+        async def verdict(self, task, answer, page, checks):
             told.append(("score", task["task_id"]))
             if task["task_id"] == 0 and told.count(("score", 0)) == 1:
                 raise EnvError("no verdict")

@@ -805,7 +805,7 @@ class Weighing(Env):
         self.ended = 0
         print("episodes   our MB  node MB  processes  Chromium MB  contexts  per second")
 
-    async def score(self, task, answer, page, checks):
+    async def verdict(self, task, answer, page, checks):
         self.ended += 1
         if self.ended % 200 == 0:
             chromium = started("chrom")
