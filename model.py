@@ -658,7 +658,8 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
         adapt(model, r)  # outside of `reading`: a rank above the width is no fault of the file
     if sharded:
         shard(model, precision)
-    model.to_empty(device=device)
+    with reading(f"{path}: its weights do not fit into memory"):
+        model.to_empty(device=device)
 
     # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.
     missing = model.state_dict()  # the tensors still to fill

@@ -1110,6 +1110,34 @@ LIBRARIES = {
         "<table><tr><th id=box aria-sort=none><div>Name</div><input placeholder=filter><th>Age</table>"
         "<script>box.addEventListener('click', () => {})</script>",
         "<th>Name <0></th> <input>filter <1></input> | Age"),
+    # Ant Design: what was chosen lies over the field.
+    "a dropdown with a search": (
+        "<style>.box { position: relative; width: 200px; height: 30px } .search { position: absolute; inset: 0 }"
+        " .search input { width: 100%; height: 100% } .item { position: relative; display: block; line-height: 30px }</style>"
+        "<label for=p>Project</label><div class=box><span class=search><input id=p role=combobox></span>"
+        "<span class=item>beta</span></div>",
+        "<input>Project <0></input>\nbeta"),
+    "a button over a field": (
+        "<style>.box { position: relative; width: 200px; height: 30px } .box * { position: absolute; inset: 0 }</style>"
+        "<label for=p>Project</label><div class=box><input id=p role=combobox><button>clear</button></div>",
+        "Project\n<button>clear <0></button>"),
+    # Vuetify: aria-label says what a press does.
+    "a dropdown called Open": ("<label for=a>State</label><input id=a aria-label=Open><input aria-label=Close>",
+                               "<input>State <0></input> <input>Close <1></input>"),
+    # Pikaday and Vuetify.
+    "a chosen day": ("<table><tr><td><button>9</button></td><td aria-selected=true><button>10</button></td></tr></table>"
+                     "<div class=day--selected><button>10</button></div><div class=day><button>11</button></div>",
+                     "<button>9 <0></button> | <button>10 <1> = selected</button>\n"
+                     "<button>10 <2> = selected</button>\n<button>11 <3></button>"),
+    "icons of a set": (
+        "<style>.fa::before, .mdi::before, .pi::before { content: '\\e000' }</style>"
+        "<button class='btn btn-sm'><i class='fa fa-lg fa-trash'></i></button>"
+        "<button class='v-btn v-btn--elevated'><i class='mdi-delete mdi v-icon'></i></button>"
+        "<button class=p-button><span class='pi pi-times'></span></button>"
+        "<button class=delete-row><i class='fa fa-2x fa-times'></i></button>"
+        "<button class=round-full><svg class='icon icon-tabler icon-tabler-pencil'><path d='M0 0h9v9z'/></svg></button>",
+        "<button>sm trash <0></button> <button>elevated delete <1></button> <button>times <2></button> "
+        "<button>delete times <3></button> <button>round full pencil <4></button>"),
 }
 
 

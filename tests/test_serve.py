@@ -635,6 +635,8 @@ def judge(tmp_path, text, url="http://127.0.0.1:9"):
     ("import os; os._exit(0)", "without a verdict"),
     ("import os\n    for end in range(1, 20):\n        try: os.write(end, b'junk')\n        except OSError: pass\n    return True, ''",
      "wrote something else than a verdict"),
+    ("import os\n    for end in range(3, 20):\n        try: os.write(end, b'x' * 99999)\n        except OSError: pass\n    return True, ''",
+     "wrote something else than a verdict"),
     ("import os\n    for end in range(3, 20):\n        try: os.write(end, b'{}')\n        except OSError: pass\n    os._exit(0)",
      "wrote something else than a verdict")])
 def test_a_verifier_without_a_verdict_is_an_environment_error(tmp_path, monkeypatch, body, says):
@@ -651,6 +653,18 @@ def test_a_verifier_that_starts_something_leaves_nothing(tmp_path):
             "'import time; time.sleep(60)', __file__])\n    return True, 'yes'")
     assert judge(tmp_path, text) == (True, "yes")
     assert nothing_left(tmp_path)
+
+
+def test_a_process_that_a_verifier_leaves_delays_no_verdict(tmp_path):
+    """It holds the pipe for the verdict, in a session of its own."""
+    ends = tmp_path / "ends"
+    text = ("import os, time\ndef verify(url):\n    if os.fork() == 0:\n        os.setsid()\n"
+            f"        while not os.path.exists({str(ends)!r}): time.sleep(0.05)\n        os._exit(0)\n    return True, 'yes'")
+    try:
+        assert judge(tmp_path, text) == (True, "yes")
+        assert not ends.exists()
+    finally:
+        ends.touch()
 
 
 def test_verifiers_may_import_their_neighbours_and_leave_no_files(tmp_path):

@@ -183,8 +183,8 @@ const columnOf = el => {
 // Of "btn-remove-item-a1b2c3", remove: not what kind of thing it is, and nothing that is made up, another one
 // each time. A short number may be all that tells two cells apart.
 const KINDS = new RegExp('^(action|bi|box|btn|button|cell|checkbox|col|component|container|control|css|ctrl|div|'
-  + 'el|elem|element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|svg|ui|'
-  + 'wrap|wrapper)$');
+  + 'el|elem|element|fa[srlb]?|glyphicon|icons?|id|image|img|inner|item|js|link|mdi|outer|radio|row|span|'
+  + 'svg|tabler|ui|wrap|wrapper)$');
 const programWords = s => {
   if (s && !/\p{L}|\d{3}/u.test(s)) return s;  // "(-2,1)", a point of a plot
   const isWord = word => /\p{L}{2}/u.test(word) && !/\d{3}|\d\p{L}+\d|\p{L}\d+\p{L}/u.test(word);
@@ -205,7 +205,7 @@ const programName = el => {
     || said('id')
     || leads(el) && nameOfTwin(el)
     || programWords(iconFile(el))
-    || said('class')
+    || programWords(tidy(`${attribute(el, 'class')} ${iconName(el)}`))  // its own class may say no more than its size
     || said('class', inside('[class]', el)[0] ?? el)
     || attribute(el, 'href');
 };
@@ -218,6 +218,14 @@ const iconFile = el => {
   const [path, part] = place.split('#');
   return part || path.split('?')[0].split('/').at(-1).replace(/\.\w+$/, '');
 };
+// What its icon is called in its set, and not how it is drawn: trash, of <i class="fa fa-lg fa-trash">.
+const OF_ICON_SET = /^(anticon|bi|bx|codicon|fa|feather|glyphicon|icon|lucide|mdi|octicon|pi|ri|tabler|ti)-(?=[a-z])/;
+const LOOK_OF_ICON = /^(brands|fw|lg|light|regular|sm|solid|spin|tabler|xs)$/;
+const iconName = el => inside('i,span,svg', el)
+  .flatMap(part => [...part.classList])
+  .filter(name => OF_ICON_SET.test(name))
+  .map(name => name.replace(OF_ICON_SET, ''))
+  .find(name => !LOOK_OF_ICON.test(name)) ?? '';
 const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
 // Another link to the same place has a text.
 const textsOfLinks = remembered(doc => {
@@ -291,11 +299,17 @@ const textOrLabel = el => {
   return text.length > 1 ? text : labelsText(el) || text;  // a drawn checkbox may hold no more than its tick
 };
 
+// What it is called for those who hear the page. Vuetify calls every dropdown by what a press does to it: then it is
+// its label.
+const spokenName = (el, field) => {
+  const said = attribute(el, 'aria-label');
+  return field && /^(open|close)$/i.test(said) ? labelsText(el) || said : said;
+};
 const nameOf = remembered(el => {
   if (keyField(el)) return attribute(keyField(el), 'aria-label');
   const field = el.matches('input,select,textarea');
   const button = el.matches('input[type=submit],input[type=button],input[type=reset]');
-  return attribute(el, 'aria-label')
+  return spokenName(el, field)
     || textOfIds(el, 'aria-labelledby')
     || (field ? labelsText(el) || labelsOfHost(el) || looseLabel(el) : '')
     || (button ? tidy(el.value) || el.type : '')

@@ -237,10 +237,18 @@ const clippedOff = (el, outer) => {
   }
   return false;
 };
-// Whether the mouse can hit el where it is now, or the label that stands for it.
+// Whether hit, which shows no hand, says what was chosen in the field el, as in Ant Design's dropdowns with a search.
+// Both are drawn in a box without other controls.
+const showsChoiceOf = (hit, el) => {
+  if (!hit || !el.matches('input[role=combobox]') || getComputedStyle(hit).cursor === 'pointer') return false;
+  let box = parentOf(el);
+  while (box && !contains(box, hit)) box = parentOf(box);
+  return !!box && inside(CONTROLS, box).length === 1;
+};
+// Whether the mouse can hit el where it is now, what shows its choice, or the label that stands for it.
 const atHand = el => {
   const {hit} = aimOf(el);
-  return contains(el, hit) || hit?.closest('label')?.control === el;
+  return contains(el, hit) || hit?.closest('label')?.control === el || showsChoiceOf(hit, el);
 };
 // Whether a press there reaches el, what el is a part of, or its label.
 const reached = el => {

@@ -27,10 +27,13 @@ const stateWords = el => [...el.classList]
 const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
 const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
 const SELECTED = '[data-selected=true],[data-checked=true]';
+// What fills a chosen cell, as the button of a calendar's day.
+const IN_CHOSEN_CELL = ':is(td,[role=gridcell])[aria-selected=true] > :only-child,'
+  + '[class*="--selected"] > button:only-child';
 // What they say about an element, or about the list item that it fills.
 const stateOf = el => {
   const item = el.matches('li > :only-child') ? parentOf(el) : el;
-  if (el.matches(SELECTED) || item.matches(SELECTED)) return 'selected';
+  if (el.matches(`${SELECTED},${IN_CHOSEN_CELL}`) || item.matches(SELECTED)) return 'selected';
   if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
   const words = [...stateWords(el), ...stateWords(item)];
   const says = word => words.includes(word);

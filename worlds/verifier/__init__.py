@@ -27,7 +27,10 @@ async def verify(file: str, server_url: str) -> tuple[bool, str]:
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True)
     try:
-        text = await bounded(process.stdout.read(), TIMEOUT, f"the verifier {file}")
+        # One line, not all until the end: a process that the file has started may hold the pipe open.
+        text = await bounded(process.stdout.readline(), TIMEOUT, f"the verifier {file}")
+    except ValueError:  # the line is longer than any verdict
+        text = b"?"
     finally:
         with contextlib.suppress(OSError):  # it has ended, and so has all that it started
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""python worlds/verifier FILE URL: the verdict of FILE's verify(URL), as JSON on standard output.
+"""python worlds/verifier FILE URL: the verdict of FILE's verify(URL), as a line of JSON on standard output.
 
 Ends when its standard input closes: it does not outlive the run that started it.
 """
@@ -51,7 +51,8 @@ def main(file: str, server_url: str):
         own = [frame.lineno for frame in frames if frame.filename == file]  # not those of a library
         where = f" (line {own[-1]})" if own else ""
         said = {"error": f"{type(error).__name__}: {str(error)[:300]}{where}"}
-    os.write(own_output, json.dumps(said).encode())
+    line = json.dumps(said) + "\n"
+    os.write(own_output, line.encode())
     os._exit(0)  # threads that the file has started do not keep us
 
 
