@@ -718,6 +718,66 @@ def test_the_rows_of_weak_clones_are_those_of_the_raw_figures():
     assert len(rows) == len(files) >= 18
 
 
+def twice(seed, name):
+    file = ROOT / f"assets/results/twice/seed{seed}/{name}.json"
+    return json.loads(file.read_text())
+
+
+def of_templates(splits, split):
+    return [100 * one["success_rate"] for one in splits[split]["per_template"].values()]
+
+
+def test_the_runs_with_twice_the_episodes_are_those_of_the_raw_figures():
+    results = (ROOT / "assets/results.md").read_text()
+    _, section = results.split("**With twice the episodes**")
+    section, _ = section.split("**From a weaker clone**")
+
+    # 1) The rows.
+    for seed in (31, 32):
+        for name in ("r1", "filtered"):
+            cells = cells_of(str(seed), twice(seed, name)["splits"])
+            assert f" | {' | '.join(cells)} |" in section
+        sample = twice(seed, "filtered-sample")["successes_of_eight"]
+        assert len(sample) == 432
+        assert f"{sum(sample.values()):,}" in section
+
+    # 2) The gains on half the episodes, and the differences, with templates as clusters.
+    halves = {}  # (name, split): of the two seeds, success on each template
+    wholes = {}
+    for name in ("r1", "filtered"):
+        for split in ("sandbox:test", "sandbox:test-unseen"):
+            folders = [table.RESULTS / f"seed{seed}" for seed in (31, 32)]
+            shorter = [json.loads((folder / f"{name}.json").read_text())["splits"] for folder in folders]
+            halves[name, split] = [of_templates(splits, split) for splits in shorter]
+            wholes[name, split] = [of_templates(twice(seed, name)["splits"], split) for seed in (31, 32)]
+
+    def mean_difference(ours, theirs):
+        pairs = [[a - b for a, b in zip(one, other, strict=True)] for one, other in zip(ours, theirs)]
+        return table.shown(means_of(pairs))
+
+    gained = mean_difference(wholes["r1", "sandbox:test"], halves["r1", "sandbox:test"])
+    assert f"M-GRPO gains {gained.replace(' [', ' points [')} on its nine steps" in section
+    gained = mean_difference(wholes["filtered", "sandbox:test"], halves["filtered", "sandbox:test"])
+    assert f"filtered cloning {gained} on its 1,728 episodes" in section
+    seen, unseen = [mean_difference(wholes["r1", split], wholes["filtered", split])
+                    for split in ("sandbox:test", "sandbox:test-unseen")]
+    assert f"is {seen.replace(' [', ' points [')} on unseen instances and {unseen} on unseen templates" in section
+    assert f"| the demo, 3,456 episodes instead of 1,728 | 31, 32 | {seen} | templates |" in results
+    assert f"with twice the episodes {seen} (two seeds)" in results
+    assert "With twice the episodes it is 5.4 points ahead ([-2.1, 13.0]; two seeds)" in README
+    assert seen == "-5.4 [-13.0, 2.1]"
+
+    # 3) The steps.
+    for seed, groups, held_out in ((31, "10.1", "76.8, 80.0 and 84.2%"), (32, "9.6", "86.3, 83.2 and 88.4%")):
+        file = ROOT / f"assets/results/twice/seed{seed}/r1-metrics.jsonl"
+        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        assert len(steps) == 18
+        assert f"{sum(step['groups_kept'] for step in steps[9:]) / 9:.1f}" == groups
+        rates = [f"{100 * step['held_out_success']:.1f}" for step in steps if step.get("held_out_success")]
+        assert held_out == f"{rates[0]}, {rates[1]} and {rates[2]}%" and held_out in section
+        assert max(step["logp_gap"] for step in steps) < 3.35e-7
+
+
 def weak_figures(name, seed):
     """What the comparison from weak clones shows of a run, in percent, in the order of its rows."""
     file = ROOT / f"assets/results/weak-clones/seed{seed}/{name}.json"
