@@ -658,7 +658,7 @@ def load(path: str | Path, dtype=torch.float32, device="cpu", sharded=False,
         adapt(model, r)  # outside of `reading`: a rank above the width is no fault of the file
     if sharded:
         shard(model, precision)
-    with reading(f"{path}: its weights do not fit into memory"):
+    with reading(f"{path}: no memory for its weights on {device}"):
         model.to_empty(device=device)
 
     # 2) The adapters. `as_reference` needs those of the checkpoint, since training changes them.

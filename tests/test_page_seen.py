@@ -1121,17 +1121,34 @@ LIBRARIES = {
         "<style>.box { position: relative; width: 200px; height: 30px } .box * { position: absolute; inset: 0 }</style>"
         "<label for=p>Project</label><div class=box><input id=p role=combobox><button>clear</button></div>",
         "Project\n<button>clear <0></button>"),
+    "a veil over a form": (
+        "<form>Wait <input id=p role=combobox aria-label=Project><div style='position: fixed; inset: 0'></div></form>",
+        "Wait"),
     # Vuetify: aria-label says what a press does.
     "a dropdown called Open": ("<label for=a>State</label><input id=a aria-label=Open><input aria-label=Close>",
                                "<input>State <0></input> <input>Close <1></input>"),
     # Pikaday and Vuetify.
     "a chosen day": ("<table><tr><td><button>9</button></td><td aria-selected=true><button>10</button></td></tr></table>"
-                     "<div class=day--selected><button>10</button></div><div class=day><button>11</button></div>",
+                     "<div class=day--selected><button>10</button></div><div class=day><button>11</button></div>"
+                     "<div class=chip--selected>Red <button>x</button></div>",
                      "<button>9 <0></button> | <button>10 <1> = selected</button>\n"
-                     "<button>10 <2> = selected</button>\n<button>11 <3></button>"),
+                     "<button>10 <2> = selected</button>\n<button>11 <3></button>\nRed <button>x <4></button>"),
+    "a tab that holds a link": (  # Magento
+        "<div role=tab aria-selected=true tabindex=0><a tabindex=-1 href='#d'>Details</a></div>"
+        "<div role=tab aria-selected=false tabindex=0><a tabindex=-1 href='#r'>Reviews</a></div>",
+        "<a>Details <0> = selected</a>\n<a>Reviews <1></a>"),
+    "a menu in a column's head": (
+        "<table><thead><tr><th><input type=checkbox><button>all</button><ul hidden><li>Select All</ul><th>Name</thead>"
+        "<tr><td><input type=checkbox><td><input value=A></table>", "<checkbox> <0> = off</checkbox> <button>all <1></button> | Name\n"
+        "<checkbox> <2> = off</checkbox> | <input>Name <3> = A</input>"),
+    "columns that are sorted": (
+        "<table><tr><th class='sortable _ascend' onclick=1 style='cursor: pointer'>ID"
+        "<th class='sorting_desc' onclick=1 style='cursor: pointer'>Age"
+        "<th class='sort-asc sort-desc' onclick=1 style='cursor: pointer'>Size</table>",
+        "<th>ID <0> = ascending</th> | <th>Age <1> = descending</th> | <th>Size <2></th>"),
     "icons of a set": (
         "<style>.fa::before, .mdi::before, .pi::before { content: '\\e000' }</style>"
-        "<button class='btn btn-sm'><i class='fa fa-lg fa-trash'></i></button>"
+        "<button class='btn btn-sm'><span class=icon-wrapper><i class='fa fa-xl fa-trash'></i></span></button>"
         "<button class='v-btn v-btn--elevated'><i class='mdi-delete mdi v-icon'></i></button>"
         "<button class=p-button><span class='pi pi-times'></span></button>"
         "<button class=delete-row><i class='fa fa-2x fa-times'></i></button>"

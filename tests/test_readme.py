@@ -763,8 +763,8 @@ def test_the_runs_with_twice_the_episodes_are_those_of_the_raw_figures():
                     for split in ("sandbox:test", "sandbox:test-unseen")]
     assert f"is {seen.replace(' [', ' points [')} on unseen instances and {unseen} on unseen templates" in section
     assert f"| the demo, 3,456 episodes instead of 1,728 | 31, 32 | {seen} | templates |" in results
-    assert f"with twice the episodes {seen} (two seeds)" in results
-    assert "With twice the episodes it is 5.4 points ahead ([-2.1, 13.0]; two seeds)" in README
+    assert f"with twice the episodes {seen} (two seeds, over templates)" in results
+    assert "With twice the episodes it is 5.4 points ahead ([-2.1, 13.0]; two seeds, templates as clusters" in README
     assert seen == "-5.4 [-13.0, 2.1]"
 
     # 3) The steps.

@@ -174,7 +174,7 @@ const columnOf = el => {
   const grid = gridOf(cell.closest('table'));
   const body = grid.findIndex((row, i) => i > 0 && row.some(each => each.localName === 'td'));
   const heads = grid.slice(0, Math.max(1, body)).map(row => row[column]);
-  const words = heads.filter(head => head && head !== cell).map(head => tidy(head.textContent));
+  const words = heads.filter(head => head && head !== cell).map(head => seenText(head, FIELDS + ',button,svg'));
   return [...new Set(words)].join(' ');
 };
 
@@ -220,12 +220,13 @@ const iconFile = el => {
 };
 // What its icon is called in its set, and not how it is drawn: trash, of <i class="fa fa-lg fa-trash">.
 const OF_ICON_SET = /^(anticon|bi|bx|codicon|fa|feather|glyphicon|icon|lucide|mdi|octicon|pi|ri|tabler|ti)-(?=[a-z])/;
-const LOOK_OF_ICON = /^(brands|fw|lg|light|regular|sm|solid|spin|tabler|xs)$/;
+const LOOK_OF_ICON = new RegExp('^(beat|brands|dark|duotone|fw|inactive|inverse|lg|light|md|pulse|regular|sharp|sm|'
+  + 'solid|spin|tabler|thin|xl|xs|(stack|flip|rotate|pull)(-.*)?)$');
 const iconName = el => inside('i,span,svg', el)
   .flatMap(part => [...part.classList])
   .filter(name => OF_ICON_SET.test(name))
   .map(name => name.replace(OF_ICON_SET, ''))
-  .find(name => !LOOK_OF_ICON.test(name)) ?? '';
+  .find(name => !LOOK_OF_ICON.test(name) && !KINDS.test(name)) ?? '';
 const leads = el => el.matches('a[href]:not([href^="#"],[href^="javascript:"])');
 // Another link to the same place has a text.
 const textsOfLinks = remembered(doc => {

@@ -241,9 +241,11 @@ const clippedOff = (el, outer) => {
 // Both are drawn in a box without other controls.
 const showsChoiceOf = (hit, el) => {
   if (!hit || !el.matches('input[role=combobox]') || getComputedStyle(hit).cursor === 'pointer') return false;
+  const layer = layerOf(hit, /fixed|sticky/);
+  if (layer && !drawnIn(el, layer)) return false;  // it covers the field
   let box = parentOf(el);
   while (box && !contains(box, hit)) box = parentOf(box);
-  return !!box && inside(CONTROLS, box).length === 1;
+  return !!box && box.localName !== 'body' && inside(CONTROLS, box).length === 1;
 };
 // Whether the mouse can hit el where it is now, what shows its choice, or the label that stands for it.
 const atHand = el => {

@@ -27,13 +27,14 @@ const stateWords = el => [...el.classList]
 const STATES = /unread|selected|checked|active|current|pressed|liked|starred|marked|rited|voted|saved/i;
 const PRESSED = /^(pressed|liked|starred|bookmarked|favou?rited|upvoted|downvoted|marked|saved)$/;
 const SELECTED = '[data-selected=true],[data-checked=true]';
-// What fills a chosen cell, as the button of a calendar's day.
+// Whether it fills a chosen cell, as the button of a calendar's day does.
 const IN_CHOSEN_CELL = ':is(td,[role=gridcell])[aria-selected=true] > :only-child,'
-  + '[class*="--selected"] > button:only-child';
+  + ':is([class$="--selected"],[class*="--selected "]):not([class*="not--"]) > button:only-child';
+const fillsChosen = el => el.matches(IN_CHOSEN_CELL) && tidy(el.textContent) === tidy(parentOf(el).textContent);
 // What they say about an element, or about the list item that it fills.
 const stateOf = el => {
   const item = el.matches('li > :only-child') ? parentOf(el) : el;
-  if (el.matches(`${SELECTED},${IN_CHOSEN_CELL}`) || item.matches(SELECTED)) return 'selected';
+  if (el.matches(SELECTED) || fillsChosen(el) || item.matches(SELECTED)) return 'selected';
   if (!STATES.test(el.classList) && !STATES.test(item.classList)) return '';
   const words = [...stateWords(el), ...stateWords(item)];
   const says = word => words.includes(word);
@@ -45,6 +46,16 @@ const stateOf = el => {
   const alike = [...elementsIn(parentOf(item))].filter(other => other.localName === item.localName);
   const all = alike.every(other => /active|current/.test(attributeOf(other, 'class')));
   return all && alike.length > 1 ? '' : 'selected';
+};
+
+// How a column is sorted by its head's classes: "_ascend" in Magento, "sorting_desc". Both together mean neither.
+const sortedByClass = (head, el) => {
+  if (head.localName !== 'th') return '';
+  const words = [...stateWords(head), ...stateWords(el)];
+  const up = words.some(word => /^asc(end|ending)?$/.test(word));
+  const down = words.some(word => /^desc(end|ending)?$/.test(word));
+  if (up === down) return '';
+  return up ? 'ascending' : 'descending';
 };
 
 // The options of a dropdown that people see.
@@ -122,11 +133,14 @@ const valueOf = el => {
     const choice = chosenIn(el);
     const told = name => attribute(el, `aria-${name}`) === 'mixed' ? `partly ${name}` : name;
     const states = ['expanded', 'selected', 'checked', 'pressed', 'current'];
-    const ariaStates = states.filter(state => holds(el, state)).map(told);
-    const hasAria = ['selected', 'checked', 'pressed', 'current'].some(name => el.hasAttribute(`aria-${name}`));
+    const box = el.matches('[role=tab] > :only-child') ? parentOf(el) : el;  // a tab may hold no more than a link
+    const ariaStates = states.filter(state => holds(el, state) || holds(box, state)).map(told);
+    const chosen = ['selected', 'checked', 'pressed', 'current'].map(name => `[aria-${name}]`).join(',');
+    const hasAria = el.matches(chosen) || box.matches(chosen);
     const byClass = stateOf(el);
     const classState = hasAria && byClass !== 'unread' ? '' : byClass;  // ARIA outranks classes
-    const sorted = attribute(closest(el, 'th') ?? el, 'aria-sort').replace('none', '');
+    const head = closest(el, 'th') ?? el;
+    const sorted = attribute(head, 'aria-sort').replace('none', '') || sortedByClass(head, el);
     return [choice, ...ariaStates, classState, sorted].filter(word => word).join(', ');
   }
   if (el.type === 'password') return el.value ? '****' : '';

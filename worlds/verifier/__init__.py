@@ -27,7 +27,7 @@ async def verify(file: str, server_url: str) -> tuple[bool, str]:
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True)
     try:
-        # One line, not all until the end: a process that the file has started may hold the pipe open.
+        # One line, and not without limit: the file may have found the pipe, and may flood it.
         text = await bounded(process.stdout.readline(), TIMEOUT, f"the verifier {file}")
     except ValueError:  # the line is longer than any verdict
         text = b"?"

@@ -35,6 +35,9 @@ def main(file: str, server_url: str):
     own_output = os.dup(1)
     os.dup2(2, 1)
     own_input = os.dup(0)  # exit() closes standard input
+    # What the file starts may outlive it: it holds none of our pipes, so that nobody waits for it.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.register_at_fork(after_in_child=lambda: (os.close(own_output), os.close(own_input)))
     threading.Thread(target=end_with_parent, args=(own_input,), daemon=True).start()
 
     # 2) The file's neighbours can be imported; ours come last, so that a real `requests` wins.
