@@ -193,9 +193,8 @@ def kl_estimate(logp_N, logp_ref_N):
 def mgrpo_loss(logp_N, logp_old_N, logp_ref_N, A_N, weight_N, eps: float, beta: float):
     """The M-GRPO objective as one weighted sum over tokens.
 
-    All _N are (N,), one number per action token; log-probs in nats; weight_N is each
-    token's weight in the mean, see `weighted_rows`. Returns (loss, a scalar with the gradient; {"kl",
-    "clip_frac"}, sums over the N tokens).
+    All _N are (N,), one number per action token; log-probs in nats; weight_N: each token's weight, see
+    `weighted_rows`. Returns (loss, a scalar with the gradient; {"kl", "clip_frac"}, sums over the N tokens).
     """
     rho_N = (logp_N - logp_old_N).exp()
     unclipped_N = rho_N * A_N

@@ -767,7 +767,26 @@ def test_the_runs_with_twice_the_episodes_are_those_of_the_raw_figures():
     assert "With twice the episodes it is 5.4 points ahead ([-2.1, 13.0]; two seeds, templates as clusters" in README
     assert seen == "-5.4 [-13.0, 2.1]"
 
-    # 3) The steps.
+    # 3) How many more tasks filtered cloning solves, and how many of these are the log-out trap's.
+    ahead = 0
+    on_trap = 0
+    for seed in (31, 32):
+        ours, theirs = [twice(seed, name)["splits"]["sandbox:test"] for name in ("r1", "filtered")]
+        ahead += (theirs["success_rate"] - ours["success_rate"]) * ours["n"]
+        our_trap, their_trap = ours["per_template"]["28"], theirs["per_template"]["28"]
+        on_trap += (their_trap["success_rate"] - our_trap["success_rate"]) * our_trap["n"]
+    assert f"50 points there, {on_trap:.0f} of the {ahead:.0f} tasks" in section
+    by_seed = {}
+    for name in ("r1", "filtered"):
+        rates = []
+        for seed in (31, 32):
+            before = json.loads((table.RESULTS / f"seed{seed}" / f"{name}.json").read_text())["splits"]
+            after = twice(seed, name)["splits"]
+            rates.append(100 * (after["sandbox:test"]["success_rate"] - before["sandbox:test"]["success_rate"]))
+        by_seed[name] = "{:.1f} and {:.1f}".format(*rates)
+    assert f"filtered cloning gains {by_seed['filtered']} points, M-GRPO {by_seed['r1']}." in section
+
+    # 4) The steps.
     for seed, groups, held_out in ((31, "10.1", "76.8, 80.0 and 84.2%"), (32, "9.6", "86.3, 83.2 and 88.4%")):
         file = ROOT / f"assets/results/twice/seed{seed}/r1-metrics.jsonl"
         steps = [json.loads(line) for line in file.read_text().splitlines()]

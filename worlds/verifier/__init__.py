@@ -27,7 +27,7 @@ async def verify(file: str, server_url: str) -> tuple[bool, str]:
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True)
     try:
-        # One line, and not without limit: the file may have found the pipe, and may flood it.
+        # One line, which has a limit: the file may find the pipe and flood it.
         text = await bounded(process.stdout.readline(), TIMEOUT, f"the verifier {file}")
     except ValueError:  # the line is longer than any verdict
         text = b"?"
