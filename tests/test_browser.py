@@ -536,6 +536,21 @@ def test_the_scripts_of_a_new_tab_are_waited_for(site, browse, script):
     browse(test, site({"/": "<a href=/new target=_blank>new</a>", "/new": f"loading{script}", "/slow.js": slow}))
 
 
+def test_scripts_that_a_page_loads_late_are_waited_for_after_a_click(site, browse):
+    """Loaders of modules and of editors add them once the page has loaded: only what came before was waited for."""
+    loader = """loading<script>onload = () => setTimeout(() =>
+        document.head.append(Object.assign(document.createElement('script'), {src: '/slow.js'})), 50)</script>"""
+
+    def slow(handler):
+        time.sleep(0.5)
+        answer(handler, b"document.body.innerHTML = 'drawn'", **{"Content-Type": "text/javascript"})
+
+    async def test(session):
+        await session.observe()
+        assert "drawn" in await act(session, 'do(action="Click", element="0")')
+    browse(test, site({"/": "<a href=/new>new</a>", "/new": loader, "/slow.js": slow}))
+
+
 def test_an_address_that_brings_no_tab_is_not_waited_for(site, browse):
     """A letter in a new tab cost the whole --timeout, and a note that blamed the page."""
     links = ("<a href='mailto:a@b.c' target=_blank>mail</a><p><button onclick=\"window.open('tel:1')\">call</button><p>"
@@ -564,6 +579,20 @@ def test_a_field_that_takes_keys_alone_is_typed_over(site, browse):
         await session.observe()
         text = await act(session, 'do(action="Type", argument="7778", element="0")')
         assert text == "<input>Phone <0> = 7778</input>"
+    browse(test, site({"/": mask}))
+
+
+def test_a_mask_that_misreads_what_comes_at_once_gets_keys(site, browse):
+    """Inputmask may hold another date then, and nobody said so."""
+    mask = """<input id=day aria-label=Day placeholder=mm/dd/yyyy><script>
+        day.oninput = event => {
+          if (event.data?.length > 1) day.value = event.data.slice(0, 6) + '19' + event.data.slice(-2);
+        };</script>"""
+
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Type", argument="12/31/2027", element="0")')
+        assert text == "<input>Day <0> = 12/31/2027</input>"
     browse(test, site({"/": mask}))
 
 

@@ -745,10 +745,11 @@ class Session:
             for _ in range(3):
                 page = self.page
                 await self._scripts_end()
+                was_loading = not self.loading.quiet.is_set()
                 await bounded(self.loading.quiet.wait(), timeout, "loading")
-                if page is self.page:
+                if page is self.page and not was_loading:
                     break
-                # A tab has opened or closed meanwhile. Wait for the scripts of the one that is current now.
+                # A document has loaded, or a tab has opened or closed. Wait for the scripts of what is there now.
         except TookTooLong:
             await self._stop(f"the page did not finish loading within {timeout:.0f} s and was stopped")
         except EnvError as error:
@@ -905,8 +906,8 @@ class Session:
             await field.fill(text, force=True)
             if way == "range":
                 await self._step_and_back(element)
-            unchanged = await self.ask("typed", element, text)
-            if unchanged is True:  # a full field with a mask, as for a phone number, takes only keys
+            misread = await self.ask("typed", element, text)
+            if misread is True:  # a field with a mask, as for a phone number, takes only keys
                 await field.select_text(force=True)
                 await self.page.keyboard.type(text)
 

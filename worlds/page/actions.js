@@ -175,7 +175,8 @@ const atMinimum = id => {
 
 // browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
 // the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
-// nearest value that it has: the agent reads that as a refusal. Returns whether a text field is unchanged.
+// nearest value that it has: the agent reads that as a refusal. Returns whether a text field has misread the text: it
+// holds what it held, or other letters and digits.
 const typed = (id, text) => {
   const el = numbered(id), key = text.slice(-1);
   const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
@@ -189,12 +190,16 @@ const typed = (id, text) => {
   if (el?.type === 'color' && !CSS.supports('color', text))
     window[REFUSALS]?.set(el, () => `it takes a color such as #ff8800, and is ${el.value} now`);
   const isText = el?.localName === 'input' && el.selectionStart !== null;
-  const unchanged = isText && !!held && held !== text && el.value === held;
+  const plain = words => words.toLowerCase().replace(/[^\p{L}\p{N}]/gu, '');
+  const [wanted, now] = isText ? [plain(text), plain(el.value)] : ['', ''];
+  const isOther = now !== '' && !now.includes(wanted) && !wanted.includes(now);
+  const isUnchanged = isText && held !== '' && el.value === held;
+  const misread = isText && held !== text && (isOther || isUnchanged);
   const keys = key ? ['keydown', 'keyup'] : [];  // `fill` empties a field by a real key
   for (const type of keys) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
   }
-  return unchanged;
+  return misread;
 };
 
 // What lies in the window's middle, down into shadow roots and frames (there, in the frame's middle).

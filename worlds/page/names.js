@@ -161,7 +161,8 @@ const textBefore = el => {
 // What the labels of a <select> say that a script hides before the dropdown that it draws, as select2 does.
 const labelsOfHidden = el => {
   const holdsOther = at => matches(at.previousElementSibling ?? at, 'select[aria-hidden=true]');
-  for (let at = el, i = 0; role(el) === 'combobox' && at && i < 4; at = parentOf(at), i++) {
+  // Where several can be chosen, the field for searching lies in the dropdown.
+  for (let at = closest(el, '[role=combobox]'), i = 0; at && i < 4; at = parentOf(at), i++) {
     if (holdsOther(at)) return labelsText(at.previousElementSibling) ?? '';
   }
   return '';
@@ -321,7 +322,8 @@ const nameOf = remembered(el => {
     || picture(el)
     || (editable(el) ? tidy(hint(el)) || frameName(el) : '')
     || (field || drawnSwitch(el) || el.matches(TICK_ROLES) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
-    || (field ? hiddenLabel(el) || textBefore(el) : labelsOfHidden(el))
+    || (field ? hiddenLabel(el) || textBefore(el) : '')
+    || labelsOfHidden(el)
     || tidy(el.name)
     || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
 });
