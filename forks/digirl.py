@@ -153,7 +153,7 @@ class DigiRL(mgrpo.MGRPO):
         ranking.sort(reverse=True)
         if not ranking:
             return [], loss
-        n_best = ceil(cfg.share * len(ranking))
+        n_best = ceil(cfg.share * len(ranking) - 1e-9)  # 0.28 * 25 is 7.000000000000001
         least = ranking[n_best - 1] - TIE
         best = [tau for tau, A in zip(episodes, A_c) if A >= least]
         return best, loss

@@ -392,6 +392,16 @@ def test_ties_are_chosen_together_whatever_the_rounding(chat, model, monkeypatch
         assert [tau.member for tau in best] == list(range(chosen)), seed
 
 
+def test_a_share_of_the_episodes_is_not_rounded_up_past_a_whole_number(chat, model, monkeypatch):
+    """0.28 * 25 is 7.000000000000001: an eighth episode was cloned."""
+    cfg = digirl.Config(share=0.28)
+    episodes = [trajectory(chat, 1.0, [3], seed=i, member=i) for i in range(25)]
+    method = method_of(chat, model, cfg, optimizer_of(model), Method=digirl.DigiRL)
+    monkeypatch.setattr(digirl, "predict", lambda *_: torch.arange(25) / 25)
+    best, _ = method.best_episodes(episodes)
+    assert [tau.member for tau in best] == list(range(7))
+
+
 def test_digirl_clones_good_turns_of_the_best_episodes_and_nothing_else(chat, model):
     """Both filters by their definitions, from heads on contexts one at a time; then the mean over their tokens."""
     cfg = digirl.Config(share=0.5, max_turns=4, head_lr=3e-2)

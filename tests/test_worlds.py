@@ -717,6 +717,13 @@ def test_the_longest_address_of_a_host_comes_first():
     assert list(hosts) == ["openstreetmap.org", "luma.com/admin", "onestopmarket.com"]
 
 
+def test_a_slash_at_its_end_makes_an_address_no_longer():
+    """The shop's came first, and the forum's pages were said to be at http://onestopmarket.com0."""
+    hosts = webarena.hosts_of({"SHOPPING": "http://h:777/", "REDDIT": "http://h:7770"})
+    assert hosts == {"reddit.com": "http://h:7770", "onestopmarket.com": "http://h:777"}
+    assert list(hosts) == ["reddit.com", "onestopmarket.com"]
+
+
 def test_a_missing_site_or_login_is_reported_before_anything_runs(tmp_path, site, nowhere):
     def load(sites, **changes):
         path = write(tmp_path / "tasks.json", [GOOD | changes])

@@ -683,11 +683,11 @@ def hosts_of(sites: dict[str, str]) -> dict[str, str]:
     """{"reddit.com": the site's real address, ...}, the longest address first: one may begin with another."""
     known = []
     for name, host in HOSTS.items():
-        address = sites.get(name, "")
+        address = sites.get(name, "").rstrip("/")
         if "://" in address:  # HOMEPAGE=PASS is no address
             known.append((host, address))
     known.sort(key=lambda pair: len(pair[1]), reverse=True)
-    return {host: address.rstrip("/") for host, address in known}
+    return dict(known)
 
 
 # ------------------------------------------------------------------------------------- addresses --
