@@ -78,6 +78,167 @@ PAPER = dict(
 )
 
 
+# --------------------------------------------------------------------------------- the algorithm --
+
+# A row that trains nothing, for a rank with fewer micro-batches than others.
+PADDING = Row([0, 0], n_action=1, weight=0.0, logps=[0.0])
+
+
+def balanced_micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
+    """This rank's micro-batches, as many as on any rank; those it lacks are [PADDING].
+
+    Sharded ranks must run equally many forwards, or they wait for each other forever.
+    """
+    mine = micro_batches(rows, max_tokens)
+    missing = run.all_max(len(mine)) - len(mine)
+    return mine + [[PADDING]] * missing
+
+
+def average_head_gradients(model):
+    """Averages the gradients of a fork's heads over the ranks. They lie outside FSDP, which averages the others."""
+    if run.world_size() == 1:
+        return
+    for parameter in nn.ModuleDict(model.fork_heads).parameters():
+        if not run.all_max(parameter.grad is not None):
+            continue
+        if parameter.grad is None:  # this rank had no row for the head
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= run.world_size()
+
+
+def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple[float, bool]:
+    """Clips the gradient and steps; skips the step if loss or gradient is not finite.
+
+    A fork's heads step as well, but are not clipped. Returns (gradient norm, skipped). Loss and norm come
+    from all ranks, so all ranks decide the same.
+    """
+    average_head_gradients(model)
+    grad_norm = clip_gradients(model, max_grad_norm)
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if finite:
+        optimizer.step()
+    else:
+        run.print0("  ! no update: loss or gradient is not finite; if it happens again, lower --lr")
+    optimizer.zero_grad()
+    return grad_norm, not finite
+
+
+def lr_by_size(model, *, small: float, large: float) -> float:
+    """The learning rate: `small` up to ten million parameters, else `large`; ten times as much with LoRA.
+
+    A larger model is a pre-trained language model, and a high rate would destroy what it knows. LoRA's update
+    starts at zero.
+    """
+    parameters = sum(weight.numel() for weight in model.parameters())
+    lr = small if parameters <= 1e7 else large
+    return 10 * lr if model.lora else lr
+
+
+def warmup_cosine(step: int, steps: int, cfg: Config) -> float:
+    """The learning rate: a linear rise, then a cosine that would reach 0 after the last step."""
+    warm = max(1, round(cfg.warmup * steps))
+    if step < warm:
+        return cfg.lr * ((step + 1) / warm)
+    angle = math.pi * (step - warm) / (steps - warm)
+    return cfg.lr * (0.5 * (1 + math.cos(angle)))
+
+
+def rows_to_learn(demonstrations: list[Trajectory], chat: Chat,
+                  cfg: Config) -> tuple[list[list[Row]], int]:
+    """(the rows of each demonstration that fit into --max-context, how many rows do not)."""
+    dataset = []
+    left_out = 0
+    for demonstration in demonstrations:
+        rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
+        fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
+        left_out += len(rows) - len(fitting)
+        dataset.append(fitting)
+    return dataset, left_out
+
+
+def batches(dataset: list[list[Row]], steps: int, cfg: Config):
+    """Yields every step's batch of rows; dataset holds one list of rows per trajectory.
+
+    Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
+    neighbors: then packing writes their common history once. Rows left over at the end of a pass begin the next
+    batch, which may therefore hold a response twice. A pass counts as (responses // batch) steps, so a run may show
+    a response fewer times than --epochs says.
+    """
+    order = []
+    for step in range(steps):
+        if len(order) < cfg.batch:
+            rng = random.Random(f"{cfg.seed}/{step}")
+            epoch = rng.sample(dataset, len(dataset))
+            for rows in epoch:
+                order += rows
+        yield order[:cfg.batch]
+        order = order[cfg.batch:]
+
+
+def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
+    """One optimizer step on a batch; returns (loss, gradient norm, skipped), the same on all ranks."""
+    # 1) This rank's share of the batch.
+    begin = run.rank() * len(batch) // run.world_size()
+    end = (run.rank() + 1) * len(batch) // run.world_size()
+    mine = batch[begin:end]
+
+    # 2) Forward and backward. FSDP averages gradients over ranks: sum / global count * world size is
+    #    the exact mean over the tokens of all ranks.
+    total_tokens = sum(row.n_action for row in batch)
+    loss_sum = 0.0
+    for micro_batch in balanced_micro_batches(mine, cfg.max_tokens):
+        inputs = pack(micro_batch, device)
+        logp_N, _, _ = token_logprobs(model, **inputs)
+        loss = -logp_N.sum() / total_tokens
+        if micro_batch[0] is PADDING:  # its passes only keep sharded ranks in step
+            loss = loss * 0.0
+        (loss * run.world_size()).backward()
+        loss_sum += loss.item()
+
+    # 3) Step.
+    [total_loss] = run.all_sum([loss_sum])
+    grad_norm, skipped = optimizer_step(model, optimizer, total_loss, cfg.max_grad_norm)
+    return total_loss, grad_norm, skipped
+
+
+def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *,
+          device, directory, first_step: int = 0):
+    """Behavior cloning on `dataset`, from `first_step` on; writes each step's metrics to `directory`."""
+    responses = sum(len(rows) for rows in dataset)
+    steps_per_epoch = max(1, responses // cfg.batch)
+    steps = max(1, round(cfg.epochs * steps_per_epoch))
+    tick = run.ticker()
+    start = time.monotonic()
+    tokens = 0
+    for step, batch in enumerate(batches(dataset, steps, cfg)):
+        if step < first_step:
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = warmup_cosine(step, steps, cfg)
+        loss, grad_norm, skipped = clone_batch(model, optimizer, batch, cfg, device=device)
+
+        done = step + 1
+        seconds = time.monotonic() - start
+        # Counted before packing: what rows share counts once per row. mgrpo.py's tokens_per_second counts it once
+        # per micro-batch, so the two cannot be compared.
+        tokens += sum(len(row.ids) for row in batch)
+        speed = tokens / seconds
+        left = (steps - done) / (done - first_step) * seconds
+        tick(f"bc step {done}/{steps} ({100 * done // steps}%), loss {loss:.4f}, "
+             f"{speed:.0f} tokens/s, {left:.0f} s left", last=done == steps)
+        directory.write_metrics({
+            "step": step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "skipped": int(skipped),
+            "tokens_per_second": speed,
+        })
+        if cfg.save_every and done % cfg.save_every == 0:
+            run.save_state(cfg, model, optimizer, step=done, inputs=directory.inputs,
+                           method_name=type(optimizer).__name__)
+
+
 # -------------------------------------------------------------------------------- demonstrations --
 
 
@@ -234,158 +395,7 @@ def read_demonstrations(path: str | Path, chat: Chat, split: str = "train") -> l
     return demonstrations
 
 
-# --------------------------------------------------------------------------------- the algorithm --
-
-# A row that trains nothing, for a rank with fewer micro-batches than others.
-PADDING = Row([0, 0], n_action=1, weight=0.0, logps=[0.0])
-
-
-def balanced_micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """This rank's micro-batches, as many as on any rank; those it lacks are [PADDING].
-
-    Sharded ranks must run equally many forwards, or they wait for each other forever.
-    """
-    mine = micro_batches(rows, max_tokens)
-    missing = run.all_max(len(mine)) - len(mine)
-    return mine + [[PADDING]] * missing
-
-
-def average_head_gradients(model):
-    """Averages the gradients of a fork's heads over the ranks. They lie outside FSDP, which averages the others."""
-    if run.world_size() == 1:
-        return
-    for parameter in nn.ModuleDict(model.fork_heads).parameters():
-        if not run.all_max(parameter.grad is not None):
-            continue
-        if parameter.grad is None:  # this rank had no row for the head
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= run.world_size()
-
-
-def optimizer_step(model, optimizer, loss: float, max_grad_norm: float) -> tuple[float, bool]:
-    """Clips the gradient and steps; skips the step if loss or gradient is not finite.
-
-    A fork's heads step as well, but are not clipped. Returns (gradient norm, skipped). Loss and norm come
-    from all ranks, so all ranks decide the same.
-    """
-    average_head_gradients(model)
-    grad_norm = clip_gradients(model, max_grad_norm)
-    finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if finite:
-        optimizer.step()
-    else:
-        run.print0("  ! no update: loss or gradient is not finite; if it happens again, lower --lr")
-    optimizer.zero_grad()
-    return grad_norm, not finite
-
-
-def lr_by_size(model, *, small: float, large: float) -> float:
-    """The learning rate: `small` up to ten million parameters, else `large`; ten times as much with LoRA.
-
-    A larger model is a pre-trained language model, and a high rate would destroy what it knows. LoRA's update
-    starts at zero.
-    """
-    parameters = sum(weight.numel() for weight in model.parameters())
-    lr = small if parameters <= 1e7 else large
-    return 10 * lr if model.lora else lr
-
-
-def warmup_cosine(step: int, steps: int, cfg: Config) -> float:
-    """The learning rate: a linear rise, then a cosine that would reach 0 after the last step."""
-    warm = max(1, round(cfg.warmup * steps))
-    if step < warm:
-        return cfg.lr * ((step + 1) / warm)
-    angle = math.pi * (step - warm) / (steps - warm)
-    return cfg.lr * (0.5 * (1 + math.cos(angle)))
-
-
-def rows_to_learn(demonstrations: list[Trajectory], chat: Chat, cfg: Config) -> tuple[list[list[Row]], int]:
-    """(the rows of each demonstration that fit into --max-context, how many rows do not)."""
-    dataset = []
-    left_out = 0
-    for demonstration in demonstrations:
-        rows = trajectory_rows(chat.for_task(demonstration.task), demonstration)
-        fitting = [row for row in rows if len(row.ids) <= cfg.max_context]
-        left_out += len(rows) - len(fitting)
-        dataset.append(fitting)
-    return dataset, left_out
-
-
-def batches(dataset: list[list[Row]], steps: int, cfg: Config):
-    """Yields every step's batch of rows; dataset holds one list of rows per trajectory.
-
-    Only seed and step decide the order, so it is the same on all ranks. The responses of a trajectory stay
-    neighbors: then packing writes their common history once. Rows left over at the end of a pass begin the next
-    batch, which may therefore hold a response twice. A pass counts as (responses // batch) steps, so a run may show
-    a response fewer times than --epochs says.
-    """
-    order = []
-    for step in range(steps):
-        if len(order) < cfg.batch:
-            rng = random.Random(f"{cfg.seed}/{step}")
-            epoch = rng.sample(dataset, len(dataset))
-            for rows in epoch:
-                order += rows
-        yield order[:cfg.batch]
-        order = order[cfg.batch:]
-
-
-def clone_batch(model, optimizer, batch: list[Row], cfg: Config, device):
-    """One optimizer step on a batch; returns (loss, gradient norm, skipped), the same on all ranks."""
-    # 1) This rank's share of the batch.
-    begin = run.rank() * len(batch) // run.world_size()
-    end = (run.rank() + 1) * len(batch) // run.world_size()
-    mine = balanced_micro_batches(batch[begin:end], cfg.max_tokens)
-
-    # 2) Forward and backward. FSDP averages gradients over ranks: sum / global count * world size is
-    #    the exact mean over the tokens of all ranks.
-    total_tokens = sum(row.n_action for row in batch)
-    loss_sum = 0.0
-    for micro_batch in mine:
-        inputs = pack(micro_batch, device)
-        logp_N, _, _ = token_logprobs(model, **inputs)
-        loss = -logp_N.sum() / total_tokens
-        if micro_batch[0] is PADDING:  # its passes only keep sharded ranks in step
-            loss = loss * 0.0
-        (loss * run.world_size()).backward()
-        loss_sum += loss.item()
-
-    # 3) Step.
-    [total_loss] = run.all_sum([loss_sum])
-    grad_norm, skipped = optimizer_step(model, optimizer, total_loss, cfg.max_grad_norm)
-    return total_loss, grad_norm, skipped
-
-
-def clone(model, optimizer, dataset: list[list[Row]], cfg: Config, *, device, directory, first_step: int = 0):
-    """Behavior cloning on `dataset`, from `first_step` on; writes each step's metrics to `directory`."""
-    responses = sum(len(rows) for rows in dataset)
-    steps_per_epoch = max(1, responses // cfg.batch)
-    steps = max(1, round(cfg.epochs * steps_per_epoch))
-    tick = run.ticker()
-    start = time.monotonic()
-    tokens = 0
-    for step, batch in enumerate(batches(dataset, steps, cfg)):
-        if step < first_step:
-            continue
-        for group in optimizer.param_groups:
-            group["lr"] = warmup_cosine(step, steps, cfg)
-        loss, grad_norm, skipped = clone_batch(model, optimizer, batch, cfg, device=device)
-
-        done = step + 1
-        seconds = time.monotonic() - start
-        # Counted before packing: what rows share counts once per row. mgrpo.py's tokens_per_second counts it once
-        # per micro-batch, so the two cannot be compared.
-        tokens += sum(len(row.ids) for row in batch)
-        speed = tokens / seconds
-        left = (steps - done) / (done - first_step) * seconds
-        tick(f"bc step {done}/{steps} ({100 * done // steps}%), loss {loss:.4f}, "
-             f"{speed:.0f} tokens/s, {left:.0f} s left", last=done == steps)
-        directory.write_metrics({"step": step, "loss": loss, "grad_norm": grad_norm, "skipped": int(skipped),
-                                 "tokens_per_second": speed})
-        if cfg.save_every and done % cfg.save_every == 0:
-            run.save_state(cfg, model, optimizer, step=done, inputs=directory.inputs,
-                           method_name=type(optimizer).__name__)
+# ------------------------------------------------------------------------------------- the script --
 
 
 def open_policy(cfg, device) -> tuple[Chat, nn.Module]:
@@ -409,7 +419,8 @@ def main(cfg: Config, make_optimizer=adamw):
     if cfg.lr is None:
         cfg = replace(cfg, lr=lr_by_size(model, small=5e-4, large=2e-5))
     optimizer = make_optimizer(model, cfg.lr)
-    first_step = run.resume(cfg, model, optimizer, may_change=set(), method_name=type(optimizer).__name__)
+    method_name = type(optimizer).__name__
+    first_step = run.resume(cfg, model, optimizer, may_change=set(), method_name=method_name)
     directory = run.open_run(cfg, device, first_step)
 
     # 2) Demonstrations.

@@ -122,14 +122,14 @@ def user_text(task: dict, turn: int, page: str) -> str:
 def format_response(thought: str, action: str, think: bool) -> str:
     """The text of an expert's response, for behavior cloning.
 
-    `answer_of` reads the action back, unless the action itself contains </think> or </answer>.
+    `action_text` reads the action back, unless the action itself contains </think> or </answer>.
     """
     if not think:
         return action
     return f"<think>{thought}</think><answer>{action}</answer>"
 
 
-def answer_of(response: str) -> str | None:
+def action_text(response: str) -> str | None:
     """The part of a response that holds the action; None if a tag was opened but not closed.
 
         <think>thought</think><answer>action</answer>  -> action
@@ -139,10 +139,10 @@ def answer_of(response: str) -> str | None:
         <think>thought <answer>action</answer></think> -> action
     """
     _, _, rest = response.rpartition("</think>")  # without such a tag, rest is all of it
-    place = rest
+    searched = rest
     if not rest.strip():
-        place = response  # it ends with </think>: the answer may stand before that
-    _, opened, inside = place.partition("<answer>")
+        searched = response  # it ends with </think>: the answer may stand before that
+    _, opened, inside = searched.partition("<answer>")
     if opened:
         answer, closed, _ = inside.partition("</answer>")
         if not closed:
@@ -392,7 +392,8 @@ def messages(chat: Chat, trajectory: Trajectory) -> list[dict]:
     return out
 
 
-def fit_page(chat: Chat, trajectory: Trajectory, page: str, budget: int) -> tuple[list[int], str, bool] | None:
+def fit_page(chat: Chat, trajectory: Trajectory, page: str,
+             budget: int) -> tuple[list[int], str, bool] | None:
     """The next turn's user message, with the page cut so that trunk and message fit in `budget`.
 
     Returns (message_ids, page as shown, whether it was cut). None if the system prompt, the task and the
@@ -432,7 +433,8 @@ def to_record(trajectory: Trajectory, chat: Chat, **extra) -> dict:
     for name in ("member", "success", "reward", "advantage", "status", "fault", "answer", "checks"):
         record[name] = getattr(trajectory, name)
     record.update(extra)
-    record["turns"] = [turn_to_record(trajectory, chat, j) for j in range(len(trajectory.turns))]
+    n_turns = len(trajectory.turns)
+    record["turns"] = [turn_to_record(trajectory, chat, j) for j in range(n_turns)]
     return record
 
 
@@ -512,7 +514,7 @@ class Row:
 
 
 def trajectory_rows(chat: Chat, trajectory: Trajectory) -> list[Row]:
-    """A trajectory's turns: every action token under exactly the context it was sampled from.
+    """One row for each turn: its action tokens under exactly the context that they were sampled from.
 
     A turn whose page is not known (in imported data) trains nothing; it stays in the history of later turns.
     """

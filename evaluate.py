@@ -39,7 +39,7 @@ VisualAgentBench's on purpose:
       it again. With must_exclude or prep_actions it is read only this second time. The benchmark waits 3 s.
     - All kinds of checks in a page's required_contents count. The benchmark tests only one.
     - Where the benchmark crashes (on must_include after required_values, on a url_note of null) or forgets a failed
-      check (beside a fuzzy_match of "N/A"), the checks are judged as written. Locators that begin with lambda: are
+      check (next to a fuzzy_match of "N/A"), the checks are judged as written. Locators that begin with lambda: are
       refused.
     - A helper function in a task file is looked up in a table. No text of a file runs as Python.
     - An episode ends by exit, at the turn limit or with a full context. The benchmark also stops after
@@ -389,7 +389,8 @@ class Environment:
         self.servers = serve.Servers(self.out)
         self.judge = None
         if cfg.judge_url:
-            self.judge = Judge(Endpoint(cfg.judge_url, cfg.judge_model), self.out / "judge.jsonl")
+            endpoint = Endpoint(cfg.judge_url, cfg.judge_model)
+            self.judge = Judge(endpoint, self.out / "judge.jsonl")
         self.pictured = {}  # this batch's episodes that get pictures: (task key, member) -> name
         self.batch_name = ""
         self.unfinished = None  # in an evaluation: the `Unfinished` that keeps its episodes
@@ -447,7 +448,7 @@ class Environment:
         await self.servers.end_prepared()
 
     def report_blocked(self, origins: set[str]):
-        """Prints each origin once to which pages of rank 0's episodes sent requests that the browser blocked."""
+        """Prints, once each, the origins to which pages sent requests that the browser blocked (rank 0's episodes)."""
         news = sorted(origins - self.reported)
         self.reported.update(news)
         if news:
@@ -507,12 +508,12 @@ def evaluate(policy, chat: Chat, tasks: list[dict], env: Environment, settings: 
     then run.
     """
     mine = tasks[run.rank()::run.world_size()]
-    shared = {"env": env, "settings": settings, "group_size": runs, "tick": tick}
     if isinstance(policy, Endpoint):
         act = remote_policy(policy, chat, settings, temperature)
-        playing = play(act, chat, mine, **shared)
+        playing = play(act, chat, mine, env=env, settings=settings, group_size=runs, tick=tick)
     else:
-        playing = rollout(policy, chat, mine, seed=seed, temperature=temperature, **shared)
+        playing = rollout(policy, chat, mine, env=env, settings=settings, group_size=runs,
+                          seed=seed, temperature=temperature, tick=tick)
     played = run.gather(asyncio.run(playing))
     return in_task_order(played, tasks)
 
@@ -587,7 +588,7 @@ def by_task(trajectories: list[Trajectory]) -> list[list[float]]:
 
 
 def rate(trajectories: list[Trajectory]) -> dict:
-    """Success rate with its interval; None if there is no valid episode.
+    """Success rate with its interval; the rate is None if there is no valid episode.
 
     Runs of one task are not independent, so the interval uses an effective sample size. Two limits: it
     treats tasks as independent, so with many tasks of few templates it is too narrow; and where few
@@ -823,12 +824,14 @@ def load_splits(cfg: Config, env: Environment) -> dict[str, list[dict]]:
     for source in sources:
         if sources.count(source) > 1:
             raise ValueError(f"--tasks names {source} twice; --runs 2 plays each of its tasks twice.")
-    tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=env.judge is not None)
+    has_judge = env.judge is not None
+    tasks = worlds.load_tasks(cfg.tasks, env.sites, judge=has_judge)
     splits = {}
     for number, source in enumerate(sources):
-        splits[source] = [task for task in tasks if task.get("source", 0) == number]
-        if not splits[source]:
+        of_source = [task for task in tasks if task.get("source", 0) == number]
+        if not of_source:
             raise ValueError(f"--tasks {source} leaves no task to play; choose another split or file.")
+        splits[source] = of_source
     return splits
 
 
@@ -908,8 +911,13 @@ class Unfinished:
             return
         episode = asdict(trajectory)
         task = episode.pop("task")  # not kept as a whole: it may hold a login
-        record = {"batch": batch, "key": task_key(task), "member": trajectory.member, "intent": task["intent"],
-                  "episode": episode}
+        record = {
+            "batch": batch,
+            "key": task_key(task),
+            "member": trajectory.member,
+            "intent": task["intent"],
+            "episode": episode,
+        }
         with run.writing(self.file), open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -950,8 +958,9 @@ def evaluate_splits(policy, chat: Chat, env: Environment, cfg: Config, *, direct
             if len(cfg.max_turns) > 1:
                 split = f"{source} within {limit} turns"
             env.begin_batch(tasks, group_size=cfg.runs, name=split)
-            played = evaluate(policy, chat, tasks, env=env, settings=settings, runs=cfg.runs, seed=cfg.seed,
-                              temperature=cfg.temperature, tick=run.ticker(f"{split:.48}: "))
+            tick = run.ticker(f"{split:.48}: ")
+            played = evaluate(policy, chat, tasks, env=env, settings=settings, runs=cfg.runs,
+                              temperature=cfg.temperature, seed=cfg.seed, tick=tick)
             require_verdicts(played, directory.path)
             records = [to_record(tau, chat, step=None, split=split) for tau in played]
             write_split(directory, split, records)

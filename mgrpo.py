@@ -314,8 +314,8 @@ class MGRPO:
 
     To fork, subclass it in a file of your own and run mgrpo.main(cfg, YourMethod); see forks/.
 
-    A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). In inputs,
-    B is 1 and T the ids of a packed micro-batch (`pack`). Forks also use R, the number of rows.
+    A row is one response with its context (compress.py). PADDING is a row of weight 0 (bc.py). In `inputs`, which
+    compress.pack makes of a micro-batch, B is 1 and T the number of its ids. Forks also use R, the number of rows.
     """
     smallest_group = 2  # one episode's reward has no spread: A would be 0 / 0
     advice = "next: python evaluate.py --model {out}{tasks}"  # how `main` ends
@@ -340,7 +340,8 @@ class MGRPO:
         """
         return task_batch(tasks, step, self.cfg)
 
-    def collect(self, tasks: list[dict], env: Environment, step: int, tick=run.ignore, choose=None):
+    def collect(self, tasks: list[dict], env: Environment, step: int,
+                tick=run.ignore, choose=None):
         """Plays the step's tasks, whole groups per rank; returns this rank's episodes in order.
 
         tick(text, last=False) shows progress. choose: how a turn chooses among several responses; see `rollout` and
@@ -351,8 +352,8 @@ class MGRPO:
         seed = f"{cfg.seed}/{step}"
         env.begin_batch(tasks, group_size=cfg.G, name=seed)
         mine = tasks[run.rank()::run.world_size()]
-        playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group_size=cfg.G, seed=seed,
-                          temperature=cfg.temperature, tick=tick, choose=choose)
+        playing = rollout(self.model, self.chat, mine, env=env, settings=cfg, group_size=cfg.G,
+                          seed=seed, temperature=cfg.temperature, tick=tick, choose=choose)
         episodes = asyncio.run(playing)
         for tau in episodes:
             if tau.status == "ok":
@@ -617,7 +618,8 @@ def is_best(metrics: dict, out: Path) -> bool:
         earlier = lines[:-1]  # the last is this step's
         # The line of OUT/best may be gone: a run that resumes repeats the steps since its last save.
         earlier.append(kept_best(out))
-        rates = [one.get("held_out_success") for one in earlier if one.get("held_out") == metrics["held_out"]]
+        same_tasks = [one for one in earlier if one.get("held_out") == metrics["held_out"]]
+        rates = [one.get("held_out_success") for one in same_tasks]
         best = all(rate > old for old in rates if old is not None)
     return run.all_max(best)
 
@@ -640,9 +642,10 @@ def save_everything(method: MGRPO, directory: run.RunDirectory, metrics: dict):
     if cfg.keep_every and (step + 1) % cfg.keep_every == 0:
         save_as(directory.path / f"step-{step + 1:05}")
     if due(step, cfg.save_every, cfg):
-        # The state is saved after the policy. A run that is killed before that resumes from its previous state and
-        # repeats the steps since then. A run's first state is saved first: `refuse_lost_state` refuses a policy
-        # without a state. If the run is killed in between, its next save or `finish` writes the policy.
+        # The policy first, then the state: a run that is killed in between resumes from its previous state and
+        # repeats the steps since then. The first time there is no previous state, and `refuse_lost_state` would
+        # refuse the policy. So then the state comes first; if the run is killed in between, its next save or `finish`
+        # writes the policy.
         no_state = run.rank() == 0 and not run.saved_states(directory.path / "state")
         if run.all_max(no_state):  # the first save
             save_state(method, directory, step + 1)
@@ -711,11 +714,17 @@ def warmup_linear(step: int, cfg: Config) -> float:
 
 
 def greedy_success(method: MGRPO, tasks: list[dict], env: Environment) -> float | None:
-    """Success rate of greedy episodes on tasks, over all ranks."""
+    """Success rate of greedy episodes on tasks, over all ranks; None if none could be judged.
+
+    A broken episode counts as a failure: else one success while the site was down, 1 of 1, would be the best for good.
+    """
     env.begin_batch(tasks)
     tick = run.ticker("  held out: ")
-    played = evaluate(method.model, method.chat, tasks, env=env, settings=method.cfg, tick=tick)
-    return episode_metrics(played)["success_rate"]
+    played = evaluate(method.model, method.chat, tasks,
+                      env=env, settings=method.cfg, tick=tick)
+    if all(tau.status != "ok" for tau in played):
+        return None
+    return mean([tau.success for tau in played])
 
 
 # A logp_gap above this is more than rounding. bfloat16: SmolLM2's is 0.04 before cloning and 0.01 after it.

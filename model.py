@@ -48,7 +48,7 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 
 class Transformer(nn.Module):
-    """The decoder. Its modules have Hugging Face's names, and so have its tensors."""
+    """The decoder. Its modules and tensors have Hugging Face's names."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -337,7 +337,8 @@ class CacheView:
             cached_C = torch.arange(end, device=positions_BT.device)
             unseen_B1TC = cached_C > positions_BT[:, None, :, None]
             # A float mask, because every layer would have to convert a bool one.
-            self.mask_B1TC = torch.where(unseen_B1TC, -torch.inf, 0.0).to(cache.k.dtype)
+            mask_B1TC = torch.where(unseen_B1TC, -torch.inf, 0.0)
+            self.mask_B1TC = mask_B1TC.to(cache.k.dtype)
         self.k = cache.k[:, slots, :, :end]  # slices: no copies
         self.v = cache.v[:, slots, :, :end]
 
@@ -347,15 +348,15 @@ class CacheView:
         self._store(self.v[layer], v_BKTE)
         return self.k[layer], self.v[layer]
 
-    def _store(self, kept_BKCE, new_BKTE):
+    def _store(self, cached_BKCE, new_BKTE):
         T = new_BKTE.shape[2]
         if self.aligned:
-            kept_BKCE[:, :, -T:] = new_BKTE
+            cached_BKCE[:, :, -T:] = new_BKTE
         else:
             # Not scatter_, which copies all of a sliced cache on a CPU. Dimensions of index tensors on both
             # sides of a slice come first, so the left side below has the shape (B, T, K, E).
             row_B1 = torch.arange(len(new_BKTE), device=new_BKTE.device)[:, None]
-            kept_BKCE[row_B1, :, self.positions_BT] = new_BKTE.transpose(1, 2)
+            cached_BKCE[row_B1, :, self.positions_BT] = new_BKTE.transpose(1, 2)
 
 
 # -------------------------------------------- sampling and scoring: two readings of the same logits
@@ -438,7 +439,8 @@ class GraphedStep:
     def __init__(self, model: Transformer, cache: KVCache):
         self.model = model
         self.cache = cache
-        self.tokens_S1 = torch.zeros((cache.n_slots, 1), dtype=torch.long, device=cache.k.device)
+        device = cache.k.device
+        self.tokens_S1 = torch.zeros(cache.n_slots, 1, dtype=torch.long, device=device)
         self.positions_S1 = torch.zeros_like(self.tokens_S1)
         self.graphs: dict[int, tuple] = {}  # positions read -> (graph, the logits it writes)
         self.pool = None  # of memory; graphs can share one, since one runs at a time
@@ -915,9 +917,11 @@ def write_adapters(checkpoint: Path, model: Transformer, adapters: dict):
     }
     file = checkpoint / ADAPTERS
     file.parent.mkdir()
-    (file.parent / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    text = json.dumps(settings, indent=2) + "\n"
+    (file.parent / "adapter_config.json").write_text(text)
     named = {f"{PEFT}{name}.weight": adapter for name, adapter in adapters.items()}
-    save_file(named, file, metadata={"format": "pt", "frozen": json.dumps(hashes)})
+    metadata = {"format": "pt", "frozen": json.dumps(hashes)}
+    save_file(named, file, metadata)
 
 
 def has_weights(checkpoint: str, hashes) -> bool:
@@ -1079,9 +1083,9 @@ def generate(model, prompt_ids: list[int], max_new_tokens: int, temperature=0.0,
 def end_tokens(model: Transformer, path: Path) -> list:
     """Ids that end a text. Chat models often name all of theirs in generation_config.json only."""
     config = dict(model.config.raw)
-    chat = path / "generation_config.json"
-    if chat.exists():
-        config.update(read_json(chat))
+    generation_config = path / "generation_config.json"
+    if generation_config.exists():
+        config.update(read_json(generation_config))
     ids = config.get("eos_token_id")
     return ids if isinstance(ids, list) else [ids]
 
@@ -1107,7 +1111,8 @@ def main():
                           stop=end_tokens(model, path))
     text = tokenizer.decode(ids, skip_special_tokens=False)
     if args.json:
-        print(json.dumps({"prompt_ids": prompt_ids, "ids": ids, "logps": logps, "text": text}))
+        completion = {"prompt_ids": prompt_ids, "ids": ids, "logps": logps, "text": text}
+        print(json.dumps(completion))
     else:
         print(args.prompt + text)
 

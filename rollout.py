@@ -32,14 +32,11 @@ Dimension key: B rows, T tokens, D width, V vocabulary.
 """
 import run  # first: it prepares OpenMP before torch loads
 
-import ast
 import asyncio
 import contextlib
-import itertools
 import random
 import re
 import time
-import warnings
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -53,6 +50,7 @@ from compress import Chat, Trajectory, Turn, shared_length
 from model import GraphedStep, KVCache, Transformer, sample, unsharded
 from worlds.browser import (ENV_FAILED, ActionError, Browser, BrowserSettings, Session, bounded,
                             first_line, readable, sites_of)
+from worlds.calls import find_call
 
 
 @dataclass
@@ -160,111 +158,16 @@ def actions_help() -> str:
 
 # ------------------------------------------------------------------------------ reading a response --
 
-FUNCTIONS = "|".join(["do", *SHORTHANDS])
-CALL_BEGINS = re.compile(rf"\s*({FUNCTIONS})\s*\(")
-NO_CALL = re.compile(r"\s*(#|```|$)")  # a comment, a code fence, an empty line
 ELEMENT_ID = re.compile("[0-9]{1,6}")
-# A string, closed or not, matches in one way only, so the search never backtracks. With two ways, a response that was
-# cut inside a string could take minutes.
-STRING_OR_COMMENT = re.compile(r"""
-    \#[^\n]*                    # a comment: it may hold a quote
-    | (["'])                    # or a string: its quote,
-      (\\. | (?!\1)[^\\])*      # escaped characters, and all but this quote,
-      (\1 | \\?\Z)              # the quote again, or the end of a text that was cut
-    """, re.DOTALL | re.VERBOSE)
-LONGEST_CALL = 8000  # characters
-MOST_VALUES = 50  # in a call
-MOST_TRIES = 20  # to find where a call ends
 BY_LOWER_NAME = {name.lower(): name for name in ACTIONS}  # the benchmark reads "click" as "Click"
-
-
-class RawCall(NamedTuple):
-    """A call as Python parses it, such as do("Click", element="12"), not yet checked against ACTIONS."""
-    function: str             # do
-    keywords: dict[str, str]  # {"element": "12"}
-    positional: list[str]     # ["Click"]
-
-
-def read_call(text: str) -> RawCall | None:
-    """Parses a text that is one call; None if it is not. Nothing in it runs."""
-    def as_text(node):
-        value = ast.literal_eval(node)
-        if value is None:
-            return ""
-        if isinstance(value, str):
-            # JSON writes an emoji as two halves, "\ud83d\ude00". Join them, and replace a half alone.
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return ast.get_source_segment(text, node)  # -3.50 stays as it was written
-
-    # `ast` can fail in any of these ways on a policy's text. Since Python 3.12 it also warns, for example about "\d".
-    failures = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            node = ast.parse(text, mode="eval").body
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                return None
-            if len(node.keywords) + len(node.args) > MOST_VALUES:  # each costs a pass over the text
-                return None
-            keywords = {keyword.arg: as_text(keyword.value) for keyword in node.keywords}
-            positional = [as_text(value) for value in node.args]
-            if len(keywords) < len(node.keywords):  # one was given twice
-                return None
-        except failures:
-            return None
-    return RawCall(node.func.id, keywords, positional)
-
-
-def read_call_over_lines(lines: list[str]) -> RawCall | None:
-    """Parses lines that are one call; None if they are not, or are too long.
-
-    A line break inside a string, which Python forbids, is read as \\n.
-    """
-    as_written = "\n".join(lines).strip()
-    if len(as_written) > LONGEST_CALL:
-        return None
-    escaped = STRING_OR_COMMENT.sub(lambda found: found[0].replace("\n", "\\n"), as_written)
-    return read_call(as_written) or read_call(escaped)
-
-
-def find_call(answer: str) -> RawCall:
-    """The one call in an answer. Raises ActionError.
-
-    Lines before it are skipped. After it only comments and code fences may follow.
-    """
-    lines = re.split(r"\r\n?|\n", answer)
-    begins = [i for i, line in enumerate(lines) if CALL_BEGINS.match(line)]
-    if not begins:
-        raise ActionError('no action found; write one call on a line of its own: do(action="Click", element="12")')
-    lines = lines[begins[0]:]
-
-    if len("\n".join(lines)) > 2 * LONGEST_CALL:
-        raise ActionError(f"the answer is longer than {2 * LONGEST_CALL} characters; write one call")
-
-    # Drop comments after the call, but only until it can be read: a text inside the call may have
-    # lines that are empty or begin with "#".
-    call = read_call_over_lines(lines)
-    tries = 1
-    while call is None and tries < MOST_TRIES and NO_CALL.match(lines[-1]):
-        lines.pop()
-        if ")" in lines[-1]:  # a call can end only on such a line
-            call = read_call_over_lines(lines)
-            tries += 1
-    if call is None and len("\n".join(lines)) > LONGEST_CALL:
-        raise ActionError(f"the action is longer than {LONGEST_CALL} characters; write a shorter one")
-    if call is None:
-        first = lines[0].strip()[:80]
-        raise ActionError(f"cannot read the action {first!r}; write one call, nothing after it, "
-                          'and \\" for a quote inside a text')
-    return call
 
 
 def parse(response: str) -> Call:
     """The one call in a response. Raises ActionError with a sentence for the agent."""
-    answer = compress.answer_of(response)
-    if answer is None:
+    text = compress.action_text(response)
+    if text is None:
         raise ActionError("the response has no </answer>; close the answer, and think less if it was cut")
-    function, keywords, positional = find_call(answer)
+    function, keywords, positional = find_call(text, functions=("do", *SHORTHANDS))
 
     # 1) The action: the function names it, or the keyword, or the first value.
     name = SHORTHANDS.get(function) or keywords.pop("action", "")
@@ -325,7 +228,7 @@ CHUNK = 2048  # ids of one prefill pass: bounds its memory
 
 
 def no_logits(x_BTD):
-    """The `head` of a prefill, which only fills the cache. A view will do: FSDP2 is not around."""
+    """The `head` of a prefill, which only fills the cache. It may return a view: here the model is `unsharded`."""
     return x_BTD[:, :0]
 
 
@@ -477,8 +380,9 @@ class Engine:
 
 # -------------------------------------------------------------------------------------- episodes --
 
-# act(trajectory, slot) -> (response_ids, logps, ended): the last turn's response, by a model or an expert
-Act = Callable[[Trajectory, int], Awaitable[tuple[list[int], list[float], bool]]]
+Response = tuple[list[int], list[float], bool]  # its ids, their log-probs, whether it ended by itself
+# act(trajectory, slot): awaited for the last turn's response, by a model or an expert
+Act = Callable[[Trajectory, int], Awaitable[Response]]
 
 
 def to_hosts(text: str, task: dict) -> str:
@@ -525,7 +429,8 @@ async def take_turns(session: Session, chat: Chat, trajectory: Trajectory, env, 
             if call.name == "exit":
                 trajectory.answer = call.argument
             else:
-                await session.execute(call.name, ACTIONS[call.name].method, *call.method_args())
+                method = ACTIONS[call.name].method
+                await session.execute(call.name, method, *call.method_args())
         except ActionError as problem:
             turn.error = str(problem)
 
@@ -585,23 +490,24 @@ def check_room(chat: Chat, tasks: list[dict], settings: Settings):
         raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the system "
                          f"prompt has {n_system} tokens, a response {settings.max_new_tokens}.")
     for task in tasks:
-        # A page of which nothing is left but the mark of the cut.
+        # The shortest page that is ever shown: nothing but the mark of a cut.
         if compress.fit_page(chat, Trajectory(task), page=compress.CUT, budget=budget) is None:
             raise ValueError(f"--max-context {settings.max_context} leaves no room for a page: the sentence of "
                              f"task {task['task_id']} is too long.")
 
 
-async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings, *, group_size: int = 1,
-               tick=run.ignore) -> list[Trajectory]:
+async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings, *,
+               group_size: int = 1, tick=run.ignore) -> list[Trajectory]:
     """Plays every task `group_size` times, settings.concurrency at once. Ordered by task, then member."""
     check_room(chat, tasks, settings)
     jobs = []
     episodes = []  # in the order of their numbers; None: not played yet
-    for number, (task, member) in enumerate(itertools.product(tasks, range(group_size))):
-        judged = env.earlier(task, member)
-        episodes.append(judged)
-        if judged is None:
-            jobs.append(Job(number, task, member))
+    for task in tasks:
+        for member in range(group_size):
+            judged = env.earlier(task, member)
+            if judged is None:
+                jobs.append(Job(len(episodes), task, member))
+            episodes.append(judged)
     queue = iter(jobs)  # all workers draw from it
     played = []  # in the order in which they end
     start = time.monotonic()
@@ -631,7 +537,8 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
             # 2) Say how far we are, and go on.
             played.append(trajectory)
             seconds = time.monotonic() - start
-            tick(progress(played, total=len(jobs), seconds=seconds), last=len(played) == len(jobs))
+            line = progress(played, total=len(jobs), seconds=seconds)
+            tick(line, last=len(played) == len(jobs))
             draw_ahead()  # not drawn yet if no attempt came to its verdict
             job = upcoming
             upcoming = None
@@ -653,7 +560,7 @@ async def play(act: Act, chat: Chat, tasks: list[dict], env, settings: Settings,
 
 
 async def with_retry(attempt) -> Trajectory:
-    """An episode; played once more if the environment failed, since most failures pass."""
+    """Plays an episode, and once more if the environment failed: most failures are transient."""
     trajectory = await attempt()
     if trajectory.status != "ok":
         fault = trajectory.broken_by
@@ -730,8 +637,8 @@ async def rollout(model: Transformer, chat: Chat, tasks: list[dict], env, settin
                 return await draw()
             return await choose(trajectory, draw)
 
-        episodes = play(act, chat, tasks, env=env, settings=settings, group_size=group_size, tick=tick)
-        playing = asyncio.ensure_future(episodes)
+        playing = asyncio.ensure_future(
+            play(act, chat, tasks, env=env, settings=settings, group_size=group_size, tick=tick))
         serving = asyncio.ensure_future(engine.serve())
         both = [playing, serving]
         try:

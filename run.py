@@ -317,6 +317,8 @@ def training_tensors(model, optimizer) -> dict:
 
 def saved_states(path: Path) -> list[Path]:
     """The directories in which `save_training` has left whole training states, oldest first."""
+    if path.exists():
+        os.listdir(path)  # raises OSError without permission, where `glob` would find nothing
     return sorted(path.glob("[0-9]" * 5))
 
 
@@ -878,9 +880,10 @@ def refuse_out_of_range(given: dict):
     for name, value in given.items():
         if not isinstance(value, float):
             continue
-        infinite = name in FINITE and math.isinf(value)
-        if math.isnan(value) or infinite:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: give a finite number.")
+        if math.isinf(value) and name not in FINITE:  # --max-grad-norm inf: no limit
+            continue
+        if not abs(value) < 1e30:  # nan, or so large that float32 cannot compute with it
+            raise ValueError(f"--{name.replace('_', '-')} {value}: give a finite number, less than 1e30.")
     temperature = given.get("temperature", 0)
     if 0 < temperature < 0.01:
         raise ValueError(f"--temperature {temperature:g}: give at least 0.01, or in evaluate.py 0 (greedy).")

@@ -60,7 +60,7 @@ def turn_advantages(training: list[Trajectory], weight: float, gamma: float):
             continue
         standardized = (R - R.mean()) / R.std()
         for (turn, _), extra in zip(anchor_group, standardized.tolist()):
-            turn.advantage = weight * extra  # a row's advantage is its episode's and its turn's
+            turn.advantage = weight * extra  # a row's advantage is the sum of its episode's and its turn's
 
 
 class GiGPO(mgrpo.MGRPO):

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 import lengths
 import savings
-from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Turn, answer_of, context, fit_page,
+from compress import (CUT, FORMATS, PLACEHOLDER, Chat, Row, Trajectory, Turn, action_text, context, fit_page,
                       format_response, messages, micro_batches, open_chat, pack, replay, system_prompt,
                       to_record, trajectory_rows, trunk)
 from model import load_tokenizer, token_logprobs
@@ -901,20 +901,20 @@ def test_the_episode_to_read_is_an_experts_and_comes_from_compact_pages():
 
 
 @pytest.mark.parametrize("think", [True, False])
-def test_answer_of_inverts_format_response(think):
+def test_action_text_inverts_format_response(think):
     action = '# Element: red lamp <5>\ndo(action="Click", element="5")'
-    assert answer_of(format_response("find the lamp", action, think)) == action
+    assert action_text(format_response("find the lamp", action, think)) == action
 
 
 def test_the_answer_is_what_follows_the_thoughts():
-    assert answer_of("<think><answer>exit()</answer></think><answer>go_back()</answer>") == "go_back()"
-    assert answer_of("<think>so</think>go_forward()") == "go_forward()"
-    assert answer_of("so</think>go_forward()") == "go_forward()"  # its template has opened the thought
-    assert answer_of('<think>what if\nexit(message="N/A")') is None  # cut in its thought: that acts no more than
-    assert answer_of("<think>so</think><think>or\nexit()") is None  # and so in a second thought
-    assert answer_of("<think>so</think><answer>exit(") is None  # cut before its end: neither action nor exit
-    assert answer_of("<think>in <answer> tags</think>go_back()") == "go_back()"  # a thought may name a tag
-    assert answer_of("<think>so<answer>go_back()</answer></think>\n") == "go_back()"
+    assert action_text("<think><answer>exit()</answer></think><answer>go_back()</answer>") == "go_back()"
+    assert action_text("<think>so</think>go_forward()") == "go_forward()"
+    assert action_text("so</think>go_forward()") == "go_forward()"  # its template has opened the thought
+    assert action_text('<think>what if\nexit(message="N/A")') is None  # cut in its thought: that acts no more than
+    assert action_text("<think>so</think><think>or\nexit()") is None  # and so in a second thought
+    assert action_text("<think>so</think><answer>exit(") is None  # cut before its end: neither action nor exit
+    assert action_text("<think>in <answer> tags</think>go_back()") == "go_back()"  # a thought may name a tag
+    assert action_text("<think>so<answer>go_back()</answer></think>\n") == "go_back()"
 
 
 def test_the_system_prompt_lists_the_actions_and_the_tags():

@@ -985,6 +985,26 @@ def test_a_success_rate_of_0_is_the_best_after_one_that_nobody_knows(chat, play,
     assert config_of(tmp_path / "x/best")["run"]["step"] == 2
 
 
+def test_a_held_out_test_that_the_site_broke_off_is_not_the_best(chat, play, tmp_path):
+    """Of ten episodes one was judged, a success. This 100% became the best, and no later step could beat it."""
+    successes = held_out_successes(chat, 1, 6)
+    n_tests = 0
+
+    async def rollout(model, chat_, tasks, **kwargs):
+        nonlocal n_tests
+        episodes = await successes(model, chat_, tasks, **kwargs)
+        if kwargs["temperature"] == 0:
+            n_tests += 1
+            if n_tests == 1:
+                for tau in episodes[1:]:
+                    tau.status = "env_error"
+        return episodes
+
+    lines = play(rollout, "x", steps=2, held_out="theirs", held_out_every=1)
+    assert [line["held_out_success"] for line in lines] == [0.1, 0.6]
+    assert config_of(tmp_path / "x/best")["run"]["step"] == 2
+
+
 def test_a_run_that_repeats_steps_keeps_the_best_policy_of_the_first_time(chat, play, tmp_path):
     """Killed after step 3 and its 9 of 10, a run goes on from its save after step 2, and the same steps play otherwise."""
     def go_on(steps, *successes):

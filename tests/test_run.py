@@ -1,8 +1,10 @@
 """What a script needs besides learning: a run's directory, resuming, the report's data, progress, the command line."""
 import base64
 import json
+import math
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -331,6 +333,14 @@ def test_a_knob_that_was_added_since_a_run_began_does_not_stop_it(stopped):
     del state["extra"]["config"]["lr"]
     file.write_text(json.dumps(state))
     assert runs.resume(cfg, model, optimizer, may_change=set()) == 2
+
+
+def test_states_that_cannot_be_listed_are_not_called_missing(tmp_path):
+    """Of a state/ without permission, which root cannot test, we said "no state/ to go on from. Give --no-resume"."""
+    assert runs.saved_states(tmp_path / "state") == []
+    (tmp_path / "state").touch()
+    with pytest.raises(OSError, match="state"):
+        runs.saved_states(tmp_path / "state")
 
 
 def test_a_copy_beside_the_training_states_is_neither_read_nor_removed(stopped):
@@ -710,6 +720,17 @@ def test_a_temperature_at_which_logits_overflow_is_refused(monkeypatch):
         parsed(monkeypatch, "--temperature", "1e-40", kind=mgrpo.Config)
     assert parsed(monkeypatch, "--temperature", "0", kind=evaluate.Config).temperature == 0
     assert parsed(monkeypatch, "--temperature", "0.01", kind=evaluate.Config).temperature == 0.01
+
+
+@pytest.mark.parametrize("flag, value", [("--eps", "1e+300"), ("--lr", "1e+38"), ("--lr", "-inf")])
+def test_a_number_that_float32_cannot_compute_with_is_refused(flag, value, monkeypatch):
+    """torch raised RuntimeError in the first update, after a step's episodes had been played."""
+    with pytest.raises(ValueError, match=f"{flag} {re.escape(value)}: give"):
+        parsed(monkeypatch, f"{flag}={value}", kind=mgrpo.Config)
+
+
+def test_a_limit_may_be_infinite(monkeypatch):
+    assert parsed(monkeypatch, "--eps", "inf", kind=mgrpo.Config).eps == math.inf
 
 
 def test_an_empty_value_is_refused_where_it_would_stand_for_none(monkeypatch):
