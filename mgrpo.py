@@ -110,7 +110,7 @@ class Config(SiteSettings):
     recompute: bool = False      # activation checkpointing
     lora: int = 0                # rank of the LoRA adapters (only they train); 0: train all weights
     seed: int = 0                # of the order of tasks and of sampling
-    held_out: str | None = None  # tasks to evaluate greedily on the way; OUT/best keeps the best
+    held_out: str | None = None  # tasks to evaluate greedily (broken episodes fail); OUT/best keeps the best
     held_out_every: int = 5      # steps between these evaluations; 0: only after the last step
     save_every: int = 1          # steps between saves of weights and training state; 0: only after the last step
     keep_every: int = 0          # steps between checkpoints that stay, as OUT/step-00010; 0: none

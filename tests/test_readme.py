@@ -731,70 +731,99 @@ def test_the_runs_with_twice_the_episodes_are_those_of_the_raw_figures():
     results = (ROOT / "assets/results.md").read_text()
     _, section = results.split("**With twice the episodes**")
     section, _ = section.split("**From a weaker clone**")
+    seeds = (31, 32, 33, 34)
 
     # 1) The rows.
-    for seed in (31, 32):
+    successes = []
+    for seed in seeds:
         for name in ("r1", "filtered"):
             cells = cells_of(str(seed), twice(seed, name)["splits"])
             assert f" | {' | '.join(cells)} |" in section
         sample = twice(seed, "filtered-sample")["successes_of_eight"]
         assert len(sample) == 432
-        assert f"{sum(sample.values()):,}" in section
+        successes.append(f"{sum(sample.values()):,}")
+    *most, last = successes
+    assert f"({', '.join(most)} and {last} succeed)" in section
 
-    # 2) The gains on half the episodes, and the differences, with templates as clusters.
-    halves = {}  # (name, split): of the two seeds, success on each template
-    wholes = {}
-    for name in ("r1", "filtered"):
-        for split in ("sandbox:test", "sandbox:test-unseen"):
-            folders = [table.RESULTS / f"seed{seed}" for seed in (31, 32)]
-            shorter = [json.loads((folder / f"{name}.json").read_text())["splits"] for folder in folders]
-            halves[name, split] = [of_templates(splits, split) for splits in shorter]
-            wholes[name, split] = [of_templates(twice(seed, name)["splits"], split) for seed in (31, 32)]
+    # 2) What both gain on half the episodes, and the differences between them.
+    def points(name, split, shorter=False):
+        rates = []
+        for seed in seeds:
+            splits = twice(seed, name)["splits"]
+            if shorter:
+                splits = json.loads((table.RESULTS / f"seed{seed}" / f"{name}.json").read_text())["splits"]
+            rates.append(100 * splits[split]["success_rate"])
+        return rates
 
-    def mean_difference(ours, theirs):
-        pairs = [[a - b for a, b in zip(one, other, strict=True)] for one, other in zip(ours, theirs)]
-        return table.shown(means_of(pairs))
+    def difference(ours, theirs):
+        return table.shown([a - b for a, b in zip(ours, theirs, strict=True)])
 
-    gained = mean_difference(wholes["r1", "sandbox:test"], halves["r1", "sandbox:test"])
+    gained = difference(points("r1", "sandbox:test"), points("r1", "sandbox:test", shorter=True))
     assert f"M-GRPO gains {gained.replace(' [', ' points [')} on its nine steps" in section
-    gained = mean_difference(wholes["filtered", "sandbox:test"], halves["filtered", "sandbox:test"])
+    gained = difference(points("filtered", "sandbox:test"), points("filtered", "sandbox:test", shorter=True))
     assert f"filtered cloning {gained} on its 1,728 episodes" in section
-    seen, unseen = [mean_difference(wholes["r1", split], wholes["filtered", split])
-                    for split in ("sandbox:test", "sandbox:test-unseen")]
-    assert f"is {seen.replace(' [', ' points [')} on unseen instances and {unseen} on unseen templates" in section
-    assert f"| the demo, 3,456 episodes instead of 1,728 | 31, 32 | {seen} | templates |" in results
-    assert f"with twice the episodes {seen} (two seeds, over templates)" in results
-    assert "With twice the episodes it is 5.4 points ahead ([-2.1, 13.0]; two seeds, templates as clusters" in README
-    assert seen == "-5.4 [-13.0, 2.1]"
+    seen, unseen, trap = [difference(points("r1", split), points("filtered", split))
+                          for split in ("sandbox:test", "sandbox:test-unseen", "sandbox:test/28:100")]
+    assert f"is {seen.replace(' [', ' points [')} on unseen instances, {unseen} on unseen templates" in section
+    assert f"and {trap} on the log-out trap" in section
+    assert f"| the demo, 3,456 episodes instead of 1,728 | 31 to 34 | {seen} | seeds |" in results
+    assert f"with twice the episodes {seen} (four seeds)" in results
+    lead, low, high = [-x for x in table.interval([a - b for a, b in zip(
+        points("r1", "sandbox:test"), points("filtered", "sandbox:test"))])]
+    assert f"With twice the episodes it is {lead:.1f} points ahead ([{high:.1f}, {low:.1f}]; four seeds)" in README
 
     # 3) How many more tasks filtered cloning solves, and how many of these are the log-out trap's.
     ahead = 0
     on_trap = 0
-    for seed in (31, 32):
+    for seed in seeds:
         ours, theirs = [twice(seed, name)["splits"]["sandbox:test"] for name in ("r1", "filtered")]
         ahead += (theirs["success_rate"] - ours["success_rate"]) * ours["n"]
         our_trap, their_trap = ours["per_template"]["28"], theirs["per_template"]["28"]
         on_trap += (their_trap["success_rate"] - our_trap["success_rate"]) * our_trap["n"]
-    assert f"50 points there, {on_trap:.0f} of the {ahead:.0f} tasks" in section
-    by_seed = {}
-    for name in ("r1", "filtered"):
-        rates = []
-        for seed in (31, 32):
-            before = json.loads((table.RESULTS / f"seed{seed}" / f"{name}.json").read_text())["splits"]
-            after = twice(seed, name)["splits"]
-            rates.append(100 * (after["sandbox:test"]["success_rate"] - before["sandbox:test"]["success_rate"]))
-        by_seed[name] = "{:.1f} and {:.1f}".format(*rates)
-    assert f"filtered cloning gains {by_seed['filtered']} points, M-GRPO {by_seed['r1']}." in section
+    assert f"Of the {ahead:.0f} tasks by which filtered cloning is ahead on unseen instances, {on_trap:.0f} are" in section
 
-    # 4) The steps.
-    for seed, groups, held_out in ((31, "10.1", "76.8, 80.0 and 84.2%"), (32, "9.6", "86.3, 83.2 and 88.4%")):
+    # 4) Unseen templates, beside the clones; seeds and templates as the unit.
+    def of_clones(split):
+        return [100 * json.loads((table.RESULTS / f"seed{seed}/bc.json").read_text())["splits"][split]["success_rate"]
+                for seed in seeds]
+
+    def by_template(figures):
+        return means_of([of_templates(figures(seed), "sandbox:test-unseen") for seed in seeds])
+
+    ours = points("r1", "sandbox:test-unseen")
+    theirs = points("filtered", "sandbox:test-unseen")
+    clones = of_clones("sandbox:test-unseen")
+    gain = difference(ours, clones)
+    rate, interval = table.shown(ours).split(" ", 1)
+    assert f"M-GRPO solves {rate}% {interval}, {gain.replace(' [', ' points [')} more than the clones" in section
+    rate, interval = table.shown(theirs).split(" ", 1)
+    assert f"filtered cloning {rate}% {interval}, {difference(theirs, clones)} more" in section
+    assert all(a > max(b, c) for a, b, c in zip(ours, theirs, clones, strict=True))
+    above_clones = difference(points("r1", "sandbox:test"), of_clones("sandbox:test"))
+    assert f"{above_clones.replace(' [', ' points [')} above the clones; filtered cloning ends at" in section
+    clone = by_template(lambda seed: json.loads((table.RESULTS / f"seed{seed}/bc.json").read_text())["splits"])
+    ours, theirs = [by_template(lambda seed: twice(seed, name)["splits"]) for name in ("r1", "filtered")]
+    gain, lead = difference(ours, clone), difference(ours, theirs)
+    assert f"M-GRPO is {gain.replace(' [', ' points [')} above the clones and {lead} above filtered cloning" in section
+    assert [f"{a:.0f} to {b:.0f}" for a, b in zip(clone, ours) if b - a > 8] == ["0 to 51", "58 to 80"]
+    assert gain == "11.4 [-11.7, 34.5]" and "with templates as clusters it is 11.4 points [-11.7, 34.5]" in README
+
+    # 5) The steps.
+    for seed, groups, held_out in ((31, "10.1", "76.8, 80.0 and 84.2%"), (32, "9.6", "86.3, 83.2 and 88.4%"),
+                                   (33, "10.6", "83.2, 88.4 and 92.6%"), (34, "8.9", "85.3, 94.7 and 94.7%")):
         file = ROOT / f"assets/results/twice/seed{seed}/r1-metrics.jsonl"
         steps = [json.loads(line) for line in file.read_text().splitlines()]
         assert len(steps) == 18
         assert f"{sum(step['groups_kept'] for step in steps[9:]) / 9:.1f}" == groups
         rates = [f"{100 * step['held_out_success']:.1f}" for step in steps if step.get("held_out_success")]
-        assert held_out == f"{rates[0]}, {rates[1]} and {rates[2]}%" and held_out in section
-        assert max(step["logp_gap"] for step in steps) < 3.35e-7
+        assert held_out == f"{rates[0]}, {rates[1]} and {rates[2]}%" and held_out.rstrip("%") in section
+        assert max(step["logp_gap"] for step in steps) < 4.65e-7
+
+
+def test_the_steps_on_the_front_page_are_those_of_a_run():
+    steps = (ROOT / "assets/results/demo-seed33/steps.txt").read_text().splitlines()
+    assert len(steps) == 9
+    assert f"```text\n{steps[0]}\n{steps[-1]}\n```" in README
 
 
 def weak_figures(name, seed):

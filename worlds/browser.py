@@ -741,12 +741,14 @@ class Session:
     async def settle(self):
         """Waits for scripts and navigations. Stops a page that takes too long, and tells the agent."""
         timeout = self.settings.timeout
+        end = time.monotonic() + timeout
         try:
             for _ in range(3):
                 page = self.page
                 await self._scripts_end()
                 was_loading = not self.loading.quiet.is_set()
-                await bounded(self.loading.quiet.wait(), timeout, "loading")
+                left = max(0.1, end - time.monotonic())
+                await bounded(self.loading.quiet.wait(), left, "loading")
                 if page is self.page and not was_loading:
                     break
                 # A document has loaded, or a tab has opened or closed. Wait for the scripts of what is there now.
@@ -909,7 +911,7 @@ class Session:
             misread = await self.ask("typed", element, text)
             if misread is True:  # a field with a mask, as for a phone number, takes only keys
                 await field.select_text(force=True)
-                await self.page.keyboard.type(text)
+                await self.page.keyboard.type(" ".join(text.splitlines()))  # a line break would press Enter
 
     async def _step_and_back(self, element: int):
         """Moves an <input type=range> one step away and back: some scripts take a value only from a key."""

@@ -1,6 +1,6 @@
 """Finds the call in what a policy wrote. rollout.parse says what the call means.
 
-The text may be cut off anywhere, very long or hostile. Nothing in it runs, and the time it takes is bounded.
+The text may be cut off anywhere, very long or hostile. Nothing in it runs, and reading it takes bounded time.
 """
 import ast
 import re
@@ -73,7 +73,7 @@ def read_call_over_lines(lines: list[str]) -> RawCall | None:
 
 
 def find_call(text: str, functions: tuple[str, ...]) -> RawCall:
-    """The one call of one of these functions in a response's action text. Raises ActionError.
+    """The one call in `text` of a function that `functions` names. Raises ActionError.
 
     Lines before it are skipped. After it only comments and code fences may follow.
     """

@@ -190,9 +190,12 @@ const typed = (id, text) => {
   if (el?.type === 'color' && !CSS.supports('color', text))
     window[REFUSALS]?.set(el, () => `it takes a color such as #ff8800, and is ${el.value} now`);
   const isText = el?.localName === 'input' && el.selectionStart !== null;
-  const plain = words => words.toLowerCase().replace(/[^\p{L}\p{N}]/gu, '');
+  // A page may write 1/2/2027 as 2027-01-02.
+  const plain = words => words.toLowerCase().replace(/(?<!\p{N})0+(?=\p{N})/gu, '').replace(/[^\p{L}\p{N}]/gu, '');
+  const sorted = letters => [...letters].sort().join('');
   const [wanted, now] = isText ? [plain(text), plain(el.value)] : ['', ''];
-  const isOther = now !== '' && !now.includes(wanted) && !wanted.includes(now);
+  const isPart = now.includes(wanted) || wanted.includes(now);  // of an empty field too
+  const isOther = !isPart && sorted(now) !== sorted(wanted);
   const isUnchanged = isText && held !== '' && el.value === held;
   const misread = isText && held !== text && (isOther || isUnchanged);
   const keys = key ? ['keydown', 'keyup'] : [];  // `fill` empties a field by a real key

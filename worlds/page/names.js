@@ -161,7 +161,7 @@ const textBefore = el => {
 // What the labels of a <select> say that a script hides before the dropdown that it draws, as select2 does.
 const labelsOfHidden = el => {
   const holdsOther = at => matches(at.previousElementSibling ?? at, 'select[aria-hidden=true]');
-  // Where several can be chosen, the field for searching lies in the dropdown.
+  // Where several can be chosen, the field for searching lies inside the combobox.
   for (let at = closest(el, '[role=combobox]'), i = 0; at && i < 4; at = parentOf(at), i++) {
     if (holdsOther(at)) return labelsText(at.previousElementSibling) ?? '';
   }
@@ -323,7 +323,7 @@ const nameOf = remembered(el => {
     || (editable(el) ? tidy(hint(el)) || frameName(el) : '')
     || (field || drawnSwitch(el) || el.matches(TICK_ROLES) ? tidy(textBeside(el)?.data) || columnOf(el) : '')
     || (field ? hiddenLabel(el) || textBefore(el) : '')
-    || labelsOfHidden(el)
+    || (field || role(el) === 'combobox' ? labelsOfHidden(el) : '')
     || tidy(el.name)
     || tidy(`${programName(el)} ${field ? '' : swatchColor(el)}`);
 });
