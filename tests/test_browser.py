@@ -523,9 +523,17 @@ def test_a_pop_up_that_closes_itself_leads_back_to_the_page_that_opened_it(site,
                        "/up": closes, "/other": "other"}))
 
 
-@pytest.mark.parametrize("script", ["<script async src=/slow.js></script>", "<script type=module>import('/slow.js')</script>"])
-def test_the_scripts_of_a_new_tab_are_waited_for(site, browse, script):
-    """Only those of the tab before it were, so a page that is drawn by scripts was read too early."""
+@pytest.mark.parametrize("link, script", [
+    ("<a href=/new target=_blank>new</a>", "<script async src=/slow.js></script>"),
+    ("<a href=/new target=_blank>new</a>", "<script type=module>import('/slow.js')</script>"),
+    ("<a href=/new>new</a>", "<script>onload = () => setTimeout(() => document.head.append("
+                             "Object.assign(document.createElement('script'), {src: '/slow.js'})), 50)</script>"),
+])
+def test_the_scripts_of_the_page_that_a_click_leads_to_are_waited_for(site, browse, link, script):
+    """Only those of the page before it were, so a page that is drawn by scripts was read too early.
+
+    The last script is added when its page has loaded, as loaders of modules and of editors do.
+    """
     def slow(handler):
         time.sleep(0.5)
         answer(handler, b"document.body.innerHTML = 'drawn'", **{"Content-Type": "text/javascript"})
@@ -533,22 +541,21 @@ def test_the_scripts_of_a_new_tab_are_waited_for(site, browse, script):
     async def test(session):
         await session.observe()
         assert "drawn" in await act(session, 'do(action="Click", element="0")')
-    browse(test, site({"/": "<a href=/new target=_blank>new</a>", "/new": f"loading{script}", "/slow.js": slow}))
+    browse(test, site({"/": link, "/new": f"loading{script}", "/slow.js": slow}))
 
 
-def test_scripts_that_a_page_loads_late_are_waited_for_after_a_click(site, browse):
-    """Loaders of modules and of editors add them once the page has loaded: only what came before was waited for."""
-    loader = """loading<script>onload = () => setTimeout(() =>
-        document.head.append(Object.assign(document.createElement('script'), {src: '/slow.js'})), 50)</script>"""
-
-    def slow(handler):
-        time.sleep(0.5)
-        answer(handler, b"document.body.innerHTML = 'drawn'", **{"Content-Type": "text/javascript"})
+def test_a_frame_that_loads_again_and_again_has_one_deadline(site, browse):
+    """A wait of its own for each of its loads: the page took up to three times its timeout."""
+    def frame(handler):
+        time.sleep(2.5)
+        answer(handler, b"<script>onload = () => location.reload()</script>", **{"Content-Type": "text/html"})
 
     async def test(session):
         await session.observe()
-        assert "drawn" in await act(session, 'do(action="Click", element="0")')
-    browse(test, site({"/": "<a href=/new>new</a>", "/new": loader, "/slow.js": slow}))
+        text = await act(session, 'do(action="Click", element="0")')
+        assert "did not finish loading within 4 s" in text and "news" in text
+    browse(test, site({"/": "<a href=/new>new</a>", "/new": "news<iframe src=/frame></iframe>", "/frame": frame}),
+           BrowserSettings(timeout=4))
 
 
 def test_an_address_that_brings_no_tab_is_not_waited_for(site, browse):
@@ -594,6 +601,21 @@ def test_a_mask_that_misreads_what_comes_at_once_gets_keys(site, browse):
         text = await act(session, 'do(action="Type", argument="12/31/2027", element="0")')
         assert text == "<input>Day <0> = 12/31/2027</input>"
     browse(test, site({"/": mask}))
+
+
+def test_a_text_that_the_page_only_writes_otherwise_is_not_typed_again(site, browse):
+    page = """<input id=day aria-label=Day><script>let n = 0;
+        day.oninput = event => {
+          n++;
+          day.value = event.data === '1/2/2027' ? '2027-01-02' : 'typed again';
+          document.title = n;
+        };</script>"""
+
+    async def test(session):
+        await session.observe()
+        text = await act(session, 'do(action="Type", argument="1/2/2027", element="0")')
+        assert text == "title: 1\n<input>Day <0> = 2027-01-02</input>"
+    browse(test, site({"/": page}))
 
 
 def test_what_loads_in_another_tab_is_noted(site, browse):

@@ -1139,7 +1139,8 @@ LIBRARIES = {
         "<a>Details <0> = selected</a>\n<a>Reviews <1></a>"),
     "a dropdown for several choices": (  # select2
         "<label for=s>Tags</label><select id=s multiple aria-hidden=true style='position:absolute;clip:rect(0 0 0 0)'><option>red</select>"
-        "<span><span role=combobox><ul><li><input type=search></ul></span></span>", "Tags\n<input>Tags <0></input>"),
+        "<span><span role=combobox><ul><li><input type=search></ul><button class=clear><i></i></button></span></span>",
+        "Tags\n<input>Tags <0></input>\n<button>clear <1></button>"),
     "a menu in a column's head": (
         "<table><thead><tr><th><input type=checkbox><button>all</button><ul hidden><li>Select All</ul><th>Name</thead>"
         "<tr><td><input type=checkbox><td><input value=A></table>", "<checkbox> <0> = off</checkbox> <button>all <1></button> | Name\n"

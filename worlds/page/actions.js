@@ -173,10 +173,24 @@ const atMinimum = id => {
   return !!el && Number(el.value) <= Number(el.min || 0);
 };
 
+// Whether a text field has misread a text: it holds what it held before, or other letters and digits. A page may add
+// some, leave some out, and write 1/2/2027 as 2027-01-02.
+const hasMisread = (el, text) => {
+  const isText = el?.localName === 'input' && el.selectionStart !== null;
+  if (!isText || held === text) return false;
+  if (held && el.value === held) return true;
+  const withoutZeros = words => words.replace(/(?<!\p{N})0+(?=\p{N})/gu, '');
+  const plain = words => withoutZeros(words.toLowerCase()).replace(/[^\p{L}\p{N}]/gu, '');
+  const sorted = letters => [...letters].sort().join('');
+  const wanted = plain(text), now = plain(el.value);
+  const isPart = now.includes(wanted) || wanted.includes(now);
+  return !isPart && sorted(now) !== sorted(wanted);
+};
+
 // browser.py calls this after `fill`, which sends no key events. Autocomplete widgets listen for those, so send
 // the last key's. Browsers empty a date field without a word if the format is wrong, and move a slider to the
-// nearest value that it has: the agent reads that as a refusal. Returns whether a text field has misread the text: it
-// holds what it held, or other letters and digits.
+// nearest value that it has: the agent reads that as a refusal. Returns whether a text field has misread the
+// text.
 const typed = (id, text) => {
   const el = numbered(id), key = text.slice(-1);
   const formats = {date: '2024-12-31', month: '2024-12', week: '2024-W52', time: '23:59',
@@ -189,15 +203,7 @@ const typed = (id, text) => {
   }
   if (el?.type === 'color' && !CSS.supports('color', text))
     window[REFUSALS]?.set(el, () => `it takes a color such as #ff8800, and is ${el.value} now`);
-  const isText = el?.localName === 'input' && el.selectionStart !== null;
-  // A page may write 1/2/2027 as 2027-01-02.
-  const plain = words => words.toLowerCase().replace(/(?<!\p{N})0+(?=\p{N})/gu, '').replace(/[^\p{L}\p{N}]/gu, '');
-  const sorted = letters => [...letters].sort().join('');
-  const [wanted, now] = isText ? [plain(text), plain(el.value)] : ['', ''];
-  const isPart = now.includes(wanted) || wanted.includes(now);  // of an empty field too
-  const isOther = !isPart && sorted(now) !== sorted(wanted);
-  const isUnchanged = isText && held !== '' && el.value === held;
-  const misread = isText && held !== text && (isOther || isUnchanged);
+  const misread = hasMisread(el, text);
   const keys = key ? ['keydown', 'keyup'] : [];  // `fill` empties a field by a real key
   for (const type of keys) {
     el?.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true, composed: true}));
