@@ -41,6 +41,7 @@ test-gpu: setup ## what only a GPU can show; all other tests run on the CPU
 pictures: setup ## redraw the README's pictures, the figures and the walk, from a finished demo
 	$(PY) tests/tools/packing.py
 	$(PY) tests/tools/losses_figure.py
+	$(PY) tests/tools/differences.py
 	$(PY) tests/tools/curves.py assets/results/experiments/seed3?/r1-metrics.jsonl --out assets/training.svg
 	$(PY) tests/tools/pictures.py $(OUT)/r1
 	$(PY) tests/tools/figures.py

@@ -15,6 +15,7 @@ from collections import Counter
 from statistics import mean, stdev
 
 import curves
+import differences
 import fork_lines
 import packing
 import pytest
@@ -766,11 +767,10 @@ def test_the_runs_with_twice_the_episodes_are_those_of_the_raw_figures():
                           for split in ("sandbox:test", "sandbox:test-unseen", "sandbox:test/28:100")]
     assert f"is {seen.replace(' [', ' points [')} on unseen instances, {unseen} on unseen templates" in section
     assert f"and {trap} on the log-out trap" in section
-    assert f"| the demo, 3,456 episodes instead of 1,728 | 31 to 34 | {seen} | seeds |" in results
+    assert f"| the demo, 3,456 episodes instead of 1,728 | 31 to 34 | {seen} | {unseen} | seeds |" in results
     assert f"with twice the episodes {seen} (four seeds)" in results
-    lead, low, high = [-x for x in table.interval([a - b for a, b in zip(
-        points("r1", "sandbox:test"), points("filtered", "sandbox:test"))])]
-    assert f"With twice the episodes it is {lead:.1f} points ahead ([{high:.1f}, {low:.1f}]; four seeds)" in README
+    in_readme = unseen.replace(" [", " points with twice the episodes ([")
+    assert f"M-GRPO is ahead by {in_readme}; four seeds)" in README
 
     # 3) How many more tasks filtered cloning solves, and how many of these are the log-out trap's.
     ahead = 0
@@ -876,6 +876,60 @@ def test_the_comparisons_from_weak_clones_are_those_of_the_raw_figures():
     assert f"RAFT minus M-GRPO is {behind[0].replace(' [', ' points [')} and {behind[1]}." in results
 
 
+
+def test_the_picture_shows_mgrpo_minus_filtered_cloning_in_all_settings():
+    """The rows that no other test checks, and that the picture is drawn from this table."""
+    raw = ROOT / "assets/results"
+    results = (ROOT / "assets/results.md").read_text()
+
+    # 1) Over six seeds.
+    def lead(folder, split):
+        differences_of_seeds = []
+        for seed in range(31, 37):
+            ours, theirs = [json.loads((raw / folder / f"seed{seed}" / f"{name}.json").read_text())["splits"][split]
+                            for name in ("r1", "filtered")]
+            differences_of_seeds.append(100 * (ours["success_rate"] - theirs["success_rate"]))
+        return table.shown(differences_of_seeds)
+
+    for setting, folder in (("the demo", "experiments"), ("the demo, from weaker clones", "weak-clones")):
+        seen = lead(folder, "sandbox:test")
+        unseen = lead(folder, "sandbox:test-unseen")
+        assert f"| {setting} | 31 to 36 | {seen} | {unseen} | seeds |\n" in results
+    assert f"and by {unseen.replace(' [', ' from weaker clones ([')}; six seeds); both may be chance" in README
+
+    # 2) Over the templates, with one seed.
+    by_task = json.loads((raw / "smollm2/sandbox-152/by-task.json").read_text())["seed 31"]
+    leads = []
+    for split, n in (("test", 100), ("test-unseen", 60)):
+        solved = by_task[f"sandbox:{split}:{n}"]
+        pairs = zip(solved["M-GRPO, 12 steps"], solved["filtered cloning, 768 episodes"], strict=True)
+        by_template = {}
+        for task, (ours, theirs) in zip(sandbox.tasks(split, n), pairs, strict=True):
+            by_template.setdefault(task["intent_template_id"], []).append(100 * (int(ours) - int(theirs)))
+        leads.append(table.shown([mean(of_template) for of_template in by_template.values()]))
+    seen, unseen = leads
+    assert f", 12 steps | 31 | {seen} | {unseen} | templates |\n" in results
+
+    # 3) The picture.
+    rows = differences.all_settings()
+    drawn = differences.differences_figure(rows)
+    assert drawn == (ROOT / "assets/differences.svg").read_text(), "run tests/tools/differences.py"
+    intervals = drawn.count("<circle")
+    assert f"The {intervals} intervals are not corrected for their number" in results
+    in_words = {11: "eleven"}
+    assert f"M-GRPO minus filtered cloning in {in_words[len(rows)]} settings" in README
+
+
+def test_a_difference_is_drawn_where_it_lies():
+    panel = differences.Panel(left=100, top=0, width=100, height=10, x_low=-50, x_high=50, y_low=1, y_high=0)
+    chance = "".join(differences.drawn(panel, 0.5, differences.read_difference("5.0 [-10.0, 20.0]")))
+    assert 'class="interval" d="M140.0 5.0H170.0"' in chance and 'cx="155.0"' in chance
+    far = "".join(differences.drawn(panel, 0.5, differences.read_difference("-40.0 [-70.0, -10.0]")))
+    assert 'class="beyond" d="M100.0 5.0H140.0"' in far and 'd="M106.0 0.0l-6 5l6 5"' in far
+    assert differences.read_difference("") is None
+    assert [differences.count_of_seeds(cell) for cell in ("31", "31, 32", "31 to 36")] == ["1 seed", "2 seeds", "6 seeds"]
+
+
 def test_the_intervals_that_leave_out_nothing_are_counted():
     """Of those between M-GRPO and methods that train on more than demonstrations."""
     results = (ROOT / "assets/results.md").read_text()
@@ -921,7 +975,7 @@ def test_the_lead_of_filtered_cloning_on_the_long_tier_is_that_of_the_raw_files(
         gains = [100 * (filtered[number]["success_rate"] - trained[number]["success_rate"]) for number in trained]
         leads.append(table.shown(gains).replace(" [", " points ["))
         behind = table.shown([-gain for gain in gains])
-        assert f"clone of {epochs} epochs | 31 | {behind} | templates |\n" in page
+        assert f"clone of {epochs} epochs | 31 | {behind} | | templates |\n" in page
     assert f"ahead of M-GRPO by {leads[0]} (one run each, templates as clusters)" in page
 
 
@@ -1029,7 +1083,7 @@ def test_filtered_cloning_with_as_many_episodes_has_the_figures_of_the_raw_files
     first, behind, ahead = [table.shown([*of_seed.values()]) for of_seed in leads.values()]
     assert f"its leads over M-GRPO are {first}, {behind} and {ahead} (seeds 31, 32 and 33, one run each)" in page
     assert f"In the mean of the three seeds it is {over_seeds(leads).replace(' [', ' points ahead [')}" in page
-    assert f"| the same, 4,608 episodes instead of 1,728 | 31, 32, 33 | {over_seeds(leads, -1)} | templates |\n" in page
+    assert f"| the same, 4,608 episodes instead of 1,728 | 31, 32, 33 | {over_seeds(leads, -1)} | | templates |\n" in page
     in_readme = over_seeds(leads).replace(" [", " points ([").replace("]", "]; three seeds, templates as clusters")
     assert f"With 4,608 episodes instead of 1,728 its lead there is {in_readme}" in README
     *earlier, last = [f"{mean(of_seed.values()):.1f}" for of_seed in gains.values()]
@@ -1136,7 +1190,7 @@ def test_smollm2_on_miniwob_has_the_figures_of_the_raw_files():
     assert ("clones {}, {} and {}%; M-GRPO, after 15, 10 and 10 steps, {}, {} and {}%; filtered cloning {}, {} and {}%."
             .format(*rates_of["bc"], *rates_of["r1"], *rates_of["filtered"])) in README
     assert f"M-GRPO's lead over filtered cloning, {table.shown(leads).replace(' [', ' points [')}, may be chance" in README
-    assert f"| 31, 32, 33 | {table.shown(leads)} | seeds |" in results
+    assert f"| 31, 32, 33 | {table.shown(leads)} | | seeds |" in results
     minutes = [round(one / 60) for one in seconds]
     assert "{}, {} and {} minutes".format(*minutes) in page
     assert table.shown(gains).replace(" [", " on average [") in page
@@ -1266,7 +1320,7 @@ def test_the_runs_of_smollm2_from_twice_as_many_demonstrations_have_the_figures_
     fast, _, _, fast_clusters = gain("filtered cloning", "M-GRPO, eight steps")
     slow, *_ = gain("filtered cloning", "M-GRPO at 5e-5, eight steps")
     assert (fast, slow) == pytest.approx((-47.6, -3.2), abs=0.05)  # over all tasks; below, over the kinds
-    assert f"which lost what the clone could do | 31 | {fast_clusters} | kinds |\n" in page
+    assert f"which lost what the clone could do | 31 | {fast_clusters} | | kinds |\n" in page
     solved = {name: sum(tasks.count("1") for tasks in kinds.values()) for name, kinds in by_task.items()}
     clone, eight, twelve, filtered, steady, _ = (100 * count / 63 for count in solved.values())
     assert f"SmolLM2 lost {clone - eight:.0f} points at 2e-4\nand gained {steady - clone:.0f} at 5e-5" in YOUR_SITE
@@ -1367,7 +1421,7 @@ def test_the_run_of_smollm2_with_another_seed_has_the_figures_of_the_raw_files()
     assert (f"M-GRPO is {-mean(behind):.1f} points behind it with this seed ({behind.count(100)} won, "
             f"{behind.count(-100)} lost), and {lead.removeprefix('-').replace(' [', ' in the mean of the two seeds [')} "
             "(kinds as clusters)") in section
-    assert f"| the same at 5e-5 | 31, 32 | {lead} | kinds |\n" in (ROOT / "assets/results.md").read_text()
+    assert f"| the same at 5e-5 | 31, 32 | {lead} | | kinds |\n" in (ROOT / "assets/results.md").read_text()
 
     clone = json.loads((raw / "clone.json").read_text())["splits"]
     held_out = [kind["success_rate"] for split, kind in clone.items() if split.startswith("sandbox:dev")]
@@ -1562,7 +1616,7 @@ def test_the_runs_of_smollm2_on_six_kinds_have_the_figures_of_the_raw_files():
     assert said("clone", "M-GRPO") in section
     assert said("clone", "filtered cloning") in section
     assert said("filtered cloning", "M-GRPO") in section
-    assert f"| 31, 32 | {said('filtered cloning', 'M-GRPO').replace(' points', '')} | kinds |\n" in page
+    assert f"| 31, 32 | {said('filtered cloning', 'M-GRPO').replace(' points', '')} | | kinds |\n" in page
 
     def further(before):
         """What step 24 adds to another policy: over all tasks, won, lost, and over the kinds."""
